@@ -7,7 +7,6 @@ mod travel;
 use penstock_kernels::codec::Base;
 use penstock_kernels::filter::Filter;
 use penstock_kernels::{Dtype, Foreign, Settings};
-use penstock_proto::TensorId;
 use penstock_proto::encoding::{
     Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
 };
@@ -17,6 +16,7 @@ use penstock_proto::remote::mirror::{Broken, Effect, Mirror};
 use penstock_proto::stream::{Streams, bytes_kept};
 use penstock_proto::submission::Submission;
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
+use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -98,6 +98,14 @@ impl Chunks for Home {
 
     fn publication(&self, _: TensorId, local: usize) -> Publication {
         self.published[local]
+    }
+
+    fn local(&self, _: TensorId, chunk: u32) -> Option<usize> {
+        Some(chunk as usize).filter(|local| *local < CHUNKS.len())
+    }
+
+    fn has_lane(&self, _: TensorId, _: Rank) -> bool {
+        true
     }
 }
 

@@ -1,12 +1,17 @@
 //! The two ends of a tensor between hosts, over a link that loses what is under way whenever it breaks.
 
 use penstock_kernels::Settings;
-use penstock_proto::TensorId;
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::frame::Notice;
-use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
+use penstock_proto::overlay::Direct;
+use penstock_proto::peer::{PeerId, Role};
+use penstock_proto::remote::home::{
+    self, Chunks, Event, Owing, Publication, Subscriber, Subscribers, Undeclared,
+};
 use penstock_proto::remote::mirror::{Broken, Effect, Frame, Mirror};
-use penstock_proto::submission::Submission;
+use penstock_proto::shard::Shard;
+use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,12 +47,35 @@ impl Chunks for Home {
     fn publication(&self, _: TensorId, local: usize) -> Publication {
         self.published[local]
     }
+
+    fn local(&self, _: TensorId, chunk: u32) -> Option<usize> {
+        self.chunks.binary_search(&chunk).ok()
+    }
+
+    /// Worker 0 has declared `W`, and nobody anything else.
+    fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool {
+        (tensor, rank) == (W, 0)
+    }
+}
+
+/// The subscribers of a home that has one, worker 0.
+struct Only<'a>(&'a mut Subscriber);
+
+impl Subscribers for Only<'_> {
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
+        (peer == PeerId::worker(0)).then_some(&mut *self.0)
+    }
+
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
+        (rank == 0).then_some(&mut *self.0)
+    }
 }
 
 /// Both ends, and what is under way between them.
 struct Line {
     home: Home,
     subscriber: Subscriber,
+    overlay: Direct,
     mirror: Mirror,
     to_home: VecDeque<Frame>,
     to_mirror: VecDeque<(u64, Notice)>,
@@ -74,6 +102,7 @@ impl Line {
         Self {
             home: Home::new(chunks),
             subscriber: Subscriber::default(),
+            overlay: Direct::default(),
             mirror,
             to_home: VecDeque::new(),
             to_mirror: VecDeque::new(),
@@ -119,21 +148,19 @@ impl Line {
         self.subscriber.expect(frame.sequence).unwrap();
         self.subscriber.take(&frame.submission).unwrap();
         self.taken.push(frame);
-        match frame.submission {
-            Submission::Push { first, stamp, .. } => {
-                // Every push asks for its result.
-                let local = self.home.chunks.binary_search(&first).unwrap();
-                self.subscriber.want(W, local, stamp + 1, &self.home);
-            }
-            Submission::Fetch { tensor, state: true, ticket, .. } => {
-                self.subscriber.fetch_state(tensor, ticket, &self.home);
-            }
-            Submission::Fetch { tensor, version, ticket, .. } => {
-                self.subscriber.fetch(tensor, version, ticket, 0, &self.home);
-            }
-            _ => {}
-        }
+        // Every push asks for its result.
+        self.ask(PeerId::worker(0), &frame.submission, true).unwrap();
         true
+    }
+
+    fn ask(&mut self, peer: PeerId, submission: &Submission, wanted: bool) -> Result<(), Undeclared> {
+        // The machine has nothing to say of what folds together.
+        let machine = &Shard::new(1);
+        self.subscriber.ask(peer, submission, wanted, (machine, &mut self.overlay), &self.home)
+    }
+
+    fn tell(&mut self, event: Event) {
+        home::tell(event, &self.overlay, &mut Only(&mut self.subscriber), &self.home);
     }
 
     /// The shard folds what came of a chunk.
@@ -145,8 +172,8 @@ impl Line {
         let local = self.home.chunks.binary_search(&first).unwrap();
         let version = self.home.published[local].version.max(stamp + 1);
         self.home.publish(local, version);
-        self.subscriber.published(W, local, &self.home);
-        self.subscriber.folded(W, self.folded, &self.home);
+        self.tell(Event::Published { tensor: W, local });
+        self.tell(Event::Folded { tensor: W, writer: 0, count: self.folded });
         true
     }
 
@@ -603,4 +630,58 @@ fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let again = Effect::Publish { tensor: W, chunk: 0, version: 4, steps: 0, progress: None };
     assert_eq!(mirror.hear(0, &value(4), |_| 0), Ok(again), "a value may be loaded over");
     assert!(matches!(mirror.hear(1, &Notice::Taken, |_| 0), Err(Broken::Miscounted(_))));
+}
+
+/// What a submission of each kind that names a tensor looks like.
+fn naming(tensor: TensorId) -> [Submission; 4] {
+    let settings = Settings([0.0; 5]);
+    [
+        Submission::Push { tensor, first: 0, count: 1, stamp: 0, settings },
+        Submission::Load { tensor, first: 0, count: 1, slot: 0, part: 0, steps: 0 },
+        Submission::Fetch { tensor, state: false, version: 0, ticket: NO_TICKET },
+        Submission::Fetch { tensor, state: true, version: 0, ticket: 1 },
+    ]
+}
+
+#[test]
+fn a_worker_that_names_a_tensor_which_it_has_not_declared_is_refused_and_owed_nothing() {
+    let mut line = Line::new(&[0]);
+    line.home.publish(0, 0);
+    line.connect();
+    let other = W + 1;
+    for (submission, undeclared) in naming(other).into_iter().zip([
+        Undeclared::Lane(other),
+        Undeclared::Lane(other),
+        Undeclared::Fetch(other),
+        Undeclared::Fetch(other),
+    ]) {
+        assert_eq!(line.ask(PeerId::worker(0), &submission, true), Err(undeclared));
+        let (worker, another) = (PeerId::worker(0), PeerId::worker(1));
+        assert_eq!(home::check_declared(worker, &submission, &line.home), Err(undeclared));
+        assert!(home::check_declared(another, &submission, &line.home).is_err());
+        assert!(line.overlay.next_hops(other).is_empty() && line.subscriber.next(&line.home).is_none());
+    }
+    for submission in naming(W) {
+        home::check_declared(PeerId::worker(0), &submission, &line.home).unwrap();
+        home::check_declared(PeerId::worker(1), &submission, &line.home).unwrap_err();
+        home::check_declared(PeerId::first(Role::Follower, 1), &submission, &line.home).unwrap();
+    }
+}
+
+#[test]
+fn only_who_has_asked_for_values_is_sent_what_is_published_and_who_reads_states_is_not() {
+    let mut line = Line::new(&[0]);
+    line.connect();
+    let [push, _, fetch, state] = naming(W);
+    for (submission, wanted, asks) in
+        [(state, false, false), (push, false, false), (push, true, true), (fetch, false, true)]
+    {
+        line.overlay = Direct::default();
+        line.ask(PeerId::worker(0), &submission, wanted).unwrap();
+        assert_eq!(line.overlay.next_hops(W) == [PeerId::worker(0)], asks, "{submission:?}");
+    }
+    line.home.publish(0, 1);
+    line.tell(Event::Published { tensor: W, local: 0 });
+    let values = std::iter::from_fn(|| line.subscriber.next(&line.home));
+    assert_eq!(values.filter(|owing| matches!(owing, Owing::Value { .. })).count(), 1);
 }

@@ -8,8 +8,34 @@ use crate::rng::Rng;
 use penstock_proto::Rank;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Roster;
+use penstock_proto::message::{Answer, Ask, Reply, Request, encode};
+use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES};
 use penstock_proto::request::{Answers, Requests};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Number of every hello.
+pub const HELLO: u64 = u64::MAX;
+/// Number of every sign of life.
+pub const BEAT: u64 = u64::MAX - 1;
+/// Number of the word that the last word was heard.
+pub const HEARD: u64 = u64::MAX - 2;
+/// Bytes of a record in front of its message.
+pub const HEAD_BYTES: usize = LENGTH_BYTES + CHECKSUM_BYTES;
+
+/// A request that is not repeated.
+pub fn request(id: u64, body: Ask) -> Vec<u8> {
+    encode(&Request { id, settled: 0, body }).expect("it is short")
+}
+
+/// An answer.
+pub fn reply(id: u64, body: Answer) -> Vec<u8> {
+    encode(&Reply { id, body }).expect("it is short")
+}
+
+/// A sign of life.
+pub fn beat() -> Vec<u8> {
+    request(BEAT, Ask::Beat)
+}
 
 /// What a worker has asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,23 +1,40 @@
-//! What tensors' declarations say of how their chunks travel: raw alone, or in an encoding that the product does not have.
+//! What tensors' declarations say of how their chunks travel: raw alone, or in an encoding that the product does not have; and all
+//! of their values, or what a filter lets pass that it does not have either.
 //!
 //! A payload of [`Differs`] tells which words of a chunk differ from its base, a bit each, and then by what they do, in this
 //! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
 //! Some chunks go raw: so what a stream carries changes from one publication to the next.
 //!
-//! Everything passes: what is read elsewhere is judged bit by bit.
+//! [`Reluctant`] holds back one changed word in four. It is declared of marked tensors alone, whose contributions do not depend on
+//! what was read. What a worker on another host then has is not the value, but what its home has to have kept for it: that is judged
+//! bit by bit.
 
 use crate::rng::Rng;
-use crate::workload::Workload;
+use crate::workload::{Kind, Workload};
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
-use penstock_kernels::filter;
+use penstock_kernels::filter::{self, Filter};
 use penstock_proto::encoding::Encoding;
 use penstock_proto::spec::TensorSpec;
-use penstock_proto::travel::{Registry, Terms, Travel};
+use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// The encoding beside raw.
 pub const DIFFERS: Encoding = Encoding(9);
+/// The filter beside the one that lets everything pass.
+pub const RELUCTANT: Filtering = Filtering { filter: 9, ..Filtering::NONE };
+
+/// What both ends know of filters.
+const FILTERS: &[filter::Entry] = &[
+    filter::ALL[0],
+    filter::Entry {
+        number: RELUCTANT.filter,
+        name: "reluctant",
+        settings: &[],
+        make: |_, _| Ok(Arc::new(Reluctant)),
+    },
+];
 
 const fn entry(codec: &'static dyn Codec) -> codec::Entry {
     codec::Entry { number: DIFFERS.0, name: "differs", codec }
@@ -25,10 +42,10 @@ const fn entry(codec: &'static dyn Codec) -> codec::Entry {
 
 /// What both ends know.
 pub const KNOWN: Registry =
-    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 0 })], filters: filter::ALL };
+    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 0 })], filters: FILTERS };
 /// What an end knows whose codec is not the one that was agreed to: the same number, and other bytes.
 pub const ANOTHER: Registry =
-    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 1 })], filters: filter::ALL };
+    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 1 })], filters: FILTERS };
 
 /// Declares of each tensor how it travels. It is drawn beside everything else that the seed decides, which it leaves as it is.
 pub fn declare(seed: u64, workload: &mut Workload) {
@@ -36,8 +53,15 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let encodings = || if both { vec![DIFFERS, Encoding::RAW] } else { vec![Encoding::RAW] };
-        tensor.spec.travel = Travel { values: encodings(), contributions: encodings(), ..Travel::default() };
+        let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
+        let filter = if holds_back { RELUCTANT } else { Filtering::NONE };
+        tensor.spec.travel = Travel { filter, values: encodings(), contributions: encodings() };
     }
+}
+
+/// Whether what is read elsewhere is not the value, but what was let pass of it.
+pub fn holds_back(spec: &TensorSpec) -> bool {
+    spec.travel.filter != Filtering::NONE
 }
 
 /// What a declaration comes to at an end that knows this.
@@ -149,6 +173,31 @@ impl Codec for Differs {
     }
 }
 
+/// Lets a word pass that has changed, unless what it has become is one of every four things that it may be.
+#[derive(Debug)]
+struct Reluctant;
+
+impl Reluctant {
+    const WORD: usize = 8;
+
+    fn passes(index: usize, word: &[u8]) -> bool {
+        let mixed = word
+            .iter()
+            .fold(index as u64, |mixed, byte| (mixed ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+        mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 != 0
+    }
+}
+
+impl Filter for Reluctant {
+    fn next(&self, value: &[u8], held: &mut [u8]) {
+        for (index, (now, held)) in value.chunks(Self::WORD).zip(held.chunks_mut(Self::WORD)).enumerate() {
+            if Self::passes(index, now) {
+                held.copy_from_slice(now);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,5 +257,16 @@ mod tests {
         assert!((3..=15).contains(&raw), "{full:?}");
         assert_eq!(length(&[[7; 4], [0; 4]].concat().repeat(8), None), Some(34));
         assert_eq!((length(&[0; 64], None), length(&[7; 64], Some(&[7; 64]))), (Some(0), Some(0)));
+    }
+    #[test]
+    fn about_a_quarter_of_what_has_changed_is_held_back_and_what_is_the_same_stays_so() {
+        let value: Vec<u8> = (0..8000u32).flat_map(|number| f64::from(number).to_le_bytes()).collect();
+        let mut held = vec![0; value.len()];
+        Reluctant.next(&value, &mut held);
+        let same = value.chunks(8).zip(held.chunks(8)).filter(|(now, held)| now == held).count();
+        assert!((5600..6400).contains(&same), "{same} of 8000 passed");
+        let mut there = value.clone();
+        Reluctant.next(&value, &mut there);
+        assert_eq!(there, value);
     }
 }

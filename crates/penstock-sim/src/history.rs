@@ -79,6 +79,8 @@ pub enum Observation<'a> {
         version: u64,
         /// Its value.
         value: &'a [u8],
+        /// What of it those hold from now on that are sent it on other hosts: the value, unless a filter holds something back.
+        held: &'a [u8],
     },
     /// A worker read a chunk.
     Read {
@@ -90,6 +92,8 @@ pub enum Observation<'a> {
         chunk: u32,
         /// The read's own slack.
         slack: Option<u32>,
+        /// Whether it is on another host, and saw what had been sent there.
+        mirrored: bool,
         /// The version that it saw.
         version: u64,
         /// The value that it saw.

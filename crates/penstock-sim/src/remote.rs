@@ -1,16 +1,18 @@
 //! Both ends of a wire: the real machines of `penstock_proto::remote`, and what stands around them.
 //!
-//! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job; and when a pull fetches and a push asks
-//! for its result is written here once more (`freshen` and `ask_for_result` in `crates/penstock/src/worker/tensor`).
+//! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job.
 
 use crate::shard_memory::Mirror;
 use crate::worker::Need;
-use penstock_proto::TensorId;
+use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::Agreed;
-use penstock_proto::remote::home::Subscriber;
+use penstock_proto::peer::PeerId;
+use penstock_proto::remote::asking::{self, AtPull, Known};
+use penstock_proto::remote::home::{Subscriber, Subscribers};
 use penstock_proto::remote::mirror::Mirror as Machine;
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
+use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 
 /// What a worker has of a tensor, as far as one shard of another host is home of it.
@@ -30,6 +32,8 @@ pub struct Mirrored {
     pub ticket: u64,
     /// The last ticket that came back.
     pub fetched: u64,
+    /// The ticket with which all that there was of the value was last fetched, after a barrier or a load.
+    pub renewed: u64,
     /// Whether the result of the push that is under way is wanted as soon as it is there.
     pub wants: bool,
     /// The version + 1 that pushes have asked for.
@@ -55,7 +59,7 @@ impl Proxy {
         let Some(mirrored) = self.tensors.get(&need.tensor) else { return false };
         need.version.is_none_or(|version| mirrored.progress > version)
             && mirrored.folded >= need.folded
-            && (!need.fetched || mirrored.fetched >= mirrored.ticket)
+            && mirrored.fetched >= need.ticket
     }
 
     /// A fetch of what has changed, once it has `version`, or of the optimizer's state.
@@ -65,35 +69,70 @@ impl Proxy {
         Some(Submission::Fetch { tensor, state, version, ticket: mirrored.ticket })
     }
 
-    /// What a pull has to ask for, if anything: nothing where the last push has asked for its result already. `own`: the worker
-    /// has loaded something since it last asked.
-    pub fn freshen(&mut self, tensor: TensorId, requirement: &Requirement, own: bool) -> Option<Submission> {
-        let mirrored = self.tensors.get_mut(&tensor)?;
-        mirrored.pulled = true;
-        let comes = mirrored.progress > requirement.version || mirrored.wanted > requirement.version;
-        let asks = !requirement.stands_still || own || !comes;
-        asks.then(|| self.fetch(tensor, requirement.version, false)).flatten()
+    /// Asks for a version that is sent once it is there, without a ticket.
+    pub fn want(&self, tensor: TensorId, version: u64) -> Submission {
+        Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET }
     }
 
-    /// A push, of the whole tensor or of a part: the version that it asks for, if it does. `together`: it is folded in step.
+    /// What a pull asks for, in this order, and the ticket that it waits for. `anew`: the worker has passed a barrier, or loaded
+    /// something, since it last asked.
+    pub fn freshen(
+        &mut self,
+        tensor: TensorId,
+        requirement: &Requirement,
+        anew: bool,
+    ) -> (Vec<Submission>, u64) {
+        let Some(mirrored) = self.tensors.get_mut(&tensor) else { return (Vec::new(), NO_TICKET) };
+        mirrored.pulled = true;
+        let known = Known { progress: mirrored.progress, wanted: mirrored.wanted };
+        let asked: Vec<Submission> = match asking::at_pull(requirement, known, anew) {
+            AtPull::Nothing => return (Vec::new(), mirrored.renewed),
+            AtPull::Fetch { version } => self.fetch(tensor, version, false).into_iter().collect(),
+            AtPull::Anew { want } => {
+                let fetch = self.fetch(tensor, 0, false);
+                fetch.into_iter().chain(want.map(|version| self.want(tensor, version))).collect()
+            }
+        };
+        let Some(mirrored) = self.tensors.get_mut(&tensor) else { return (asked, NO_TICKET) };
+        if anew {
+            mirrored.renewed = mirrored.ticket;
+        }
+        (asked, mirrored.ticket)
+    }
+
+    /// A push, of the whole tensor or of a part: the version that it asks for, if it does.
     pub fn ask_for_result(
         &mut self,
         tensor: TensorId,
         stamp: u64,
         whole: bool,
-        together: bool,
+        consistency: Consistency,
     ) -> Option<u64> {
         let mirrored = self.tensors.get_mut(&tensor)?;
         // Only here may a push be of a part, and what it leaves out is not asked for.
-        mirrored.wants = std::mem::take(&mut mirrored.pulled) && together && whole;
-        mirrored.wants.then(|| {
-            mirrored.wanted = stamp + 2;
-            stamp + 1
-        })
+        let version =
+            asking::at_push(std::mem::take(&mut mirrored.pulled), consistency, stamp).filter(|_| whole);
+        mirrored.wants = version.is_some();
+        mirrored.wanted = version.map_or(mirrored.wanted, |version| version + 1);
+        version
     }
 }
 
-/// The shard's end.
+/// The shard's ends: of each worker on another host that it listens to.
+#[derive(Debug)]
+pub struct Ports(pub Vec<Option<Port>>);
+
+impl Subscribers for Ports {
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
+        self.contributor(peer.rank()?)
+    }
+
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
+        self.0[rank as usize].as_mut().map(|port| &mut port.subscriber)
+    }
+}
+
+/// One of them.
 #[derive(Debug, Default)]
 pub struct Port {
     /// Which frames were taken, and what is owed.

@@ -15,6 +15,10 @@ pub enum Sabotage {
     KeepsTheOldMirror,
     /// Publishes under the next version's number.
     PublishesTooEarly,
+    /// Publishes under the number of an earlier version.
+    FallsBack,
+    /// Folds into what was published before the last publication.
+    UndoesAFold,
     /// Never tells that the tensor came past version 1.
     KeepsSilent,
     /// Forgets which results a worker on another host wants.
@@ -27,6 +31,8 @@ pub enum Sabotage {
     LosesNotices,
     /// Opens the barrier when all but one stand at it.
     OpensBarriersEarly,
+    /// Does not tell some that stood at a barrier that it has opened.
+    ForgetsWhoStood,
     /// Keeps no answers: what is asked again is carried out again.
     ForgetsAnswers,
     /// Lets a worker go before its shards have taken what it submitted.
@@ -45,6 +51,8 @@ pub enum Sabotage {
     KeepsSilentConnections,
     /// A home decodes, and encodes, by another codec than was agreed to.
     DecodesByAnother,
+    /// A home sends what its filter holds back.
+    LeaksThroughTheFilter,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
     /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.

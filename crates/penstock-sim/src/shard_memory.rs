@@ -5,18 +5,20 @@
 
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
+use penstock_kernels::filter::Filter;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
-use penstock_proto::remote::home::{Chunks, Publication};
+use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes that start on a cache line, as the kernels ask for.
 #[derive(Debug)]
@@ -86,15 +88,8 @@ pub enum Deed {
         /// The chunk.
         chunk: u32,
     },
-    /// So many contributions of `writer` were taken from its lane, since the start.
-    Counted {
-        /// The tensor.
-        tensor: TensorId,
-        /// Whose.
-        writer: Rank,
-        /// How many.
-        count: u64,
-    },
+    /// It has something to tell workers on other hosts.
+    Told(Event),
     /// It published the chunk.
     Published {
         /// The tensor.
@@ -103,6 +98,8 @@ pub enum Deed {
         chunk: u32,
         /// What readers see from now on.
         mirror: Mirror,
+        /// What of it those hold that are sent it on other hosts.
+        held: Rc<[u8]>,
     },
 }
 
@@ -114,6 +111,10 @@ struct Chunk {
     mirror: Option<Mirror>,
     /// What stood published before: of use to [`Sabotage`] alone.
     before: Option<Rc<[u8]>>,
+    /// What stood published before the last publication, likewise.
+    undone: Option<Rc<[u8]>>,
+    /// What the filter has let pass, kept here once more, so that a slip in [`Streams`] is seen; empty where everything passes.
+    held: Vec<u8>,
     /// Publications so far.
     sequence: u64,
     /// A fold that waits for its commit.
@@ -126,6 +127,7 @@ struct Tensor {
     /// How its values and its contributions are encoded.
     values: Agreed,
     contributions: Agreed,
+    filter: Arc<dyn Filter>,
     /// What workers on other hosts hold, where that has to be kept.
     streams: Option<Streams>,
     chunks: BTreeMap<u32, Chunk>,
@@ -133,6 +135,8 @@ struct Tensor {
     homed: Vec<u32>,
     progress: Option<u64>,
     folded: Vec<u64>,
+    /// Workers that have declared it, and so have a lane.
+    declared: BTreeSet<Rank>,
 }
 
 /// The memory of one shard.
@@ -167,14 +171,40 @@ impl Memory {
             let state = spec.state_bytes((bytes / spec.dtype.size()) as u64) as usize;
             let lanes = (0..workers).map(|_| Aligned::zeroed(bytes)).collect();
             let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
-            (chunk, Chunk { value, state, lanes, mirror: None, before: None, sequence: 0, aside: None })
+            (
+                chunk,
+                Chunk {
+                    value,
+                    state,
+                    lanes,
+                    mirror: None,
+                    before: None,
+                    undone: None,
+                    held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
+                    sequence: 0,
+                    aside: None,
+                },
+            )
         };
         let bytes = |&chunk: &u32| cut.range(chunk).end - cut.range(chunk).start;
         let streams = Streams::new(terms, chunks.iter().map(|chunk| bytes(chunk) as usize));
         let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
-        let tensor = Tensor { plan, values, contributions, streams, chunks, homed, progress: None, folded };
+        let (progress, declared) = (None, BTreeSet::new());
+        let filter = Arc::clone(&terms.filter);
+        let tensor = Tensor {
+            plan,
+            values,
+            contributions,
+            filter,
+            streams,
+            chunks,
+            homed,
+            progress,
+            folded,
+            declared,
+        };
         self.tensors.insert(id, tensor);
     }
 
@@ -216,9 +246,14 @@ impl Memory {
         Some(self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
     }
 
-    /// The chunk's place among those homed here.
-    pub fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
-        self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    /// Whether the tensor is known here.
+    pub fn is_declared(&self, id: TensorId) -> bool {
+        self.tensors.contains_key(&id)
+    }
+
+    /// A worker has declared the tensor, which is known here.
+    pub fn give_lane(&mut self, id: TensorId, rank: Rank) {
+        self.tensors.get_mut(&id).expect("it was asked whether it is known").declared.insert(rank);
     }
 
     /// The chunk that stands there.
@@ -318,6 +353,10 @@ impl Home for Memory {
             return self.fold_aside(id, chunk, fold, writers);
         }
         if !writers.is_empty() {
+            if self.breaks(Sabotage::UndoesAFold, 8) {
+                let Chunk { value, undone, .. } = self.chunk(id, chunk);
+                undone.iter().for_each(|undone| value.copy_from_slice(undone));
+            }
             self.fold_once(id, chunk, fold, &writers)?;
         }
         if self.breaks(Sabotage::FoldsTwice, 8) {
@@ -338,10 +377,23 @@ impl Home for Memory {
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
         let dtype = self.tensors[&id].plan.dtype;
         let wider = dtype.accumulator_size() / dtype.size();
-        let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
+        let Tensor { chunks, homed, streams, .. } =
+            self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
+        let Chunk { value, state, lanes, mirror, held, sequence, .. } =
+            chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
+        if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
+            streams.keep(local, *sequence, &mirror.value);
+        }
         if slot == 0 {
             value.copy_from_slice(lane);
+            if !held.is_empty() {
+                held.copy_from_slice(lane);
+            }
+            if let Some(streams) = streams {
+                streams.load(local, value);
+            }
         } else {
             // An array is as many lane-fulls as its elements are wider than the tensor's.
             let at = (slot - 1) as usize * wider + part as usize;
@@ -351,24 +403,33 @@ impl Home for Memory {
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let early = u64::from(self.breaks(Sabotage::PublishesTooEarly, 4));
+        let late = if self.breaks(Sabotage::FallsBack, 8) { 2 } else { 0 };
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
-        let Tensor { chunks, homed, streams, .. } =
+        let leaks = self.breaks(Sabotage::LeaksThroughTheFilter, 4);
+        let Tensor { chunks, homed, filter, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
-        let Chunk { value, mirror, before, sequence, .. } =
+        let local = homed.binary_search(&chunk).expect("it is homed here");
+        let Chunk { value, mirror, before, undone, held, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
-            let local = homed.binary_search(&chunk).expect("it is homed here");
             if let Some(Mirror { value, .. }) = mirror {
                 let held = before.take_if(|_| mistakes).unwrap_or_else(|| value.clone());
                 streams.keep(local, *sequence, &held);
                 *before = Some(held);
             }
-            streams.publish(local, value);
+            match leaks {
+                true => streams.load(local, value),
+                false => streams.publish(local, value),
+            }
+        }
+        if !held.is_empty() {
+            filter.next(value, held);
         }
         *sequence += 1;
-        let new = Mirror { version: version + early, steps, value: Rc::from(&value[..]) };
+        let version = (version + early).saturating_sub(late);
+        let new = Mirror { version, steps, value: Rc::from(&value[..]) };
         let mut seen = new.clone();
         match mirror {
             Some(_) if kept => return,
@@ -378,8 +439,11 @@ impl Home for Memory {
             }
             _ => {}
         }
+        *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
-        self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new });
+        let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
+        self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
+        self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
     }
 
     fn progress(&mut self, id: TensorId, version: u64) {
@@ -392,7 +456,7 @@ impl Home for Memory {
     fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
         let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
         tensor.folded[writer as usize] = count;
-        self.deeds.push(Deed::Counted { tensor: id, writer, count });
+        self.deeds.push(Deed::Told(Event::Folded { tensor: id, writer, count }));
     }
 }
 
@@ -405,5 +469,13 @@ impl Chunks for Memory {
         let chunk = &self.tensors[&id].chunks[&self.chunk_at(id, local)];
         let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
         Publication { version, steps, sequence: chunk.sequence }
+    }
+
+    fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    }
+
+    fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
+        self.tensors.get(&id).is_some_and(|tensor| tensor.declared.contains(&rank))
     }
 }

@@ -173,6 +173,11 @@ impl Wire {
         if way == Way::Up { self.at_shard } else { self.at_worker }
     }
 
+    /// When each piece that is under way this way arrives, unless it is lost before.
+    pub fn arrivals(&self, way: Way) -> impl Iterator<Item = u64> + '_ {
+        self.lanes[way as usize].under_way.iter().map(|(due, _)| *due)
+    }
+
     /// Whether bytes have arrived this way by `now`.
     fn has_arrived(&self, way: Way, now: u64) -> bool {
         self.lanes[way as usize].under_way.front().is_some_and(|(due, _)| *due <= now)
@@ -185,13 +190,16 @@ impl Wire {
         self.has_arrived(way, now) || (under_way.is_empty() && over)
     }
 
-    /// The connection breaks, though neither end knows so far.
-    pub fn shatter(&mut self, how: Break, rng: &mut Rng) {
+    /// The connection breaks, though neither end knows so far. What has arrived by `now` does not get lost by a silence.
+    pub fn shatter(&mut self, how: Break, now: u64, rng: &mut Rng) {
         for way in [Way::Up, Way::Down] {
             let lane = self.lane(way);
             let left = match how {
                 Break::Cut => 0,
-                Break::Silent(silent) if silent == way => rng.within(0..=lane.under_way.len() as u64),
+                Break::Silent(silent) if silent == way => {
+                    let arrived = lane.under_way.partition_point(|(due, _)| *due <= now);
+                    rng.within(arrived as u64..=lane.under_way.len() as u64)
+                }
                 Break::Silent(_) => continue,
             };
             lane.lose(left as usize);
@@ -212,9 +220,9 @@ impl Wire {
     }
 
     /// The worker died: a part of what is under way still arrives, from the front.
-    pub fn abandon(&mut self, rng: &mut Rng) {
+    pub fn abandon(&mut self, now: u64, rng: &mut Rng) {
         self.close_at_worker();
-        self.shatter(Break::Silent(Way::Up), rng);
+        self.shatter(Break::Silent(Way::Up), now, rng);
     }
 }
 
@@ -399,7 +407,7 @@ mod tests {
         for way in [UP, DOWN] {
             wire.send(way, vec![1], 1);
         }
-        wire.shatter(Break::Cut, &mut Rng::new(1));
+        wire.shatter(Break::Cut, 0, &mut Rng::new(1));
         assert_eq!(wire.send(UP, vec![2], 1), None);
         assert!(arrivals(&mut wire, UP).is_empty() && arrivals(&mut wire, DOWN).is_empty());
         wire.connect();
@@ -416,13 +424,24 @@ mod tests {
                 wire.send(UP, vec![number], 1);
                 wire.send(DOWN, vec![number], 1);
             }
-            wire.shatter(Break::Silent(UP), &mut Rng::new(seed));
+            wire.shatter(Break::Silent(UP), 0, &mut Rng::new(seed));
             wire.send(DOWN, vec![3], 1);
             assert_eq!(arrivals(&mut wire, DOWN), [0, 1, 2, 3]);
             arrived.insert(arrivals(&mut wire, UP));
         }
         let prefixes = [vec![], vec![0], vec![0, 1], vec![0, 1, 2]];
         assert_eq!(arrived, prefixes.into_iter().collect());
+    }
+
+    /// An end that was suspended lost what its kernel held.
+    #[test]
+    fn what_has_arrived_before_a_silence_is_read() {
+        for seed in 0..40 {
+            let mut wire = connected();
+            (0..3).for_each(|number| _ = wire.send(UP, vec![number], 1 + 10 * u64::from(number)));
+            wire.shatter(Break::Silent(UP), 11, &mut Rng::new(seed));
+            assert!(arrivals(&mut wire, UP).starts_with(&[0, 1]));
+        }
     }
 
     #[test]

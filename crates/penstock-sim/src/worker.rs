@@ -55,8 +55,8 @@ pub struct Need {
     pub version: Option<u64>,
     /// Own contributions that must have been taken from the lane.
     pub folded: u64,
-    /// On another host: whether all that was asked for must have come.
-    pub fetched: bool,
+    /// On another host: the ticket that must have come back, or [`NO_TICKET`](penstock_proto::submission::NO_TICKET).
+    pub ticket: u64,
 }
 
 /// A pull under way.

@@ -105,7 +105,7 @@ impl suite::Ends for [Lasting; 2] {
     }
 
     fn cut(&mut self, at: usize) {
-        self[at].between.wire.borrow_mut().shatter(Break::Cut, &mut Rng::new(1));
+        self[at].between.wire.borrow_mut().shatter(Break::Cut, 0, &mut Rng::new(1));
     }
 }
 

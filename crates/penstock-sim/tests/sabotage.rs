@@ -32,6 +32,14 @@ fn is_seen_of_leases(sabotage: Sabotage, least: u64) {
     assert!(seen.get("losses").is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
+/// Likewise, in these words.
+fn is_said_by(sabotage: Sabotage, checker: &str, words: &str, least: usize) {
+    let check = |seed| Scenario::from_seed(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..240).filter_map(check).map(|failure| failure.to_string()).collect();
+    let count = said.iter().filter(|said| said.starts_with(checker) && said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
 #[test]
 fn who_is_lost_in_a_job_before_its_lease_is_over_is_seen() {
     is_seen_of_leases(Sabotage::IsImpatient, 40);
@@ -97,6 +105,27 @@ fn a_version_published_before_its_updates_is_seen() {
 }
 
 #[test]
+fn a_version_ahead_of_its_synchronous_reader_is_seen() {
+    is_said_by(Sabotage::PublishesTooEarly, "staleness", "which no synchronous reader may see yet", 20);
+}
+
+#[test]
+fn a_version_that_falls_at_its_home_is_seen() {
+    is_said_by(Sabotage::FallsBack, "staleness", " went from version ", 20);
+}
+
+/// Out of step: there a version holds more than it has to.
+#[test]
+fn an_update_that_goes_out_of_a_value_again_is_seen() {
+    is_said_by(Sabotage::UndoesAFold, "exactly once", " went out of ", 3);
+}
+
+#[test]
+fn who_is_told_that_a_barrier_was_in_vain_which_others_have_passed_is_seen() {
+    is_said_by(Sabotage::ForgetsWhoStood, "together", " was in vain, which worker ", 10);
+}
+
+#[test]
 fn a_home_that_does_not_say_how_far_it_came_is_seen() {
     is_seen_by(Sabotage::KeepsSilent, "liveness", 60);
 }
@@ -139,6 +168,11 @@ fn a_home_that_decodes_by_another_encoding_than_was_agreed_to_is_seen() {
 #[test]
 fn a_difference_against_what_its_receivers_do_not_hold_is_seen() {
     is_seen_by(Sabotage::MistakesTheShadow, "asked for", 40);
+}
+
+#[test]
+fn what_a_filter_holds_back_and_is_sent_all_the_same_is_seen() {
+    is_seen_by(Sabotage::LeaksThroughTheFilter, "asked for", 5);
 }
 
 #[test]
@@ -219,6 +253,18 @@ fn a_version_that_is_promised_too_early_is_seen() {
 #[test]
 fn a_change_log_that_keeps_silent_is_seen() {
     is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
+}
+
+/// N-6.
+#[test]
+fn rows_that_are_said_to_be_brought_and_are_not_are_seen() {
+    is_seen_in_tables(items::Sabotage::BringsNothing, 400, "before a barrier that was passed", 5);
+}
+
+/// N-6.
+#[test]
+fn who_stands_at_a_barrier_before_its_rows_are_at_the_home_is_seen() {
+    is_seen_in_tables(items::Sabotage::StandsUnflushed, 400, "before a barrier that was passed", 5);
 }
 
 /// The checker of leases sees it in some of these seeds, in these words.

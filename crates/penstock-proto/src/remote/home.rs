@@ -4,10 +4,13 @@
 //! not read costs a shard a few bytes a chunk and one batch of frames, however slow it is (S-4).
 
 use super::awaited::Awaited;
-use crate::TensorId;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
+use crate::overlay::Direct;
+use crate::peer::PeerId;
+use crate::shard::Shard;
 use crate::submission::{NO_TICKET, Submission};
+use crate::{Rank, TensorId};
 use std::collections::VecDeque;
 
 /// What stands published of a chunk.
@@ -27,6 +30,81 @@ pub trait Chunks {
     fn chunks(&self, tensor: TensorId) -> usize;
     /// What stands published of one.
     fn publication(&self, tensor: TensorId, local: usize) -> Publication;
+    /// A chunk's place among those homed here.
+    fn local(&self, tensor: TensorId, chunk: u32) -> Option<usize>;
+    /// Whether a worker has declared the tensor, which gives it a lane here.
+    fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
+}
+
+/// Something that happened at a home, of which subscribers may have to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A chunk was published.
+    Published {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk's place among those homed here.
+        local: usize,
+    },
+    /// So many contributions of a worker were folded.
+    Folded {
+        /// The tensor.
+        tensor: TensorId,
+        /// Whose.
+        writer: Rank,
+        /// How many, since the start.
+        count: u64,
+    },
+}
+
+/// The subscribers that a home has.
+pub trait Subscribers {
+    /// The one that is this peer.
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber>;
+    /// The one by which a contribution came: whichever worker has the rank now.
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber>;
+}
+
+/// Tells the subscribers whom it concerns of an event.
+pub fn tell(event: Event, overlay: &Direct, subscribers: &mut impl Subscribers, home: &impl Chunks) {
+    match event {
+        Event::Published { tensor, local } => {
+            for &peer in overlay.next_hops(tensor) {
+                if let Some(subscriber) = subscribers.of(peer) {
+                    subscriber.published(tensor, local, home);
+                }
+            }
+        }
+        Event::Folded { tensor, writer, count } => {
+            if let Some(subscriber) = subscribers.contributor(writer) {
+                subscriber.folded(tensor, count, home);
+            }
+        }
+    }
+}
+
+/// A worker names a tensor that it has not declared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Undeclared {
+    /// By something that stands in its lane, of which it has none.
+    #[error("it submitted tensor {0} without having declared it")]
+    Lane(TensorId),
+    /// By a fetch. What it is sent was charged to it when it declared the tensor.
+    #[error("a fetch of tensor {0}, which it has not declared")]
+    Fetch(TensorId),
+}
+
+/// Whether a worker has declared what its submission names; it knows a tensor's number by that alone. Of other peers nothing is
+/// asked.
+pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks) -> Result<(), Undeclared> {
+    let Some(rank) = peer.rank() else { return Ok(()) };
+    match *submission {
+        Submission::Push { tensor, .. } | Submission::Load { tensor, .. } if !home.has_lane(tensor, rank) => {
+            Err(Undeclared::Lane(tensor))
+        }
+        Submission::Fetch { tensor, .. } if !home.has_lane(tensor, rank) => Err(Undeclared::Fetch(tensor)),
+        _ => Ok(()),
+    }
 }
 
 /// What is to be sent to the subscriber next.
@@ -182,6 +260,33 @@ impl Subscriber {
         self.inbox.take();
         if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
             self.contributed.0 += 1;
+        }
+        Ok(())
+    }
+
+    /// Notes what `peer` asks for by a submission that was judged and taken: by a fetch, or by a push whose result is `wanted`.
+    pub fn ask(
+        &mut self,
+        peer: PeerId,
+        submission: &Submission,
+        wanted: bool,
+        (machine, overlay): (&Shard, &mut Direct),
+        home: &impl Chunks,
+    ) -> Result<(), Undeclared> {
+        check_declared(peer, submission, home)?;
+        match *submission {
+            Submission::Fetch { tensor, state: true, ticket, .. } => self.fetch_state(tensor, ticket, home),
+            Submission::Fetch { tensor, version, ticket, .. } => {
+                overlay.subscribe(tensor, peer);
+                self.fetch(tensor, version, ticket, machine.promised(peer, tensor), home);
+            }
+            Submission::Push { tensor, first, stamp, .. } if wanted => {
+                if let Some(local) = home.local(tensor, first) {
+                    overlay.subscribe(tensor, peer);
+                    self.want(tensor, local, stamp + 1, home);
+                }
+            }
+            _ => {}
         }
         Ok(())
     }

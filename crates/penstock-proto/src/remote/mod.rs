@@ -2,6 +2,7 @@
 //!
 //! | file | word |
 //! |---|---|
+//! | [`asking`] | at the subscriber: what a pull and a push ask for |
 //! | [`home`] | at the shard: which frames of a subscriber were taken, and what is owed to it |
 //! | `awaited` | versions that were asked for and are not there |
 //! | [`judge`] | at both: what a frame may be, before its payload is let in |
@@ -16,6 +17,7 @@
 //!   as new as it was then; it waits for no version that is still to come, whether pushes or fetches asked for that.
 //! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read makes it no longer.
 
+pub mod asking;
 mod awaited;
 pub mod home;
 pub mod judge;

@@ -4,6 +4,7 @@
 use super::Checker;
 use crate::history::Observation;
 use crate::rng::digest;
+use penstock_proto::submission::NO_TICKET;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ struct Open {
 /// Watches what workers on other hosts ask for and get.
 #[derive(Debug, Default)]
 pub struct Asked {
-    /// Versions and digests, in the order of their publication.
+    /// Versions, and digests of what is held of them elsewhere, in the order of their publication.
     published: BTreeMap<(TensorId, u32), Vec<(u64, u64)>>,
     /// The version of each chunk that has come, and which publication it was.
     has: BTreeMap<(Rank, TensorId, u32), (u64, usize)>,
@@ -56,6 +57,9 @@ impl Asked {
         if !state {
             let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
             *wanted = version.max(*wanted);
+        }
+        if ticket == NO_TICKET {
+            return;
         }
         let stateless = state.then(|| chunks.iter().copied().collect());
         let open = Open { ticket, version, least, stateless };
@@ -126,8 +130,8 @@ impl Checker for Asked {
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
-            Observation::Published { shard, tensor, chunk, version, value } => {
-                self.published.entry((tensor, chunk)).or_default().push((version, digest(value)));
+            Observation::Published { shard, tensor, chunk, version, held, .. } => {
+                self.published.entry((tensor, chunk)).or_default().push((version, digest(held)));
                 self.homed.entry((shard, tensor)).or_default().insert(chunk);
             }
             Observation::Asked { rank, shard, tensor, ticket, version, state, chunks } => {
@@ -213,7 +217,7 @@ mod tests {
     }
 
     fn published(chunk: u32, version: u64) -> Observation<'static> {
-        Observation::Published { shard: 3, tensor: 0, chunk, version, value: &[7] }
+        Observation::Published { shard: 3, tensor: 0, chunk, version, value: &[7], held: &[7] }
     }
 
     fn came(chunk: u32, version: u64) -> Observation<'static> {

@@ -1,7 +1,8 @@
-//! Atomicity: what a reader sees of a chunk was published as a whole, under that version; and where contributions are
-//! marked, all elements of the chunk tell of the same updates.
+//! Atomicity: what a reader sees of a chunk was published as a whole, under that version, or on another host is what a filter let
+//! pass of it; and where contributions are marked and all passes, all elements of the chunk tell of the same updates.
 
 use super::Checker;
+use crate::encodings::holds_back;
 use crate::history::Observation;
 use crate::marks::Marks;
 use crate::rng::digest;
@@ -16,7 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Atomicity {
     marks: Option<Marks>,
     chunk_elements: u64,
-    published: BTreeMap<(TensorId, u32), BTreeSet<(u64, u64)>>,
+    /// Tensors of which a filter holds something back.
+    filtered: BTreeSet<TensorId>,
+    /// Versions and digests: of values, and of what is held of them elsewhere.
+    published: BTreeMap<(TensorId, u32, bool), BTreeSet<(u64, u64)>>,
 }
 
 impl Atomicity {
@@ -26,21 +30,30 @@ impl Atomicity {
             Kind::Marked(marks) => Some(marks),
             Kind::Descent => None,
         };
-        Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8)
+        let workload = &scenario.workload;
+        let filtered = workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect();
+        Self { filtered, ..Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8) }
     }
 
     fn of(marks: Option<Marks>, chunk_elements: u64) -> Self {
-        Self { marks, chunk_elements, published: BTreeMap::new() }
+        Self { marks, chunk_elements, filtered: BTreeSet::new(), published: BTreeMap::new() }
     }
 
-    fn read(&self, tensor: TensorId, chunk: u32, version: u64, value: &[u8]) -> Result<(), String> {
-        if let Some(marks) = self.marks {
+    fn read(
+        &self,
+        tensor: TensorId,
+        chunk: u32,
+        version: u64,
+        mirrored: bool,
+        value: &[u8],
+    ) -> Result<(), String> {
+        if let Some(marks) = self.marks.filter(|_| !mirrored || !self.filtered.contains(&tensor)) {
             let first = u64::from(chunk) * self.chunk_elements;
             marks
                 .read(first, decode(Dtype::F64, value))
                 .map_err(|error| format!("version {version} of t{tensor}[{chunk}]: {error}"))?;
         }
-        let published = self.published.get(&(tensor, chunk));
+        let published = self.published.get(&(tensor, chunk, mirrored));
         if published.is_some_and(|published| published.contains(&(version, digest(value)))) {
             return Ok(());
         }
@@ -55,12 +68,15 @@ impl Checker for Atomicity {
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
-            Observation::Published { tensor, chunk, version, value, .. } => {
-                self.published.entry((tensor, chunk)).or_default().insert((version, digest(value)));
+            Observation::Published { tensor, chunk, version, value, held, .. } => {
+                for (mirrored, value) in [(false, value), (true, held)] {
+                    let published = self.published.entry((tensor, chunk, mirrored)).or_default();
+                    published.insert((version, digest(value)));
+                }
                 Ok(())
             }
-            Observation::Read { tensor, chunk, version, value, .. } => {
-                self.read(tensor, chunk, version, value)
+            Observation::Read { tensor, chunk, version, mirrored, value, .. } => {
+                self.read(tensor, chunk, version, mirrored, value)
             }
             _ => Ok(()),
         }
@@ -73,11 +89,11 @@ mod tests {
     use crate::workload::encode;
 
     fn published(version: u64, value: &[u8]) -> Observation<'_> {
-        Observation::Published { shard: 0, tensor: 0, chunk: 1, version, value }
+        Observation::Published { shard: 0, tensor: 0, chunk: 1, version, value, held: value }
     }
 
     fn read(version: u64, value: &[u8]) -> Observation<'_> {
-        Observation::Read { rank: 0, tensor: 0, chunk: 1, slack: None, version, value }
+        Observation::Read { rank: 0, tensor: 0, chunk: 1, slack: None, mirrored: false, version, value }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Bits: under BSP a version of a chunk has one value, whichever process publishes or reads it, and whenever; and two runs of one
-//! workload, whatever the links, chunk sizes, servers and shards, come to the same bits.
+//! Bits: under BSP a version of a chunk has one value, whichever process publishes or reads it, and whenever, and what is held of
+//! it on other hosts is one thing, too, where a filter holds something back; and two runs of one workload, whatever the links, chunk sizes, servers and shards, come to the same bits.
 
 use super::Checker;
 use crate::cluster::Outcome;
@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Bits {
     together: Vec<bool>,
-    values: BTreeMap<(TensorId, u32, u64), u64>,
+    /// By version, and by whether it is what is held elsewhere.
+    values: BTreeMap<(TensorId, u32, u64, bool), u64>,
 }
 
 impl Bits {
@@ -23,12 +24,19 @@ impl Bits {
         Self { together: workload.ids().map(together).collect(), values: BTreeMap::new() }
     }
 
-    fn value(&mut self, tensor: TensorId, chunk: u32, version: u64, value: &[u8]) -> Result<(), String> {
+    fn value(
+        &mut self,
+        tensor: TensorId,
+        chunk: u32,
+        version: u64,
+        elsewhere: bool,
+        value: &[u8],
+    ) -> Result<(), String> {
         if !self.together[tensor as usize] {
             return Ok(());
         }
         let got = digest(value);
-        let expected = *self.values.entry((tensor, chunk, version)).or_insert(got);
+        let expected = *self.values.entry((tensor, chunk, version, elsewhere)).or_insert(got);
         if got == expected {
             return Ok(());
         }
@@ -45,9 +53,12 @@ impl Checker for Bits {
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
-            Observation::Published { tensor, chunk, version, value, .. }
-            | Observation::Read { tensor, chunk, version, value, .. } => {
-                self.value(tensor, chunk, version, value)
+            Observation::Published { tensor, chunk, version, value, held, .. } => {
+                self.value(tensor, chunk, version, false, value)?;
+                self.value(tensor, chunk, version, true, held)
+            }
+            Observation::Read { tensor, chunk, version, mirrored, value, .. } => {
+                self.value(tensor, chunk, version, mirrored, value)
             }
             _ => Ok(()),
         }
@@ -92,14 +103,48 @@ mod tests {
     #[test]
     fn two_values_of_one_synchronous_version_are_seen() {
         let mut checker = Bits { together: vec![true, false], values: BTreeMap::new() };
-        let published =
-            |tensor, version, value| Observation::Published { shard: 0, tensor, chunk: 0, version, value };
+        let published = |tensor, version, value| Observation::Published {
+            shard: 0,
+            tensor,
+            chunk: 0,
+            version,
+            value,
+            held: value,
+        };
         checker.see(&published(0, 1, &[1])).unwrap();
         checker.see(&published(0, 2, &[2])).unwrap();
-        let read = Observation::Read { rank: 0, tensor: 0, chunk: 0, slack: None, version: 1, value: &[3] };
+        let read = Observation::Read {
+            rank: 0,
+            tensor: 0,
+            chunk: 0,
+            slack: None,
+            mirrored: false,
+            version: 1,
+            value: &[3],
+        };
         checker.see(&read).unwrap_err();
         checker.see(&published(1, 1, &[1])).unwrap();
         checker.see(&published(1, 1, &[2])).unwrap();
+    }
+
+    #[test]
+    fn what_is_held_elsewhere_of_a_synchronous_version_is_one_thing_though_it_is_not_the_value() {
+        let mut checker = Bits { together: vec![true], values: BTreeMap::new() };
+        let published =
+            Observation::Published { shard: 0, tensor: 0, chunk: 0, version: 1, value: &[1], held: &[2] };
+        checker.see(&published).unwrap();
+        let read = |mirrored, value| Observation::Read {
+            rank: 0,
+            tensor: 0,
+            chunk: 0,
+            slack: None,
+            mirrored,
+            version: 1,
+            value,
+        };
+        checker.see(&read(true, &[2])).unwrap();
+        checker.see(&read(false, &[1])).unwrap();
+        checker.see(&read(true, &[1])).unwrap_err();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! BSP finds all of its own. And at the end no update of a worker that was not lost is missing.
 
 use super::{Checker, End};
+use crate::encodings::holds_back;
 use crate::history::Observation;
 use crate::marks::{Counts, Marks};
 use crate::scenario::Scenario;
@@ -20,6 +21,8 @@ pub struct ExactlyOnce {
     shards: usize,
     iterations: u64,
     together: Vec<bool>,
+    /// Tensors of which a filter holds something back: what is read of them elsewhere is not whole updates.
+    filtered: BTreeSet<TensorId>,
     submitted: BTreeSet<(TensorId, u32, Rank, u64)>,
     /// Workers that a shard no longer listens to, though they did not leave.
     removed: BTreeSet<(usize, Rank)>,
@@ -50,6 +53,7 @@ impl ExactlyOnce {
             shards: (scenario.topology.servers * scenario.topology.shards) as usize,
             iterations: workload.iterations,
             together: workload.ids().map(together).collect(),
+            filtered: workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect(),
             submitted: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -152,10 +156,11 @@ impl Checker for ExactlyOnce {
             }
             // It may be a while until it hears that it was lost.
             Observation::Read { rank, .. } if self.lost.contains(&rank) => {}
+            Observation::Read { mirrored: true, tensor, .. } if self.filtered.contains(&tensor) => {}
             Observation::Turned { rank } => {
                 self.hostile.insert(rank);
             }
-            Observation::Published { shard, tensor, chunk, version, value } => {
+            Observation::Published { shard, tensor, chunk, version, value, .. } => {
                 return self.published(shard, tensor, chunk, version, value);
             }
             Observation::Read { rank, tensor, chunk, version, value, .. } => {
@@ -192,6 +197,7 @@ mod tests {
             shards: 2,
             iterations: 3,
             together: vec![together],
+            filtered: BTreeSet::new(),
             submitted: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -216,7 +222,14 @@ mod tests {
 
     fn publish(checker: &mut ExactlyOnce, version: u64, updates: &[(Rank, u64)]) -> Result<(), String> {
         let value = sum(updates);
-        checker.see(&Observation::Published { shard: 0, tensor: 0, chunk: 0, version, value: &value })
+        checker.see(&Observation::Published {
+            shard: 0,
+            tensor: 0,
+            chunk: 0,
+            version,
+            value: &value,
+            held: &value,
+        })
     }
 
     #[test]
@@ -253,8 +266,15 @@ mod tests {
     fn a_reader_out_of_step_that_misses_its_own_update_is_seen() {
         let read = |together, updates: &[(Rank, u64)]| {
             let value = sum(updates);
-            let read =
-                Observation::Read { rank: 1, tensor: 0, chunk: 0, slack: None, version: 0, value: &value };
+            let read = Observation::Read {
+                rank: 1,
+                tensor: 0,
+                chunk: 0,
+                slack: None,
+                mirrored: false,
+                version: 0,
+                value: &value,
+            };
             checker(together).see(&read)
         };
         read(false, &[(1, 0), (1, 1)]).unwrap();

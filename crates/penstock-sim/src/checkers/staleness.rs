@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn read(slack: Option<u32>, version: u64) -> Observation<'static> {
-        Observation::Read { rank: 1, tensor: 0, chunk: 3, slack, version, value: &[] }
+        Observation::Read { rank: 1, tensor: 0, chunk: 3, slack, mirrored: false, version, value: &[] }
     }
 
     fn at(consistency: Consistency, clock: u64) -> Staleness {
@@ -146,8 +146,14 @@ mod tests {
         let mut checker = at(Consistency::Ssp(3), 5);
         checker.see(&read(None, 4)).unwrap();
         checker.see(&read(None, 3)).unwrap_err();
-        let published =
-            |version| Observation::Published { shard: 0, tensor: 0, chunk: 0, version, value: &[] };
+        let published = |version| Observation::Published {
+            shard: 0,
+            tensor: 0,
+            chunk: 0,
+            version,
+            value: &[],
+            held: &[],
+        };
         checker.see(&published(4)).unwrap();
         checker.see(&published(4)).unwrap();
         checker.see(&published(3)).unwrap_err();

@@ -10,7 +10,7 @@ mod workers;
 use crate::checkers::{Checker, End};
 use crate::control::{Desk, Link};
 use crate::history::{Observation, Tally};
-use crate::remote::{Port, Proxy};
+use crate::remote::{Port, Ports, Proxy};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::shard_memory::Memory;
@@ -138,7 +138,8 @@ enum Event {
         shard: usize,
         number: u64,
     },
-    Declare(TensorId, usize),
+    /// A shard hears that a worker has declared a tensor.
+    Declare(Rank, TensorId, usize),
     Commit(usize, TensorId, u32),
     Silent(Rank),
     Remove(Rank, usize),
@@ -241,7 +242,7 @@ struct Server {
     machine: Shard,
     memory: Memory,
     /// Of each worker on another host that it listens to.
-    ports: Vec<Option<Port>>,
+    ports: Ports,
     /// The peers that it sends values to.
     overlay: Direct,
 }
@@ -275,8 +276,6 @@ pub struct Cluster<'a> {
     links: Vec<Link>,
     desk: Desk,
     workers: Vec<Worker>,
-    /// For each tensor: shards that still have to hear of it; `None` before any worker declared it.
-    undeclared: Vec<Option<BTreeSet<usize>>>,
     lost: BTreeSet<Rank>,
     /// Where chunks are encoded that are not sent from where they are.
     outgoing: Vec<u8>,
@@ -299,7 +298,7 @@ impl<'a> Cluster<'a> {
         let server = |rng: &mut Rng| Server {
             machine: Shard::new(workers),
             memory: Memory::new(scenario.faults.wait_once_in, scenario.sabotage, Rng::new(rng.word())),
-            ports: scenario.faults.remote.iter().map(|remote| remote.then(Port::default)).collect(),
+            ports: Ports(scenario.faults.remote.iter().map(|remote| remote.then(Port::default)).collect()),
             overlay: Direct::default(),
         };
         let mut cluster = Self {
@@ -318,7 +317,6 @@ impl<'a> Cluster<'a> {
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
-            undeclared: vec![None; tensors],
             lost: BTreeSet::new(),
             outgoing: Vec::new(),
             watch: scenario.faults.leases.as_ref().map(watch::Watch::new),
@@ -473,7 +471,7 @@ impl<'a> Cluster<'a> {
                 Ok(())
             }
             Event::Connect { rank, shard, number } => self.connect(rank, shard, number),
-            Event::Declare(tensor, shard) => self.declare(tensor, shard),
+            Event::Declare(rank, tensor, shard) => self.declare(rank, tensor, shard),
             Event::Commit(shard, tensor, chunk) => self.commit(shard, tensor, chunk),
             Event::Silent(rank) => {
                 self.lose(rank, &Loss::Died);

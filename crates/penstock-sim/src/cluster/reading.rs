@@ -108,7 +108,7 @@ impl Cluster<'_> {
         reader.look_again();
         let mut left = self.some_frames();
         while left > 0 {
-            if self.servers[shard].ports[rank as usize].is_none() {
+            if self.servers[shard].ports.0[rank as usize].is_none() {
                 self.wires[rank as usize][shard].discard(Way::Up, self.now); // it is not listened to any more
                 break;
             }

@@ -4,7 +4,7 @@
 //! those to the shards, numbered behind them.
 
 use super::{Cluster, Event, Failure};
-use crate::control::{Asked, AtBarrier, Clerk};
+use crate::control::{Asked, AtBarrier, Clerk, HEAD_BYTES, HEARD, HELLO, reply, request};
 use crate::faults::Fate;
 use crate::history::Observation;
 use crate::rng::Rng;
@@ -18,25 +18,15 @@ use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Member;
 use penstock_proto::message::{
-    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode,
 };
 use penstock_proto::peer::PeerId;
-use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES};
 use penstock_proto::request::Answers;
 
-/// Number of every hello.
-const HELLO: u64 = u64::MAX;
-/// Number of every sign of life.
-const BEAT: u64 = u64::MAX - 1;
-/// Number of the word that the last word was heard.
-const HEARD: u64 = u64::MAX - 2;
 /// Times that a worker goes away from one barrier before it is patient.
 const IMPATIENT: u64 = 3;
 /// Longest time that an impatient worker waits, in units of the longest delay.
 const SOON: u64 = 8;
-
-/// Bytes of a record in front of its message.
-const HEAD_BYTES: usize = LENGTH_BYTES + CHECKSUM_BYTES;
 
 /// What reads at both ends of a control connection.
 #[derive(Debug)]
@@ -55,19 +45,6 @@ impl Records {
             reads: [(); 2].map(|()| rng.once_in(2).then(|| Rng::new(rng.word()))),
         }
     }
-}
-
-fn request(id: u64, body: Ask) -> Vec<u8> {
-    encode(&Request { id, settled: 0, body }).expect("it is short")
-}
-
-fn reply(id: u64, body: Answer) -> Vec<u8> {
-    encode(&Reply { id, body }).expect("it is short")
-}
-
-/// A sign of life.
-pub(super) fn beat() -> Vec<u8> {
-    request(BEAT, Ask::Beat)
 }
 
 impl Cluster<'_> {
@@ -476,7 +453,8 @@ impl Cluster<'_> {
         let left: Vec<Rank> = self.desk.roster.members().left.into_iter().collect();
         for &rank in &ranks {
             let stood = self.desk.clerks.get_mut(&rank).and_then(|clerk| clerk.at_barrier.take());
-            if let Some(id) = stood {
+            let forgets = self.breaks(Sabotage::ForgetsWhoStood, 3);
+            if let Some(id) = stood.filter(|_| !forgets) {
                 let answer = Answer::BarrierPassed { ranks: ranks.clone(), left: left.clone() };
                 self.answer_request(rank, id, answer);
             }

@@ -6,15 +6,28 @@ use crate::faults::{Fate, OnLoss};
 use crate::history::Observation;
 use crate::sabotage::Sabotage;
 use crate::shard_memory::{Deed, Mirror};
-use crate::worker::{State, Worker};
+use crate::worker::State;
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::peer::PeerId;
+use penstock_proto::remote::home;
 use penstock_proto::shard::{Judged, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 
 impl Cluster<'_> {
-    pub(super) fn declare(&mut self, tensor: TensorId, shard: usize) -> Result<(), Failure> {
+    /// A shard hears that a worker has declared a tensor: the first makes it known there, and each gets a lane.
+    pub(super) fn declare(&mut self, rank: Rank, tensor: TensorId, shard: usize) -> Result<(), Failure> {
+        if !self.servers[shard].memory.is_declared(tensor) {
+            self.make_known(tensor, shard)?;
+        }
+        self.servers[shard].memory.give_lane(tensor, rank);
+        if matches!(self.workers[rank as usize].state, State::Declaring(_)) {
+            self.wake_later(rank);
+        }
+        Ok(())
+    }
+
+    fn make_known(&mut self, tensor: TensorId, shard: usize) -> Result<(), Failure> {
         let Map { cut, homes } = &self.maps[tensor as usize];
         let spec = self.workload.spec(tensor);
         let known = match self.scenario.sabotage {
@@ -25,13 +38,8 @@ impl Cluster<'_> {
         let Server { machine, memory, .. } = &mut self.servers[shard];
         memory.declare(tensor, spec, &terms, *cut, &homes[shard], self.workload.workers());
         machine.declare(tensor, spec.clone(), cut.chunks(), homes[shard].clone());
-        self.undeclared[tensor as usize].as_mut().expect("someone declared it").remove(&shard);
         self.give_up_orphans(shard);
-        self.after(shard)?;
-        let waiting = |worker: &Worker| matches!(worker.state, State::Declaring(_)).then_some(worker.rank);
-        let waiting: Vec<Rank> = self.workers.iter().filter_map(waiting).collect();
-        waiting.into_iter().for_each(|rank| self.wake_later(rank));
-        Ok(())
+        self.after(shard)
     }
 
     pub(super) fn deliver(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
@@ -39,14 +47,18 @@ impl Cluster<'_> {
         if !self.servers[shard].machine.clocks().is_live(rank) {
             return Ok(()); // it is not listened to any more
         }
-        match Submission::decode(words) {
-            Ok(submission) => {
-                match self.servers[shard].machine.judge_local(PeerId::worker(rank), &submission) {
-                    Ok(judged) => self.take_judged(rank, shard, judged),
-                    Err(refused) => self.refused(rank, shard, &refused.to_string()),
-                }
-            }
-            Err(error) => self.refused(rank, shard, &error.to_string()),
+        let submission = match Submission::decode(words) {
+            Ok(submission) => submission,
+            Err(error) => return self.refused(rank, shard, &error.to_string()),
+        };
+        let Server { machine, memory, .. } = &self.servers[shard];
+        let peer = PeerId::worker(rank);
+        if let Err(undeclared) = home::check_declared(peer, &submission, memory) {
+            return self.refused(rank, shard, &undeclared.to_string());
+        }
+        match machine.judge_local(peer, &submission) {
+            Ok(judged) => self.take_judged(rank, shard, judged),
+            Err(refused) => self.refused(rank, shard, &refused.to_string()),
         }
     }
 
@@ -60,7 +72,7 @@ impl Cluster<'_> {
         }
         if leaves {
             // A worker on another host still has to hear that its goodbye was taken.
-            if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
+            if let Some(port) = &mut self.servers[shard].ports.0[rank as usize] {
                 port.subscriber.let_go();
             }
             self.see(Observation::Removed { shard, rank, clean: true })?;
@@ -98,7 +110,7 @@ impl Cluster<'_> {
     /// A shard goes on without a worker that was lost.
     pub(super) fn remove(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
-        ports[rank as usize] = None;
+        ports.0[rank as usize] = None;
         overlay.leave(PeerId::worker(rank));
         if !machine.clocks().is_live(rank) {
             return Ok(());
@@ -155,23 +167,13 @@ impl Cluster<'_> {
                     let delay = self.delay();
                     self.later(delay, Event::Commit(shard, *tensor, *chunk));
                 }
-                Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. } } => {
+                Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. }, held } => {
                     let (tensor, chunk, version) = (*tensor, *chunk, *version);
-                    self.see(Observation::Published { shard, tensor, chunk, version, value })?;
-                    let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
-                    let local =
-                        memory.local(tensor, chunk).expect("only what is homed here is published here");
-                    for rank in overlay.next_hops(tensor).iter().filter_map(|peer| peer.rank()) {
-                        if let Some(port) = &mut ports[rank as usize] {
-                            port.subscriber.published(tensor, local, memory);
-                        }
-                    }
+                    self.see(Observation::Published { shard, tensor, chunk, version, value, held })?;
                 }
-                Deed::Counted { tensor, writer, count } => {
-                    let Server { memory, ports, .. } = &mut self.servers[shard];
-                    if let Some(port) = &mut ports[*writer as usize] {
-                        port.subscriber.folded(*tensor, *count, memory);
-                    }
+                Deed::Told(event) => {
+                    let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
+                    home::tell(*event, overlay, ports, memory);
                 }
             }
         }

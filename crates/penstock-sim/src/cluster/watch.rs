@@ -5,9 +5,9 @@
 //! and of connections to shards it is still the scenario that says when their ends notice: [`crate::leases`] has the rule alone,
 //! with all of that. What must hold of it, [`Losses`] judges.
 
-use super::requests::beat;
 use super::{Cluster, Event, Failure};
 use crate::checkers::losses::Losses;
+use crate::control::beat;
 use crate::faults::Leases;
 use crate::history::Observation;
 use crate::sabotage::Sabotage;

@@ -6,7 +6,7 @@ use super::requests::Records;
 use super::{Cluster, Event, Failure, Map, Server};
 use crate::encodings;
 use crate::history::Observation;
-use crate::remote::{Mirrored, Port, Proxy};
+use crate::remote::{Mirrored, Port, Ports, Proxy};
 use crate::sabotage::Sabotage;
 use crate::shard_memory::Mirror;
 use crate::transport::{Break, End, Way};
@@ -18,10 +18,10 @@ use penstock_kernels::codec::{Base, Codec};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Shadow, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
-use penstock_proto::remote::home::{Owing, Publication};
+use penstock_proto::remote::home::{Chunks, Owing, Publication, Undeclared};
 use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::remote::mirror::{Effect, Frame};
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
@@ -84,10 +84,11 @@ impl Places for Judge<'_> {
 
     fn place(&mut self, header: &Header) -> Result<Incoming, String> {
         let Server { machine, memory, ports, .. } = &*self.server;
-        let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
+        let port = ports.0[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
         let peer = PeerId::worker(self.rank);
         judge::submission(header, JOB, peer, (machine, &port.subscriber), |_, tensor, chunk| {
-            Some((0..memory.bytes(tensor, chunk)?, *memory.contributions(tensor)))
+            let bytes = memory.bytes(tensor, chunk).filter(|_| memory.has_lane(tensor, self.rank))?;
+            Some((0..bytes, *memory.contributions(tensor)))
         })
     }
 
@@ -121,8 +122,8 @@ impl Owed {
 }
 
 /// The port of a worker that is listened to.
-fn open_port(ports: &mut [Option<Port>], rank: Rank) -> &mut Port {
-    ports[rank as usize].as_mut().expect("it was asked whether anybody listens")
+fn open_port(ports: &mut Ports, rank: Rank) -> &mut Port {
+    ports.0[rank as usize].as_mut().expect("it was asked whether anybody listens")
 }
 
 impl Cluster<'_> {
@@ -166,7 +167,7 @@ impl Cluster<'_> {
         if !self.minds(rank, shard, number) {
             return Ok(());
         }
-        self.wires[rank as usize][shard].shatter(how, &mut self.rng);
+        self.wires[rank as usize][shard].shatter(how, self.now, &mut self.rng);
         let patience = PATIENCE * self.scenario.faults.delay;
         let (how, at_worker, at_shard) = match how {
             Break::Cut => {
@@ -198,7 +199,7 @@ impl Cluster<'_> {
         wire.close_at_shard();
         if shard == self.control() {
             self.desk.greeted.remove(&rank);
-        } else if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
+        } else if let Some(port) = &mut self.servers[shard].ports.0[rank as usize] {
             port.subscriber.disconnect();
         }
         let delay = self.delay();
@@ -227,7 +228,7 @@ impl Cluster<'_> {
             self.introduce(rank);
             return self.see(Observation::Connected { rank, shard, taken: 0, submitted: 0 });
         }
-        let Some(port) = &mut self.servers[shard].ports[rank as usize] else { return Ok(()) };
+        let Some(port) = &mut self.servers[shard].ports.0[rank as usize] else { return Ok(()) };
         port.subscriber.connect();
         self.proxies[rank as usize][shard].machine.connect();
         self.wires[rank as usize][shard].connect();
@@ -514,10 +515,10 @@ impl Cluster<'_> {
         stamp: u64,
         whole: bool,
     ) -> Result<(), Failure> {
-        let together = self.workload.spec(tensor).consistency.folds_together();
+        let consistency = self.workload.spec(tensor).consistency;
         for shard in 0..self.servers.len() {
             let proxy = &mut self.proxies[rank as usize][shard];
-            if let Some(version) = proxy.ask_for_result(tensor, stamp, whole, together) {
+            if let Some(version) = proxy.ask_for_result(tensor, stamp, whole, consistency) {
                 self.see(Observation::Wanted { rank, shard, tensor, version })?;
             }
         }
@@ -548,26 +549,49 @@ impl Cluster<'_> {
         }
         let submission = *judged.submission();
         let wanted = matches!(header.body, Body::Submission { wanted: true, .. });
-        let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
-        let subscriber = &mut open_port(ports, rank).subscriber;
-        if let Err(what) = subscriber.take(&submission) {
+        if let Err(what) = open_port(&mut self.servers[shard].ports, rank).subscriber.take(&submission) {
             return self.refused(rank, shard, &what.to_string());
         }
-        if wanted
-            && self.scenario.sabotage != Some(Sabotage::ForgetsWhatIsWanted)
-            && let Submission::Push { tensor, first, stamp, .. } = submission
-            && let Some(local) = memory.local(tensor, first)
-        {
-            overlay.subscribe(tensor, PeerId::worker(rank));
-            subscriber.want(tensor, local, stamp + 1, memory);
+        match self.take_question(rank, shard, &submission, wanted) {
+            Ok(()) => self.take_judged(rank, shard, judged),
+            Err(undeclared) => self.refused(rank, shard, &undeclared.to_string()),
         }
-        match submission {
-            Submission::Fetch { tensor, state, version, ticket } => {
-                self.take_fetch(rank, shard, tensor, state, version, ticket);
-                Ok(())
+    }
+
+    /// Notes what a submission asks for, unless that is forgotten on purpose.
+    fn take_question(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        submission: &Submission,
+        wanted: bool,
+    ) -> Result<(), Undeclared> {
+        let sabotage = self.scenario.sabotage;
+        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
+        let Port { subscriber, tickets } = open_port(ports, rank);
+        let ticket = match *submission {
+            Submission::Fetch { tensor, ticket, .. } if ticket != NO_TICKET => Some((tensor, ticket)),
+            _ => None,
+        };
+        if let Some((tensor, ticket)) = ticket {
+            let newest = tickets.entry(tensor).or_insert(0);
+            let again = ticket <= *newest;
+            *newest = ticket.max(*newest);
+            if sabotage == Some(Sabotage::DoesNotFetchAgain) && again {
+                return Ok(());
             }
-            _ => self.take_judged(rank, shard, judged),
         }
+        let wanted = wanted && sabotage != Some(Sabotage::ForgetsWhatIsWanted);
+        subscriber.ask(PeerId::worker(rank), submission, wanted, (machine, overlay), memory)?;
+        if let Some((tensor, ticket)) = ticket
+            && sabotage == Some(Sabotage::ReturnsTicketsTooEarly)
+        {
+            let body = Body::Notice(Notice::Fetched { tensor, ticket });
+            let header =
+                Header::bare(JOB, open_port(&mut self.servers[shard].ports, rank).subscriber.tell(), body);
+            self.post(rank, shard, Way::Down, header, None);
+        }
+        Ok(())
     }
 
     /// A payload stands in its lane.
@@ -588,39 +612,6 @@ impl Cluster<'_> {
         seen
     }
 
-    fn take_fetch(
-        &mut self,
-        rank: Rank,
-        shard: usize,
-        tensor: TensorId,
-        state: bool,
-        version: u64,
-        ticket: u64,
-    ) {
-        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
-        let (port, peer) = (open_port(ports, rank), PeerId::worker(rank));
-        let newest = port.tickets.entry(tensor).or_insert(0);
-        let again = ticket <= *newest;
-        *newest = ticket.max(*newest);
-        let sabotage = self.scenario.sabotage;
-        if sabotage == Some(Sabotage::DoesNotFetchAgain) && again {
-            return;
-        }
-        match state {
-            true => port.subscriber.fetch_state(tensor, ticket, memory),
-            false => {
-                overlay.subscribe(tensor, peer);
-                let folded = machine.promised(peer, tensor);
-                port.subscriber.fetch(tensor, version, ticket, folded, memory);
-            }
-        }
-        if sabotage == Some(Sabotage::ReturnsTicketsTooEarly) {
-            let body = Body::Notice(Notice::Fetched { tensor, ticket });
-            let header = Header::bare(JOB, port.subscriber.tell(), body);
-            self.post(rank, shard, Way::Down, header, None);
-        }
-    }
-
     /// Sends what is due to a worker, as far as there is room.
     pub(super) fn answer(&mut self, rank: Rank, shard: usize) {
         let most = self.scenario.faults.window;
@@ -630,7 +621,7 @@ impl Cluster<'_> {
                 return;
             }
             let Server { memory, ports, .. } = &mut self.servers[shard];
-            let Some(Port { subscriber, .. }) = &mut ports[rank as usize] else { return };
+            let Some(Port { subscriber, .. }) = &mut ports.0[rank as usize] else { return };
             if self.rng.once_in(8 * BEAT_ONCE_IN) {
                 subscriber.tell_again();
             }
@@ -641,8 +632,12 @@ impl Cluster<'_> {
                     let chunk = memory.chunk_at(tensor, local);
                     let (agreed, sent) = memory.send(tensor, chunk, position);
                     let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
-                    let value =
-                        memory.mirror(tensor, chunk).expect("what is sent is published").value.clone();
+                    let stands = &memory.mirror(tensor, chunk).expect("what is sent is published").value;
+                    let value = match sent.source {
+                        // What a filter has let pass.
+                        Source::Stands(bytes) if !std::ptr::eq(bytes, &raw const **stands) => Rc::from(bytes),
+                        _ => stands.clone(),
+                    };
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };

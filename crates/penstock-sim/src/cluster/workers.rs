@@ -6,9 +6,10 @@ use crate::history::Observation;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
-use penstock_proto::submission::Submission;
+use penstock_proto::remote::home::Chunks;
+use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeSet;
 
 impl Cluster<'_> {
     pub(super) fn step(&mut self, rank: Rank) -> Result<(), Failure> {
@@ -51,17 +52,17 @@ impl Cluster<'_> {
                 if self.is_remote(rank) {
                     self.ask(rank, tensor, |proxy| {
                         let lacks = proxy.tensors.get(&tensor).is_some_and(|home| home.progress == 0);
-                        lacks.then(|| proxy.fetch(tensor, 0, false)).flatten()
+                        lacks.then(|| proxy.want(tensor, 0))
                     })?;
                 }
-                let needs = self.needs(tensor, false, |_| (Some(0), 0));
+                let needs = self.needs(tensor, |_| (Some(0), 0, NO_TICKET));
                 return self.wait_for(rank, needs, Then::Go);
             }
             Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
             Op::State(tensor) => return self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true)),
             Op::Push(tensor) => {
                 let sent = self.workers[rank as usize].sent[tensor as usize].clone();
-                let mut needs = self.needs(tensor, false, |shard| (None, sent[shard]));
+                let mut needs = self.needs(tensor, |shard| (None, sent[shard], NO_TICKET));
                 needs.retain(|need| need.folded > 0);
                 return self.wait_for(rank, needs, Then::Fill(tensor));
             }
@@ -90,29 +91,24 @@ impl Cluster<'_> {
     }
 
     pub(super) fn begin_declare(&mut self, rank: Rank, tensor: TensorId) {
-        if self.undeclared[tensor as usize].is_none() {
-            self.undeclared[tensor as usize] = Some((0..self.servers.len()).collect());
-            for shard in 0..self.servers.len() {
-                let delay = self.delay();
-                self.later(delay, Event::Declare(tensor, shard));
-            }
+        for shard in 0..self.servers.len() {
+            let delay = self.delay();
+            self.later(delay, Event::Declare(rank, tensor, shard));
         }
         self.workers[rank as usize].state = State::Declaring(tensor);
-        self.wake_later(rank);
     }
 
     /// A need at every shard that homes chunks of the tensor.
     pub(super) fn needs(
         &self,
         tensor: TensorId,
-        fetched: bool,
-        what: impl Fn(usize) -> (Option<u64>, u64),
+        what: impl Fn(usize) -> (Option<u64>, u64, u64),
     ) -> Vec<Need> {
         let homes = self.maps[tensor as usize].homes.iter().enumerate();
         let here = homes.filter(|(_, chunks)| !chunks.is_empty());
         here.map(|(shard, _)| {
-            let (version, folded) = what(shard);
-            Need { shard, tensor, version, folded, fetched }
+            let (version, folded, ticket) = what(shard);
+            Need { shard, tensor, version, folded, ticket }
         })
         .collect()
     }
@@ -144,7 +140,7 @@ impl Cluster<'_> {
     /// A worker looks at what it waits for.
     pub(super) fn wake(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].waking = false;
-        let declared = |tensor| self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty);
+        let declared = |tensor| self.servers.iter().all(|server| server.memory.has_lane(tensor, rank));
         let then = match &self.workers[rank as usize].state {
             State::Declaring(tensor) if declared(*tensor) => {
                 self.mirror(rank, *tensor);
@@ -181,21 +177,55 @@ impl Cluster<'_> {
         let position = worker.positions[tensor as usize];
         let requirement = position.requirement(worker.clock, slack, consistency);
         let sent = worker.sent[tensor as usize].clone();
-        if self.is_remote(rank) {
-            let own = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
-            self.ask(rank, tensor, |proxy| proxy.freshen(tensor, &requirement, own))?;
-            // Another thread reads the state while this one waits.
-            if self.rng.once_in(6) {
-                self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true))?;
-            }
-        }
+        let tickets = self.freshen(rank, tensor, &requirement)?;
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
-        let needs = self.needs(tensor, true, |shard| (Some(requirement.version), own(shard)));
+        let needs = self.needs(tensor, |shard| (Some(requirement.version), own(shard), tickets[shard]));
         let cut = self.maps[tensor as usize].cut;
         let mut left: Vec<u32> = (0..cut.chunks()).collect();
         self.rng.shuffle(&mut left);
         let value = vec![0; cut.bytes() as usize];
         self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, left, value }))
+    }
+
+    /// Asks for what a pull has to ask other hosts for: the ticket that it waits for at each shard.
+    fn freshen(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        requirement: &Requirement,
+    ) -> Result<Vec<u64>, Failure> {
+        if !self.is_remote(rank) {
+            return Ok(vec![NO_TICKET; self.servers.len()]);
+        }
+        // Another thread pulls just before, and this one does not wait for it.
+        if self.rng.once_in(6) {
+            self.freshen_once(rank, tensor, requirement)?;
+        }
+        let tickets = self.freshen_once(rank, tensor, requirement)?;
+        // Another thread reads the state while this one waits.
+        if self.rng.once_in(6) {
+            self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true))?;
+        }
+        Ok(tickets)
+    }
+
+    fn freshen_once(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        requirement: &Requirement,
+    ) -> Result<Vec<u64>, Failure> {
+        let anew = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
+        let mut tickets = Vec::new();
+        for shard in 0..self.servers.len() {
+            let proxy = &mut self.proxies[rank as usize][shard];
+            let (asked, ticket) = proxy.freshen(tensor, requirement, anew);
+            tickets.push(ticket);
+            for submission in asked {
+                self.say(rank, shard, submission)?;
+            }
+        }
+        Ok(tickets)
     }
 
     /// A reader takes some chunks, from the home's memory or from its mirror; both may go on meanwhile.
@@ -216,7 +246,8 @@ impl Cluster<'_> {
             };
             let Mirror { version, value, .. } = mirror.expect("what is ready is published").clone();
             reading.value[map.bytes(chunk)].copy_from_slice(&value);
-            self.see(Observation::Read { rank, tensor, chunk, slack, version, value: &value })?;
+            let mirrored = self.is_remote(rank);
+            self.see(Observation::Read { rank, tensor, chunk, slack, mirrored, version, value: &value })?;
         }
         if reading.left.is_empty() {
             self.finish_read(rank, reading);
@@ -337,7 +368,7 @@ impl Cluster<'_> {
     pub(super) fn crash(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].state = State::Lost;
         self.rings[rank as usize].iter_mut().for_each(|ring| ring.abandon(&mut self.rng));
-        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(&mut self.rng));
+        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(self.now, &mut self.rng));
         self.see(Observation::Crashed { rank })?;
         if self.is_watched(rank) {
             return Ok(());

@@ -11,6 +11,8 @@ pub(super) struct Read<'a> {
     pub(super) row_bytes: usize,
     /// The version that it asked for.
     pub(super) version: u64,
+    /// The last set of the producer before the last barrier.
+    pub(super) due: usize,
     /// Whether rows of different sets need not have been current together.
     pub(super) apart: bool,
 }
@@ -18,13 +20,20 @@ pub(super) struct Read<'a> {
 impl Read<'_> {
     /// Compares it with what the producer did; `newest` is what this worker has read of it so far.
     pub(super) fn judge(&self, producer: &Producer, newest: &mut After) -> Result<(), String> {
-        let Self { slots, values, row_bytes, version, apart } = *self;
+        let Self { slots, values, row_bytes, version, due: before, apart } = *self;
         let Producer { history, marks, .. } = producer;
         let numbers = judge_values(history, slots, values, row_bytes, newest)?;
         let last = numbers.values().copied().max().unwrap_or(0) as usize;
         let holds = if apart { is_whole(history, &numbers) } else { was(&history[last], &numbers) };
         if !holds {
             return Err(format!("rows were never like this after set {last}: {numbers:?}"));
+        }
+        let was_set =
+            |(slot, &number): (&u32, &u64)| history[before].get(slot).is_some_and(|&set| number < set as u64);
+        if numbers.iter().any(was_set) {
+            return Err(format!(
+                "rows are older than set {before}, before a barrier that was passed: {numbers:?}"
+            ));
         }
         // What the producer had set when it completed the iterations that the slack does not cover must be there.
         if version as usize > marks.len() {

@@ -124,7 +124,7 @@ impl Link {
         }
         self.wire.doomed = true;
         let how = rng.pick(&[Break::Cut, Break::Cut, Break::Silent(Way::Up), Break::Silent(Way::Down)]);
-        self.wire.shatter(how, rng);
+        self.wire.shatter(how, now, rng);
         if let Break::Silent(way) = how {
             // The end that hears nothing gives the connection up, and the other then reads that it has ended.
             self.ends[way.back() as usize].patience = Some(now + PATIENCE);

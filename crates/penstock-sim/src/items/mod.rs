@@ -9,6 +9,7 @@
 //!
 //! - never older than the slack allows, never torn, never falling;
 //! - rows of one set all or none (I-3, N-1);
+//! - behind a barrier, what was set before it is there, whatever the slack;
 //! - every worker comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
 //! - lazily, and within bounds, nothing is sent that no worker needed (N-3, N-4).
 //!
@@ -28,7 +29,7 @@ mod worker;
 
 pub use sabotage::Sabotage;
 
-use crate::rng::Rng;
+use crate::rng::{Rng, hash};
 pub use links::Faults;
 use penstock_proto::items::{Propagation, RowSet};
 use run::Run;
@@ -80,6 +81,8 @@ pub struct Tally {
     pub looks: u64,
     /// Reads that had to wait.
     pub waits: u64,
+    /// Barriers that opened.
+    pub barriers: u64,
     /// Links that broke.
     pub cuts: u64,
     /// Ends that gave a connection up.
@@ -96,6 +99,7 @@ impl Tally {
         self.reads += other.reads;
         self.looks += other.looks;
         self.waits += other.waits;
+        self.barriers += other.barriers;
         self.cuts += other.cuts;
         self.ends += other.ends;
         self.bytes += other.bytes;
@@ -105,11 +109,11 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reads, looks, waits, cuts, ends, bytes, staleness } = self;
+        let Self { reads, looks, waits, barriers, cuts, ends, bytes, staleness } = self;
         write!(
             out,
-            "{reads} reads, {looks} looks while rows came in, {waits} waits, {cuts} cuts, {ends} connections given up, {bytes} bytes, \
-             at most {staleness} clocks behind"
+            "{reads} reads, {looks} looks while rows came in, {waits} waits, {barriers} barriers, {cuts} cuts, {ends} connections given \
+             up, {bytes} bytes, at most {staleness} clocks behind"
         )
     }
 }
@@ -152,6 +156,11 @@ impl Scenario {
         Self { leaves: true, cuts: self.cuts / 3, ..self }
     }
 
+    /// Whether the workers meet at a barrier behind this iteration, counted from 1.
+    fn meets(&self, clock: u64) -> bool {
+        hash(&[self.seed, clock]).is_multiple_of(4)
+    }
+
     /// Runs it: what happened, or what did not hold.
     pub fn check(&self) -> Result<Tally, String> {
         Run::new(self).run()
@@ -176,6 +185,7 @@ mod tests {
             all.reads > 5_000
                 && all.looks > 20_000
                 && all.waits > 2_500
+                && all.barriers > 1_500
                 && all.cuts > 250
                 && all.staleness == 8,
             "{all:?}"
@@ -191,7 +201,7 @@ mod tests {
             let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
             all.merge(&tally);
         }
-        assert!(all.reads > 5_000 && all.cuts > 2_500, "{all:?}");
+        assert!(all.reads > 5_000 && all.cuts > 2_500 && all.barriers > 1_500, "{all:?}");
     }
 
     #[test]

@@ -207,6 +207,8 @@ fn as_it_comes<'a>(
             let places = places.union(&RowSet::from_rows([0]));
             Message::Fetch { partition, ticket, version, places }
         }
+        // A flush of the home's own rows, of which the worker is sent none, is through at once.
+        (Message::Bring { id, .. }, Sabotage::BringsNothing) => Message::Flush { id },
         (Message::Need { partition, .. }, Sabotage::SendsUnneeded) => {
             Message::Need { partition, versions: (1..=scenario.iterations).collect() }
         }

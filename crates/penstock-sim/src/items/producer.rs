@@ -103,6 +103,11 @@ impl Producer {
         self.writer.raise(self.clock);
     }
 
+    /// The number of its last set.
+    pub(super) fn done(&self) -> usize {
+        self.history.len() - 1
+    }
+
     /// It leaves: nothing newer comes.
     pub(super) fn leave(&mut self) {
         self.works = false;

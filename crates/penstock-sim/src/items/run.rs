@@ -5,7 +5,7 @@ use super::producer::{Producer, Shared};
 use super::reader::{Reader, Seen};
 use super::traffic::Traffic;
 use super::watched::Watched;
-use super::worker::{Leaving, Worker};
+use super::worker::{Leaving, Meeting, Worker};
 use super::{Plan, Sabotage, Scenario, Tally};
 use crate::rng::{Rng, hash};
 use penstock_fabric::items::partition::{Layout, Waiters, Writer};
@@ -50,6 +50,8 @@ pub(super) struct Run<'a> {
     pub(super) now: u64,
     pub(super) home: Node<Here>,
     pub(super) workers: Vec<Worker>,
+    /// The number of each worker's last set when it came to a barrier.
+    pub(super) stood: Vec<usize>,
     /// To the home, by rank.
     pub(super) links: Vec<Link>,
     /// What is sent on these, to the home and from it, compared with what was asked.
@@ -127,7 +129,8 @@ impl<'a> Run<'a> {
         let traffic = || Traffic::new(scenario.propagation, scenario.row_bytes);
         let traffic = (0..count).map(|_| (traffic(), traffic())).collect();
         let (now, tally) = (0, Tally::default());
-        let mut run = Self { scenario, rng, now, home, workers, links, traffic, tally, seen };
+        let stood = vec![0; count];
+        let mut run = Self { scenario, rng, now, home, workers, stood, links, traffic, tally, seen };
         for rank in 0..count {
             run.connect(rank);
         }
@@ -188,8 +191,8 @@ impl<'a> Run<'a> {
         for (rank, worker) in self.workers.iter().enumerate() {
             if !self.is_done(worker) {
                 return Err(format!(
-                    "worker {rank} is stuck at clock {}: {:?} are too old",
-                    worker.clock, worker.unread
+                    "worker {rank} is stuck at clock {}, {:?} at a barrier: {:?} are too old",
+                    worker.clock, worker.meeting, worker.unread
                 ));
             }
         }
@@ -199,7 +202,8 @@ impl<'a> Run<'a> {
 
     fn is_done(&self, worker: &Worker) -> bool {
         let works = self.scenario.leaves && worker.leaving != Leaving::Left;
-        worker.clock == self.scenario.iterations && worker.unread.is_empty() && !works
+        let met = worker.meeting == Meeting::Works;
+        worker.clock == self.scenario.iterations && worker.unread.is_empty() && met && !works
     }
 
     /// Whether one of four things could be done.

@@ -33,6 +33,10 @@ pub enum Sabotage {
     AnswersTooMuch,
     /// Goes on by a subscription that was replaced.
     IgnoresResubscriptions,
+    /// The home says that it has brought rows when it is asked to bring them.
+    BringsNothing,
+    /// A worker stands at a barrier before its rows are at the home.
+    StandsUnflushed,
     /// The home takes a new connection for the one before.
     MistakesConnections,
 }

@@ -1,9 +1,10 @@
-//! A worker on its way: it sets its rows, completes an iteration, reads what it consumes, and leaves when it is done.
+//! A worker on its way: it sets its rows, completes an iteration, meets the others at a barrier behind some, reads what it consumes,
+//! and leaves when it is done.
 
-use super::Plan;
 use super::judge::Read;
 use super::producer::{After, Shared};
 use super::run::{HOME, Here, Run, partition};
+use super::{Plan, Sabotage};
 use crate::rng::hash;
 use crate::transport::Way;
 use penstock_proto::items::node::Node;
@@ -21,6 +22,25 @@ pub(super) enum Leaving {
     Left,
 }
 
+/// How far a worker is at a barrier. It flushes, so that its rows are at the home, and stands there until all do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// There is none, or it has passed it.
+    Works,
+    Comes,
+    Flushes(u64),
+    Stands,
+}
+
+/// What is here of a producer since the last barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Since {
+    /// All that was set before this barrier, counted from 1.
+    Here(u64),
+    /// That is asked for, by this number.
+    Asked(u64),
+}
+
 pub(super) struct Worker {
     pub(super) plan: Plan,
     pub(super) node: Node<Here>,
@@ -32,6 +52,14 @@ pub(super) struct Worker {
     pub(super) unread: Vec<(u32, bool)>,
     ticket: Option<u64>,
     waits: bool,
+    pub(super) meeting: Meeting,
+    /// Barriers passed.
+    pub(super) barriers: u64,
+    /// What was set before the last, by producer: the number of the last set.
+    pub(super) due: Vec<usize>,
+    since: BTreeMap<u32, Since>,
+    /// What it has got on at barriers.
+    pub(super) met: u64,
     pub(super) leaving: Leaving,
     /// For how many steps its link stays broken.
     pub(super) away: u64,
@@ -50,6 +78,11 @@ impl Worker {
             unread: Vec::new(),
             ticket: None,
             waits: false,
+            meeting: Meeting::Works,
+            barriers: 0,
+            due: Vec::new(),
+            since: BTreeMap::new(),
+            met: 0,
             leaving: Leaving::Works,
             away: 0,
             newest: BTreeMap::new(),
@@ -60,6 +93,7 @@ impl Worker {
     pub(super) fn gone(&self) -> u64 {
         (self.clock * 2 + u64::from(self.set)) * 2 * (self.plan.consumes.len() as u64 + 1)
             - self.unread.len() as u64
+            + self.met
             + match self.leaving {
                 Leaving::Works => 0,
                 Leaving::Flushes(_) => 1,
@@ -73,14 +107,18 @@ impl Run<'_> {
     /// A worker goes on, if it can.
     pub(super) fn step(&mut self, rank: usize) -> Result<bool, String> {
         let worker = &mut self.workers[rank];
+        if worker.meeting != Meeting::Works {
+            return Ok(self.meet(rank));
+        }
         if !worker.unread.is_empty() {
             let (producer, half) = worker.unread[0];
-            let before = self.workers[rank].ticket;
+            let asked = |worker: &Worker| (worker.ticket, worker.since.get(&producer).copied());
+            let before = asked(worker);
             if self.read(rank, producer, half)? {
                 self.workers[rank].unread.remove(0);
                 return Ok(true);
             }
-            return Ok(self.workers[rank].ticket != before);
+            return Ok(asked(&self.workers[rank]) != before);
         }
         if worker.clock == self.scenario.iterations {
             return Ok(self.scenario.leaves && self.leave(rank));
@@ -92,10 +130,63 @@ impl Run<'_> {
         }
         (worker.clock, worker.set) = (worker.clock + 1, false);
         worker.producer.borrow_mut().complete(self.scenario.iterations);
+        if self.scenario.meets(worker.clock) {
+            worker.meeting = Meeting::Comes;
+        }
         worker.unread =
             worker.plan.consumes.keys().flat_map(|&other| [(other, true), (other, false)]).collect();
         self.rng.shuffle(&mut worker.unread);
         Ok(true)
+    }
+
+    /// A worker comes to a barrier, flushes, and stands there; whether it got on.
+    fn meet(&mut self, rank: usize) -> bool {
+        let early = self.scenario.sabotage == Some(Sabotage::StandsUnflushed);
+        let worker = &mut self.workers[rank];
+        worker.meeting = match worker.meeting {
+            Meeting::Comes => {
+                self.stood[rank] = worker.producer.borrow().done();
+                Meeting::Flushes(worker.node.flush(HOME))
+            }
+            Meeting::Flushes(id) if early || worker.node.host().flushed.contains(&id) => Meeting::Stands,
+            _ => return false,
+        };
+        worker.met += 1;
+        if self.workers.iter().all(|worker| worker.meeting == Meeting::Stands) {
+            self.tally.barriers += 1;
+            for worker in &mut self.workers {
+                (worker.meeting, worker.barriers) = (Meeting::Works, worker.barriers + 1);
+                worker.due.clone_from(&self.stood);
+            }
+        }
+        true
+    }
+
+    /// What was set before the last barrier must be here before a worker reads: asks for it, and says whether it is.
+    fn is_renewed(&mut self, rank: usize, producer: u32) -> bool {
+        let (worker, id) = (&mut self.workers[rank], partition(producer));
+        let since = match worker.since.get(&producer) {
+            Some(Since::Here(barriers)) if *barriers == worker.barriers => return true,
+            None if worker.barriers == 0 => return true,
+            Some(Since::Asked(number)) => {
+                let Here { answered, flushed, .. } = worker.node.host();
+                if !answered.contains(number) && !flushed.contains(number) {
+                    return false;
+                }
+                worker.met += 1;
+                Since::Here(worker.barriers)
+            }
+            _ => {
+                let count = worker.plan.consumes[&producer].len();
+                let asked = match self.scenario.propagation {
+                    Propagation::Eager => worker.node.bring(id),
+                    _ => worker.node.fetch(id, &RowSet::from_ranges(std::iter::once(0..count)), 0),
+                };
+                asked.map_or(Since::Here(worker.barriers), Since::Asked)
+            }
+        };
+        worker.since.insert(producer, since);
+        matches!(since, Since::Here(_))
     }
 
     /// A worker that is done leaves; whether it got on.
@@ -129,6 +220,9 @@ impl Run<'_> {
     fn read(&mut self, rank: usize, producer: u32, half: bool) -> Result<bool, String> {
         let (scenario, id) = (self.scenario, partition(producer));
         let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
+        if !direct && !self.is_renewed(rank, producer) {
+            return Ok(false);
+        }
         let from = Rc::clone(&self.workers[producer as usize].producer);
         let worker = &mut self.workers[rank];
         // Each get has a slack of its own, at most the plan's.
@@ -182,8 +276,14 @@ impl Run<'_> {
         self.tally.reads += 1;
         self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
         // Looked at while the producer went on, rows of different sets need not have been current together.
-        let read =
-            Read { slots: &slots, values: &out, row_bytes: bytes, version: wanted, apart: direct && !follow };
+        let read = Read {
+            slots: &slots,
+            values: &out,
+            row_bytes: bytes,
+            version: wanted,
+            due: worker.due.get(producer as usize).copied().unwrap_or(0),
+            apart: direct && !follow,
+        };
         let newest = worker.newest.entry(producer).or_default();
         read.judge(&from.borrow(), newest).map_err(|what| format!("of producer {producer}, {what}"))?;
         Ok(true)

@@ -1,8 +1,8 @@
 //! Leases: a server and its workers watch each other, processes are suspended and wake, die, and connections fall silent one way.
 //!
 //! The product's own machines say which process is late, and when: [`Vigil`], [`Lived`], [`Lease`], and [`Roster`] for which
-//! worker is lost. What stands around them is written once more: a worker's loop on its link, and the server's turn. A tick
-//! is a millisecond.
+//! worker is lost. Messages are a real job's, in records, on simulated wires. What stands around them is written once more: a
+//! worker's loop on its link, and the server's turn. A tick is a millisecond.
 //!
 //! - A process that is said to be lost was silent for at least the lease, counting only time in which the watcher
 //!   itself ran (M-2).
@@ -11,17 +11,23 @@
 //! - No worker that was lost contributes afterwards.
 
 mod judge;
+mod line;
 mod sabotage;
 
 pub use sabotage::Sabotage;
 
+use crate::control::{self, HELLO, reply, request};
 use crate::rng::Rng;
+use crate::transport::Way;
 use judge::{Life, Look, judge};
+use line::Line;
 use penstock_proto::Rank;
+use penstock_proto::error::Refusal;
+use penstock_proto::handshake::Session;
 use penstock_proto::membership::{Lease, Lived, Member, Roster};
+use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, decode};
 use penstock_proto::peer::PeerId;
 use penstock_proto::vigil::{self, Vigil};
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
@@ -96,15 +102,6 @@ pub struct Plan {
     pub falls_silent: Vec<(u64, Way)>,
 }
 
-/// Which way nothing passes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// To the server.
-    Up,
-    /// From it.
-    Down,
-}
-
 /// Leases that a run lasts.
 const LONG: u64 = 16;
 
@@ -162,36 +159,12 @@ impl Scenario {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Message {
-    Hello,
-    Beat,
-    Contribution,
-    Alive,
-    Refused,
-}
+/// The number of what stands for a contribution: a question that the server answers to no one.
+const CONTRIBUTION: u64 = 1;
 
-/// A connection: what is under way, and what has come and is not read.
-#[derive(Debug, Default)]
-struct Line {
-    up: VecDeque<(u64, Message)>,
-    down: VecDeque<(u64, Message)>,
-    /// Ways on which it is silent.
-    silent: Vec<Way>,
-}
-
-impl Line {
-    fn way(&mut self, way: Way) -> &mut VecDeque<(u64, Message)> {
-        match way {
-            Way::Up => &mut self.up,
-            Way::Down => &mut self.down,
-        }
-    }
-
-    fn has_come(&self, way: Way, now: u64) -> bool {
-        let queue = if way == Way::Up { &self.up } else { &self.down };
-        queue.front().is_some_and(|(due, _)| *due <= now)
-    }
+fn welcome(lease: u64) -> Answer {
+    let (server, servers, shards, chunk_bytes, others) = (0, 1, 1, 4096, 1);
+    Answer::Welcome(Welcome { server, servers, shards, chunk_bytes, lease_ms: lease, others })
 }
 
 /// A process, as it runs.
@@ -222,9 +195,9 @@ impl<'a> Process<'a> {
 struct Worker<'a> {
     process: Process<'a>,
     vigil: Vigil,
-    line: Option<Line>,
-    /// What was sent on a connection that it has closed: it comes all the same, and is read before the end is.
-    closed: VecDeque<(u64, Message)>,
+    /// Its connections, of which the server has not read the end: the last may stand. What was sent on one that it has closed
+    /// comes all the same.
+    lines: Vec<Line>,
     /// What came from the server: messages, or beats on its flags that were seen.
     heard: u64,
     /// Signs of life that it has answered.
@@ -241,12 +214,13 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// What has come from it to the server and is not read.
-    fn next_for_server(&mut self, now: u64) -> Option<Message> {
-        let open = self.line.as_mut().map(|line| &mut line.up);
-        let mut queues = std::iter::once(&mut self.closed).chain(open);
-        let came = queues.find(|queue| queue.front().is_some_and(|(due, _)| *due <= now));
-        came.and_then(VecDeque::pop_front).map(|(_, message)| message)
+    /// The connection that stands.
+    fn line(&mut self) -> Option<&mut Line> {
+        self.lines.last_mut().filter(|line| line.stands())
+    }
+
+    fn has_news(&self, way: Way, now: u64) -> bool {
+        self.lines.iter().any(|line| line.has_news(way, now))
     }
 }
 
@@ -280,8 +254,7 @@ impl<'a> Run<'a> {
             .map(|plan| Worker {
                 process: Process::new(plan, lease),
                 vigil: Vigil::new(judged),
-                line: None,
-                closed: VecDeque::new(),
+                lines: Vec::new(),
                 heard: 0,
                 answered: 0,
                 beats: 0,
@@ -321,9 +294,7 @@ impl<'a> Run<'a> {
             self.now = now;
             self.pass_time();
             let wakes = |run: &Self| {
-                let has_come = |worker: &Worker<'_>| {
-                    worker.ring > 0 || worker.line.as_ref().is_some_and(|line| line.has_come(Way::Up, now))
-                };
+                let has_come = |worker: &Worker<'_>| worker.ring > 0 || worker.has_news(Way::Up, now);
                 now >= run.server.next_look || run.workers.iter().any(has_come)
             };
             if self.server.runs(now) && wakes(&self) {
@@ -331,7 +302,7 @@ impl<'a> Run<'a> {
             }
             for rank in 0..self.workers.len() {
                 let worker = &self.workers[rank];
-                let has_come = worker.line.as_ref().is_some_and(|line| line.has_come(Way::Down, now));
+                let has_come = worker.has_news(Way::Down, now);
                 if worker.process.runs(now) && (now >= worker.process.next_look || has_come) {
                     self.work(rank).map_err(|what| format!("tick {now}, worker {rank}: {what}"))?;
                 }
@@ -353,39 +324,40 @@ impl<'a> Run<'a> {
             process.life.passes(runs);
         }
         for worker in &mut self.workers {
-            if worker.closed.iter().any(|(due, _)| *due == now) {
+            let falls_silent = &worker.process.plan.falls_silent;
+            for &(at, way) in falls_silent.iter().filter(|(at, _)| *at == now) {
+                if let Some(line) = worker.lines.last_mut().filter(|line| line.stands()) {
+                    line.fall_silent(way, now, &mut self.rng);
+                    worker.broken.push(at);
+                }
+            }
+            if worker.lines.iter().any(|line| line.brings(Way::Up, now)) {
                 worker.to_server = now;
             }
-            let Some(line) = &mut worker.line else { continue };
-            for &(at, way) in worker.process.plan.falls_silent.iter().filter(|(at, _)| *at == now) {
-                line.silent.push(way);
-                worker.broken.push(at);
-            }
-            if line.up.iter().any(|(due, _)| *due == now) {
-                worker.to_server = now;
-            }
-            if line.down.iter().any(|(due, _)| *due == now) {
+            if worker.lines.iter().any(|line| line.brings(Way::Down, now)) {
                 worker.from_server = now;
             }
         }
     }
 
-    fn passes(&self, rank: usize, way: Way) -> bool {
-        let outages = &self.workers[rank].process.plan.outages;
-        !outages.iter().any(|(range, which)| *which == way && range.contains(&self.now))
+    /// When the network that passes nothing that way does so again, if it does not now.
+    fn outage(&self, rank: usize, way: Way) -> Option<u64> {
+        let mut outages = self.workers[rank].process.plan.outages.iter();
+        let outage = outages.find(|(range, which)| *which == way && range.contains(&self.now));
+        outage.map(|(range, _)| range.end)
     }
 
-    fn post(&mut self, rank: usize, way: Way, message: Message) {
-        let passes = self.passes(rank, way);
-        let due = self.now + self.rng.within(1..=self.scenario.lease / 16);
-        if let Some(line) = &mut self.workers[rank].line
-            && passes
-            && !line.silent.contains(&way)
-        {
-            let queue = line.way(way);
-            // In order.
-            let due = queue.back().map_or(due, |(last, _)| due.max(*last));
-            queue.push_back((due, message));
+    /// A message goes out on a connection. What the network does not pass now is sent again when it does.
+    fn post(&mut self, rank: usize, line: usize, way: Way, message: &[u8]) {
+        let from = self.outage(rank, way).unwrap_or(self.now);
+        let due = from + self.rng.within(1..=self.scenario.lease / 16);
+        self.workers[rank].lines[line].send(way, message, self.now, due, &mut self.rng);
+    }
+
+    /// The same, on the connection that stands.
+    fn say(&mut self, rank: usize, message: &[u8]) {
+        if self.workers[rank].line().is_some() {
+            self.post(rank, self.workers[rank].lines.len() - 1, Way::Up, message);
         }
     }
 
@@ -408,7 +380,8 @@ impl<'a> Run<'a> {
                 let sign = if process.plan.remote { *signs } else { *beats };
                 if lease.has_ended(sign, clock) {
                     self.roster.lose(rank as Rank);
-                    self.post(rank, Way::Down, Message::Refused);
+                    // It hears so when it comes again.
+                    self.workers[rank].lines.iter_mut().for_each(Line::close_at_server);
                 }
             }
             if self.watched[rank].said_lost {
@@ -442,18 +415,18 @@ impl<'a> Run<'a> {
 
     /// Takes what a worker has sent.
     fn take(&mut self, rank: usize) -> Result<(), String> {
-        let now = self.now;
         let mut contributions = std::mem::take(&mut self.workers[rank].ring);
-        while let Some(message) = self.workers[rank].next_for_server(now) {
-            let is_here = self.roster.of(rank as Rank) == Member::Joined;
-            if !is_here && !self.is(Sabotage::HearsTheLost) {
-                self.post(rank, Way::Down, Message::Refused);
-                continue;
-            }
-            self.watched[rank].signs += 1;
-            match message {
-                Message::Contribution => contributions += 1,
-                _ => self.post(rank, Way::Down, Message::Alive),
+        let mut at = 0;
+        while let Some(line) = self.workers[rank].lines.get_mut(at) {
+            match line.next(Way::Up, self.now) {
+                Ok(Some(message)) => contributions += u64::from(self.hear(rank, at, &message)?),
+                Ok(None) => at += 1,
+                // Its end was read; the worker's may still have something to read.
+                Err(_) if line.stands() => {
+                    line.close_at_server();
+                    at += 1;
+                }
+                Err(_) => _ = self.workers[rank].lines.remove(at),
             }
         }
         // A worker that was lost is not listened to.
@@ -467,6 +440,31 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Hears what has come on a connection of a worker; whether it contributes.
+    fn hear(&mut self, rank: usize, line: usize, message: &[u8]) -> Result<bool, String> {
+        let Request { id, body, .. } = decode(message).map_err(|error| error.to_string())?;
+        let is_here = self.roster.of(rank as Rank) == Member::Joined || self.is(Sabotage::HearsTheLost);
+        if let Ask::Hello { peer, .. } = body {
+            let rank_of = self.roster.admit(peer).map_err(|refusal| refusal.to_string())?;
+            let answer = match is_here {
+                true => welcome(self.scenario.lease),
+                false => Answer::Refused(Refusal::RankTaken { rank: rank_of }),
+            };
+            self.workers[rank].lines[line].greeted = is_here;
+            self.watched[rank].signs += u64::from(is_here);
+            self.post(rank, line, Way::Down, &reply(id, answer));
+            return Ok(false);
+        }
+        if !is_here || !self.workers[rank].lines[line].greeted {
+            return Ok(false);
+        }
+        self.watched[rank].signs += 1;
+        if body == Ask::Beat {
+            self.post(rank, line, Way::Down, &reply(id, Answer::Alive));
+        }
+        Ok(id == CONTRIBUTION)
+    }
+
     /// A worker's look: it hears what has come, judges the server, and shows that it lives.
     fn work(&mut self, rank: usize) -> Result<(), String> {
         let (now, lease, sabotage) = (self.now, self.scenario.lease, self.scenario.sabotage);
@@ -475,12 +473,20 @@ impl<'a> Run<'a> {
         let worker = &mut self.workers[rank];
         worker.process.next_look = next;
         let clock = worker.process.clock(now, sabotage);
-        while let Some(line) = worker.line.as_mut().filter(|line| line.has_come(Way::Down, now))
-            && let Some((_, message)) = line.down.pop_front()
-        {
+        while let Some(line) = worker.line() {
+            let message = match line.next(Way::Down, now) {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(_) => {
+                    line.close_at_worker();
+                    self.tally.again += 1;
+                    break;
+                }
+            };
+            let Reply { body, .. } = decode(&message).map_err(|error| error.to_string())?;
             worker.heard += 1;
-            worker.answered += u64::from(message == Message::Alive);
-            if message == Message::Refused {
+            worker.answered += u64::from(body == Answer::Alive);
+            if matches!(body, Answer::Refused(_)) {
                 worker.process.life.ended = Some(now);
                 self.tally.refused += 1;
                 return Ok(());
@@ -504,26 +510,32 @@ impl<'a> Run<'a> {
             worker.ring += u64::from(contributes);
             return Ok(());
         }
-        let silent = worker.line.is_some() && worker.vigil.is_silent(worker.answered, clock);
-        if silent && !self.is(Sabotage::KeepsSilentConnections) {
-            let worker = &mut self.workers[rank];
-            worker.closed.extend(worker.line.take().into_iter().flat_map(|line| line.up));
+        let silent = worker.line().is_some() && worker.vigil.is_silent(worker.answered, clock);
+        if silent
+            && !self.is(Sabotage::KeepsSilentConnections)
+            && let Some(line) = self.workers[rank].line()
+        {
+            line.close_at_worker();
             self.tally.again += 1;
         }
-        if self.workers[rank].line.is_none() {
+        if self.workers[rank].line().is_none() {
             // Both ends speak before a connection stands.
-            if !self.passes(rank, Way::Up) || !self.passes(rank, Way::Down) || !self.server.runs(now) {
+            let passes = [Way::Up, Way::Down].into_iter().all(|way| self.outage(rank, way).is_none());
+            if !passes || !self.server.runs(now) {
                 return Ok(());
             }
-            self.workers[rank].line = Some(Line::default());
+            self.workers[rank].lines.push(Line::new());
             self.workers[rank].vigil.connected(clock);
-            self.post(rank, Way::Up, Message::Hello);
+            let (session, size) = (Session::default(), self.workers.len() as u32);
+            let peer = PeerId::worker(rank as Rank);
+            let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer, size };
+            self.say(rank, &request(HELLO, hello));
         }
         if self.workers[rank].vigil.is_time_to_beat(clock) {
-            self.post(rank, Way::Up, Message::Beat);
+            self.say(rank, &control::beat());
         }
         if contributes {
-            self.post(rank, Way::Up, Message::Contribution);
+            self.say(rank, &request(CONTRIBUTION, Ask::Clocks));
         }
         Ok(())
     }

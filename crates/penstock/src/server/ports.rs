@@ -7,6 +7,7 @@ use super::remote::Remote;
 use penstock_fabric::inlet::Inlet;
 use penstock_proto::Rank;
 use penstock_proto::peer::PeerId;
+use penstock_proto::remote::home::{Subscriber, Subscribers};
 use rustix::fd::OwnedFd;
 
 /// A peer, as far as a shard has to do with it.
@@ -124,11 +125,6 @@ impl Ports {
         self.place(peer).and_then(|place| self.remote_at(place))
     }
 
-    /// The connection by which a contribution came: of whichever worker has the rank now.
-    pub(super) fn contributor(&mut self, rank: Rank) -> Option<&mut Remote> {
-        self.remote_at(rank as usize)
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Port> {
         self.places.iter().flatten().map(|(_, port)| port)
     }
@@ -143,6 +139,16 @@ impl Ports {
             Some((_, Port::Remote(remote))) => Some((place, &mut **remote)),
             _ => None,
         })
+    }
+}
+
+impl Subscribers for Ports {
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
+        self.remote(peer).map(Remote::subscriber)
+    }
+
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
+        self.remote_at(rank as usize).map(Remote::subscriber)
     }
 }
 

@@ -5,7 +5,7 @@ use super::bells;
 use super::pace::Pace;
 use super::ports::{Local, Port, Ports};
 use super::remote::{Heard, Remote};
-use super::shard_memory::{Event, Memory, Touched};
+use super::shard_memory::{Memory, Touched};
 use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
 use crate::wait::{self, Crowd, Patience, Shards};
@@ -23,7 +23,7 @@ use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
 use penstock_proto::peer::PeerId;
-use penstock_proto::remote::home::Chunks;
+use penstock_proto::remote::home::{self, Chunks};
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
@@ -622,29 +622,10 @@ impl Loop {
     fn submit_remote(&mut self, peer: PeerId, judged: Judged, wanted: bool) -> Result<(), String> {
         let Self { ports, overlay, memory, machine, .. } = self;
         let Some(remote) = ports.remote(peer) else { return Ok(()) };
-        // What it is sent was charged to it when it declared the tensor, of which it knows the number by that alone.
-        if let (Submission::Fetch { tensor, .. }, Some(rank)) = (judged.submission(), peer.rank())
-            && !memory.has_lane(*tensor, rank)
-        {
-            return Err(format!("a fetch of tensor {tensor}, which it has not declared"));
-        }
-        match *judged.submission() {
-            Submission::Fetch { tensor, state: true, ticket, .. } => {
-                remote.subscriber().fetch_state(tensor, ticket, memory);
-            }
-            Submission::Fetch { tensor, version, ticket, .. } => {
-                self.pace.look_at(memory.chunks(tensor));
-                overlay.subscribe(tensor, peer);
-                let folded = machine.promised(peer, tensor);
-                remote.subscriber().fetch(tensor, version, ticket, folded, memory)
-            }
-            Submission::Push { tensor, first, stamp, .. } if wanted => {
-                if let Some(local) = memory.local(tensor, first) {
-                    overlay.subscribe(tensor, peer);
-                    remote.subscriber().want(tensor, local, stamp + 1, memory);
-                }
-            }
-            _ => {}
+        let asked = remote.subscriber().ask(peer, judged.submission(), wanted, (machine, overlay), memory);
+        asked.map_err(|undeclared| undeclared.to_string())?;
+        if let Submission::Fetch { tensor, state: false, .. } = *judged.submission() {
+            self.pace.look_at(memory.chunks(tensor));
         }
         self.take(peer, judged)
     }
@@ -672,11 +653,7 @@ impl Loop {
 
     /// Takes what a peer of this host has submitted.
     fn submit(&mut self, peer: PeerId, submission: &Submission) -> Result<(), String> {
-        if let Submission::Push { tensor, .. } | Submission::Load { tensor, .. } = *submission
-            && peer.rank().is_some_and(|rank| !self.memory.has_lane(tensor, rank))
-        {
-            return Err(format!("it submitted tensor {tensor} without having declared it"));
-        }
+        home::check_declared(peer, submission, &self.memory).map_err(|undeclared| undeclared.to_string())?;
         let judged = self.machine.judge_local(peer, submission).map_err(|refused| refused.to_string())?;
         self.take(peer, judged)
     }
@@ -719,20 +696,7 @@ impl Loop {
     fn queue_events(&mut self) {
         let events = self.memory.events();
         for &event in &events {
-            match event {
-                Event::Published { tensor, local } => {
-                    for &peer in self.overlay.next_hops(tensor) {
-                        if let Some(remote) = self.ports.remote(peer) {
-                            remote.subscriber().published(tensor, local, &self.memory);
-                        }
-                    }
-                }
-                Event::Folded { tensor, writer, count } => {
-                    if let Some(remote) = self.ports.contributor(writer) {
-                        remote.subscriber().folded(tensor, count, &self.memory);
-                    }
-                }
-            }
+            home::tell(event, &self.overlay, &mut self.ports, &self.memory);
         }
         self.memory.recycle(events);
     }

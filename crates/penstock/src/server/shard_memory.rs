@@ -6,7 +6,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
-use penstock_proto::remote::home::{Chunks, Publication};
+use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
@@ -17,13 +17,6 @@ use std::sync::Arc;
 
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
-
-/// Something that workers on other hosts may have to be told.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Event {
-    Published { tensor: TensorId, local: usize },
-    Folded { tensor: TensorId, writer: Rank, count: u64 },
-}
 
 /// Tensors to which something has happened since all were told.
 #[derive(Debug, Clone, Copy)]
@@ -107,10 +100,6 @@ impl Memory {
         }
     }
 
-    pub(super) fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
-        self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
-    }
-
     /// The lane of a worker that has one.
     pub(super) fn lane(&mut self, id: TensorId, rank: Rank) -> &mut LaneView {
         self.tensor(id).lanes[rank as usize].as_mut().expect("it was asked whether there is one")
@@ -124,11 +113,6 @@ impl Memory {
     pub(super) fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
         let tensor = self.tensors.get(id)?;
         tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
-    }
-
-    /// The chunk's place among those homed here.
-    pub(super) fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
-        self.look(id).home.find(chunk)
     }
 
     /// How the tensor's contributions are encoded.
@@ -199,6 +183,14 @@ impl Chunks for Memory {
         let tensor = self.look(id);
         let Published { version, steps } = tensor.published[local];
         Publication { version, steps, sequence: tensor.home.sequence(local) }
+    }
+
+    fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        self.look(id).home.find(chunk)
+    }
+
+    fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
+        self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
     }
 }
 

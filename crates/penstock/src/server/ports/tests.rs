@@ -321,7 +321,8 @@ fn a_port_is_one_peers_and_not_another_incarnations_or_roles() {
     assert_eq!((ports.place(again), ports.place(PeerId::first(Role::Follower, 1))), (None, None));
     assert_eq!(ports.open(again, port(again)), 1, "who comes back takes the place");
     assert_eq!((ports.place(first), ports.place(again)), (None, Some(1)));
-    assert_eq!(ports.contributor(1).map(|remote| remote.peer()), Some(again));
+    assert_eq!(ports.remote_at(1).map(|remote| remote.peer()), Some(again));
+    assert!(ports.contributor(1).is_some() && ports.of(again).is_some() && ports.of(first).is_none());
     assert_eq!(ports.place(PeerId::worker(9)), None);
 }
 

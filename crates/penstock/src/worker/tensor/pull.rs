@@ -8,6 +8,7 @@ use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::ForeignMut;
 use penstock_proto::consistency::MAX_SLACK;
+use penstock_proto::remote::asking::{self, AtPull, Known};
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
@@ -193,19 +194,18 @@ impl Tensor {
     ) -> Result<u64, Error> {
         let Some(remote) = &home.remote else { return Ok(NO_TICKET) };
         remote.pulled.store(true, Ordering::Relaxed);
-        let comes = self.progress(home) > requirement.version
-            || remote.wanted.load(Ordering::Relaxed) > requirement.version;
-        if anew {
-            let ticket = self.fetch(home, 0, false, deadline)?;
-            remote.renewed.fetch_max(ticket, Ordering::Relaxed);
-            if !comes {
-                self.want(home, requirement.version, deadline)?;
+        let known = Known { progress: self.progress(home), wanted: remote.wanted.load(Ordering::Relaxed) };
+        match asking::at_pull(requirement, known, anew) {
+            AtPull::Nothing => Ok(remote.renewed.load(Ordering::Relaxed)),
+            AtPull::Fetch { version } => self.fetch(home, version, false, deadline),
+            AtPull::Anew { want } => {
+                let ticket = self.fetch(home, 0, false, deadline)?;
+                remote.renewed.fetch_max(ticket, Ordering::Relaxed);
+                if let Some(version) = want {
+                    self.want(home, version, deadline)?;
+                }
+                Ok(ticket)
             }
-            return Ok(ticket);
-        }
-        match comes && requirement.stands_still {
-            true => Ok(remote.renewed.load(Ordering::Relaxed)),
-            false => self.fetch(home, requirement.version, false, deadline),
         }
     }
 

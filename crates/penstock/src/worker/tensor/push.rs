@@ -8,6 +8,7 @@ use penstock_fabric::memory::OwnLane;
 use penstock_fabric::ring::CAPACITY;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
+use penstock_proto::remote::asking;
 use penstock_proto::submission::Submission;
 use std::time::Duration;
 
@@ -90,11 +91,11 @@ impl Tensor {
     fn ask_for_result(&self, stamp: u64) {
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
             let pulled = remote.pulled.swap(false, Ordering::Relaxed);
-            let wants = pulled && self.spec.consistency.folds_together();
-            remote.wants.store(wants, Ordering::Relaxed);
-            if wants {
+            let version = asking::at_push(pulled, self.spec.consistency, stamp);
+            remote.wants.store(version.is_some(), Ordering::Relaxed);
+            if let Some(version) = version {
                 // Pairs with the acquire load in the proxy, when it connects again.
-                remote.wanted.store(stamp + 2, Ordering::Release);
+                remote.wanted.store(version + 1, Ordering::Release);
             }
         }
     }

@@ -1,0 +1,124 @@
+//! What a worker asks of a home on another host, and when: at a pull, and at a push.
+//!
+//! A value that stands still (BSP without slack) is asked for once, most often by the push before: a pull then only waits for it. A
+//! value that moves by itself is fetched at every pull. After a barrier, and after a load of this worker's own, a value may have
+//! changed without a new version: then all of it is fetched anew, and whoever pulls later waits for that, too.
+
+use crate::consistency::Consistency;
+use crate::worker::Requirement;
+
+/// What a worker knows of a tensor at one home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// The least version of all chunks that has come + 1; 0: none.
+    pub progress: u64,
+    /// The version + 1 that pushes have asked for; 0: none.
+    pub wanted: u64,
+}
+
+/// What a pull asks of a home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtPull {
+    /// Nothing: what it requires has come, or comes unasked. It waits for what was last fetched anew, if that is still to come.
+    Nothing,
+    /// Chunks that have changed and have this version, and the others once they have it. It waits for the ticket.
+    Fetch {
+        /// The version.
+        version: u64,
+    },
+    /// All that has changed, whatever its version: a fetch of version 0. It waits for the ticket, as later pulls do that ask for
+    /// nothing.
+    Anew {
+        /// The version that it requires, to be asked for without a ticket; `None`: it has come, or comes unasked.
+        want: Option<u64>,
+    },
+}
+
+/// What a pull asks of a home. `anew`: the value may have changed without a new version since it was last fetched.
+pub fn at_pull(requirement: &Requirement, known: Known, anew: bool) -> AtPull {
+    let Requirement { version, stands_still, .. } = *requirement;
+    let comes = known.progress > version || known.wanted > version;
+    match (anew, comes && stands_still) {
+        (true, _) => AtPull::Anew { want: (!comes).then_some(version) },
+        (false, true) => AtPull::Nothing,
+        (false, false) => AtPull::Fetch { version },
+    }
+}
+
+/// The version that a push asks a home to send as soon as it is there, chunk by chunk: its result, where that is the next to be
+/// pulled. `pulled`: the value was pulled since the push before, so that this one's is likely to be.
+pub fn at_push(pulled: bool, consistency: Consistency, stamp: u64) -> Option<u64> {
+    (pulled && consistency.folds_together()).then_some(stamp + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::Position;
+
+    /// A pull of a worker that has pushed in its iterations 0, 1 and 2 and is in its third.
+    fn requirement(slack: Option<u32>, consistency: Consistency) -> Requirement {
+        let mut position = Position::default();
+        for clock in 0..3 {
+            position.contributed(position.contribute(clock, false).unwrap());
+        }
+        position.requirement(3, slack, consistency)
+    }
+
+    const NEVER: Known = Known { progress: 0, wanted: 0 };
+
+    #[test]
+    fn a_result_that_the_push_has_asked_for_is_not_asked_for_again() {
+        let still = requirement(None, Consistency::Bsp);
+        assert_eq!(still.version, 3);
+        for (known, asks) in [
+            (NEVER, AtPull::Fetch { version: 3 }),
+            (Known { progress: 3, wanted: 3 }, AtPull::Fetch { version: 3 }),
+            (Known { progress: 3, wanted: 4 }, AtPull::Nothing),
+            (Known { progress: 4, wanted: 0 }, AtPull::Nothing),
+        ] {
+            assert_eq!(at_pull(&still, known, false), asks, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn what_moves_by_itself_is_fetched_at_every_pull_though_it_is_there() {
+        let there = Known { progress: 9, wanted: 9 };
+        for (slack, consistency, version) in [
+            (Some(1), Consistency::Bsp, 2),
+            (None, Consistency::Ssp(2), 1),
+            (Some(0), Consistency::Ssp(2), 3),
+            (None, Consistency::Asp, 0),
+        ] {
+            let asks = at_pull(&requirement(slack, consistency), there, false);
+            assert_eq!(asks, AtPull::Fetch { version }, "{slack:?} {consistency:?}");
+        }
+    }
+
+    #[test]
+    fn after_a_barrier_or_a_load_all_is_fetched_whatever_is_there_and_a_version_only_if_it_does_not_come() {
+        for consistency in [Consistency::Bsp, Consistency::Ssp(0)] {
+            let required = requirement(None, consistency);
+            for (known, want) in [
+                (NEVER, Some(3)),
+                (Known { progress: 3, wanted: 3 }, Some(3)),
+                (Known { progress: 0, wanted: 4 }, None),
+                (Known { progress: 4, wanted: 0 }, None),
+            ] {
+                assert_eq!(
+                    at_pull(&required, known, true),
+                    AtPull::Anew { want },
+                    "{consistency:?} {known:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_push_asks_for_its_result_if_the_last_was_looked_at_and_all_fold_together() {
+        assert_eq!(at_push(true, Consistency::Bsp, 4), Some(5));
+        assert_eq!(at_push(false, Consistency::Bsp, 4), None);
+        assert_eq!(at_push(true, Consistency::Ssp(0), 4), None);
+        assert_eq!(at_push(true, Consistency::Asp, 4), None);
+    }
+}
