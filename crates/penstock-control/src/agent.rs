@@ -99,7 +99,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts talking to the manager, on a thread of its own. A manager that is away is waited for, for ever.
+    /// Starts talking to the manager, on a thread of its own. It waits for a manager that is away, without end.
     pub fn start(target: &Target, token: Secret, host: Arc<dyn Host>) -> Result<Self, Error> {
         let dialer = Dialer::new(target)?;
         let (stop, stopped) = watch::channel(false);
@@ -203,7 +203,7 @@ impl Session {
                     return Ok(());
                 }
             };
-            // What never worked and cannot get better by waiting is for the user to put right.
+            // An error that waiting cannot mend, before anything has worked, is for the user to put right.
             if self.manager.is_none() && !error.is_passing() {
                 return Err(error);
             }

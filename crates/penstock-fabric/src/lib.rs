@@ -20,7 +20,7 @@
 //!
 //! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of
 //! [`items`] `slot`, `steps`, `change_log`, `together` and `waiters`. The models run the code that runs: the order in which a
-//! writer of rows does what stands in `items/steps.rs` alone, and a thread that sleeps there truly sleeps, so that one that is
+//! writer of rows does what stands in `items/steps.rs` alone, and a thread that sleeps there truly sleeps, so a thread that is
 //! forgotten is a deadlock.
 //!
 //! # What a model notices

@@ -1,4 +1,4 @@
-//! When a connection is tried again: one rule, whoever makes it.
+//! When a connection is tried again: one rule for all that make connections.
 //!
 //! | what happened last | the next attempt |
 //! |---|---|

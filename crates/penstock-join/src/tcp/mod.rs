@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Time in which a connection must prove itself, and then again in which it must give something.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
 
-/// Pauses before a process tries again what may yet come to be: rank 0 may not be listening yet, its name not be known.
+/// Pauses before a process tries again: rank 0 may not be listening yet, or its name not be known yet.
 const PAUSES: Pauses = Pauses::doubling(Duration::from_millis(50), Duration::from_secs(1));
 
 /// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
@@ -119,7 +119,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Rank 0 does not know the secret, or says that this process does not.
-    #[error("the rendezvous at {at} has another secret or job name than rank {rank}")]
+    #[error("the rendezvous at {at} has a different secret or job name from rank {rank}'s")]
     OtherSecret {
         /// Where.
         at: RendezvousAddress,
@@ -128,7 +128,7 @@ pub enum RendezvousError {
     },
     /// Rank 0 was told another number of processes.
     #[error(
-        "rank 0 at {at} expects {expected} processes, this one was told that it is rank {rank} of {size}"
+        "rank 0 at {at} expects {expected} processes, but this process was told that it is rank {rank} of {size}"
     )]
     OtherSize {
         /// Where.

@@ -111,7 +111,7 @@ pub struct Root {
     came: Contributions,
     /// Ranks that have ever given something.
     heard: BTreeSet<u32>,
-    /// Where the last one came from that could not prove that it knows the secret.
+    /// Where the last process came from that could not prove that it knows the secret.
     unproved: Option<IpAddr>,
 }
 
@@ -178,7 +178,7 @@ impl Root {
         self.port
     }
 
-    /// From which host a process came, if one did, that spoke as a process of a job does and had another secret or job name.
+    /// The host of a process that spoke as a process of a job does but had another secret or job name, if there was one.
     pub fn unproved(&self) -> Option<IpAddr> {
         self.unproved
     }
@@ -192,7 +192,7 @@ impl Root {
         for rank in self.members.keys().copied().collect::<Vec<_>>() {
             self.hear(rank);
         }
-        // Where it cannot go on itself it stays just long enough to tell those that come. Where another cannot, a little shorter.
+        // If this process cannot go on, it stays just long enough to tell those that come; if another cannot, a little less.
         let (mut patience, mut ending) = (*patience, false);
         while self.came.len() < self.expected.size as usize {
             if !ending && self.came.values().any(|one| is_failure(one)) {

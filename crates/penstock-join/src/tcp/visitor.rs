@@ -301,7 +301,7 @@ mod tests {
         Ok(Vec::new())
     }
 
-    // It heard neither its deadline nor Ctrl-C.
+    // It ignored both its deadline and Ctrl-C.
     #[test]
     fn a_name_server_that_does_not_answer_ends_at_the_deadline_and_with_the_caller() {
         let (host, secret, job) =

@@ -184,7 +184,7 @@ pub struct Server {
     acceptor: Option<Arc<Acceptor>>,
 }
 
-/// Threads of a server, which are not left alone: letting go of them waits until they have ended. A shard ends when its
+/// Threads of a server, which never outlive it: dropping this waits until they have ended. A shard ends when its
 /// [handle](shard::Handle) goes.
 #[derive(Debug, Default)]
 struct Threads(Vec<JoinHandle<()>>);
@@ -267,7 +267,7 @@ impl Drop for LastWill {
     }
 }
 
-/// Held by a thread that the job cannot do without: should it panic, the job ends at once, and with what was to blame.
+/// Held by a thread that the job cannot do without: if it panics, the job ends at once, with an error that names the thread.
 struct Obituary {
     /// What the thread does.
     thread: &'static str,
@@ -479,7 +479,7 @@ fn shard_count(config: &ServerConfig) -> u32 {
 /// Threads of the job on this host beside this server's shards, as a [`Welcome`](penstock_proto::message::Welcome) says it.
 fn others(config: &ServerConfig, is_shared: bool) -> u32 {
     match is_shared {
-        // A thread that spins would take what is another job's.
+        // A thread that spins would take time that belongs to another job.
         true => u32::MAX,
         false => config.workers + config.servers.saturating_sub(1) * shard_count(config),
     }

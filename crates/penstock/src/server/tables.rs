@@ -3,9 +3,9 @@
 //! Rows between workers of this host never pass through the server: it makes a partition, gives it to its producer, and, once the
 //! producer has mapped it, seals it against every other writer and gives it to the consumers.
 //!
-//! Only the first server knows which tables there are. So that workers cannot fill any server with tables that do not exist, the
-//! worker that has a partition made pays for it, and it goes with the last of those that asked for it; the thread that passes
-//! rows on keeps what others still want.
+//! Only the first server knows which tables there are. So that workers cannot fill a server with tables that do not exist, the
+//! worker that asks first for a partition pays for it, and the partition goes when the last of those that asked for it has
+//! gone; the thread that passes rows on keeps what others still want.
 
 use super::bells::Bells;
 use super::items;
@@ -52,7 +52,7 @@ struct Wait {
     _charges: [Charge; 2],
 }
 
-/// A partition that has its writer and no other, for the thread that passes its rows on.
+/// A sealed partition, which only its producer can write, for the thread that passes its rows on.
 pub(super) struct Sealed {
     pub(super) id: PartitionId,
     pub(super) partition: OwnedFd,
@@ -76,7 +76,7 @@ pub(super) struct Tables {
     waiting: Vec<Wait>,
     /// Tables that some workers no longer use.
     dropped: BTreeMap<TableId, Dropped>,
-    /// Tables that no worker uses any more, until the control thread asks; and for ever, for those that ask late.
+    /// Tables that no worker uses any more: until the control thread asks for them; and for good, for workers that ask late.
     gone: Vec<TableId>,
     freed: RowSet,
     /// What those numbers were charged, here and where rows are passed on.
@@ -393,7 +393,7 @@ impl Tables {
             return Err(out_of_turn(&no_partition(id, shape)));
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
-        // Its producer knows best what it holds: a worker that named something else before is told so.
+        // Its producer knows best what it holds: a worker that has named something else is told so.
         let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
         if asker.rank == id.rank && self.partitions.get(&id).is_some_and(wrong) {
             for Wait { rank, request, .. } in

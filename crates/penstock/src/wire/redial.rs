@@ -34,7 +34,7 @@ pub(crate) enum Failed {
     Refused(Refusal),
     /// Its certificate is not trusted: why.
     Untrusted(String),
-    /// Nothing came of the server for a lease, on whatever connection; why the last attempt failed, if one has.
+    /// Nothing came from the server for a lease, on any connection; why the last attempt failed, if one has.
     Gone(Option<String>),
     /// The caller has other things to do, or sees no point in another attempt.
     GivenUp,
@@ -99,7 +99,7 @@ impl Redial {
                     (what, None)
                 }
             };
-            // A lack that is over is not why the server cannot be reached.
+            // A shortage that has passed is not why the server cannot be reached.
             vigil.lacks(lack);
             if self.reason.as_ref() != Some(&reason) {
                 tracing::info!(address = %self.dialer.address(), reason, "a connection could not be made");

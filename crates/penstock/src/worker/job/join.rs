@@ -58,7 +58,7 @@ impl Job {
         fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
         let mut links = Vec::new();
         if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
-            // Servers that took this worker in would otherwise name it alone.
+            // The servers that have taken this worker in would otherwise report only that this worker failed, not why.
             let how = match (fate.failure(), &error) {
                 (Some(failure), _) => Departure::Heard(failure),
                 (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
@@ -129,7 +129,7 @@ fn is_here(endpoint: &Endpoint) -> bool {
     endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
 }
 
-/// Where it is noted which process is lost, for those that no server tells.
+/// Where the launcher notes which process is lost, for workers that no server tells.
 fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
     endpoint.unix.as_deref().map(crate::notes::beside)
 }
@@ -202,7 +202,7 @@ fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
                 if !deadline.left().is_zero() =>
             {
-                // It fails while this worker waits for a later server, if another that it has joined says so.
+                // The wait for a later server fails at once if one that this worker has joined reports a failure.
                 fate.look()?;
                 std::thread::sleep(pauses.pause().min(deadline.left()));
             }

@@ -74,8 +74,8 @@ fn seconds(lease_ms: u64) -> Duration {
     Duration::from_millis(lease_ms)
 }
 
-/// Says hello until the server has welcomed this worker, over as many connections as it takes: the session in the hello tells
-/// that it is the same worker, whichever of the two words was lost.
+/// Says hello until the server has welcomed this worker, over as many connections as it takes: whether the hello or the welcome
+/// was lost, the session in the hello shows that it is the same worker.
 fn introduce(
     dialer: &Dialer,
     hello: &[u8],
@@ -365,7 +365,8 @@ impl Wire {
                 }
                 before = heard;
             } else if vigil.is_silent(records.answered.load(Ordering::Relaxed)) {
-                // What the server says unasked does not show that it hears this worker, and neither side is to lose the other.
+                // What the server sends unasked does not show that it hears this worker; only its answers do. The connection is
+                // made anew before either side takes the other for lost.
                 *lock(&records.stream) = None;
                 continue;
             }
@@ -419,7 +420,7 @@ impl Wire {
         true
     }
 
-    /// Nothing came of the server for a lease.
+    /// Nothing came from the server for a lease.
     fn lost(&self, fate: &Fate, vigil: &Vigil) -> bool {
         if !self.left.load(Ordering::Acquire) {
             fate.fail(vigil.verdict(self.server, self.rank, format!("it {}", vigil.epitaph())));
@@ -469,7 +470,7 @@ impl Caller for Listening<'_> {
         self.stop.sleep(longest);
     }
 
-    /// Only its launcher can tell a server that has ended from one that cannot be reached.
+    /// From here, a server that has ended looks the same as one that cannot be reached; only its launcher knows.
     fn goes_on(&self) -> bool {
         !self.fate.read_notes()
     }

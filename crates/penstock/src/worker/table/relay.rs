@@ -1,5 +1,5 @@
 //! A worker's connection to a server about items: rows that go to consumers on other hosts, and mirrors of those that come from
-//! there. What is sent is [`penstock_proto::items::node`]'s to say.
+//! there. [`penstock_proto::items::node`] decides what is sent.
 //!
 //! One thread listens. A thread that sets, fetches or asks sends by itself if no other is in its way: a row is on the wire when
 //! the call returns.
@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 
 /// The one peer of a worker's node.
 const HOME: PeerId = PeerId::server(0);
-/// How long the last rows of a producer that is gone are waited for, at least. Longer than a home takes that hears of the loss by
-/// a beat and then waits for a worker that knows better (`HEARSAY_WITHIN_MS` in `server/leaving.rs`).
+/// How long the last rows of a producer that is gone are waited for, at least. Longer than a home takes that learns of the loss
+/// from a heartbeat and then waits for a worker that knows better (`HEARSAY_WITHIN_MS` in `server/leaving.rs`).
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The same where the home has known for so long.
 const LATE_WORDS: Duration = Duration::from_millis(50);
@@ -123,7 +123,7 @@ impl State {
 pub(super) enum Fetched {
     /// The rows.
     Rows,
-    /// Nothing, though all that there is has come: no peer has them as they were asked for.
+    /// Nothing, although everything that was set has come: no peer has the rows as they were asked for.
     Nothing,
     /// Nothing in time: there may be rows that have not come.
     TooLate,
@@ -289,7 +289,7 @@ impl Relay {
     pub(super) fn help(&self) {
         if let Ok(mut state) = self.shared.state.try_lock() {
             let State { node, wire, .. } = &mut *state;
-            // What is wrong with the connection, its own thread finds.
+            // The connection's own thread finds out what is wrong with it.
             if let Some(wire) = wire
                 && matches!(wire.receive(node, HOME), Ok(true))
             {
@@ -310,7 +310,7 @@ impl Relay {
         deadline: Deadline,
         stands: impl Fn() -> Result<(), Error>,
     ) -> Result<bool, Error> {
-        // None come from the server where the table has been dropped meanwhile.
+        // If the table has been dropped meanwhile, none come from the server.
         let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
         let came = self.wait(&brought, deadline, || stands().map(|()| false))?;
         // What is not needed any more is answered without its rows.
