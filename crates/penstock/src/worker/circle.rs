@@ -8,7 +8,7 @@ use super::Error;
 use super::job::Inner;
 use crate::wait::{ASK_WITHIN, Deadline};
 use penstock_fabric::sync::Ordering;
-use penstock_fabric::thread::this_thread;
+use penstock_fabric::this_thread::this_thread;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask};
 use std::sync::OnceLock;
