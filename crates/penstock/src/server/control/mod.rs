@@ -9,7 +9,6 @@ mod entry;
 mod requests;
 mod tables;
 
-use super::acceptor::LOOK_AGAIN;
 use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
@@ -22,6 +21,7 @@ use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
 use penstock_fabric::layout::flags;
+use penstock_fabric::net::gate::LOOK_AGAIN;
 use penstock_fabric::socket::Listener;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Limits, Resource};
