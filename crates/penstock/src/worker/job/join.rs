@@ -17,7 +17,9 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Session;
 use penstock_proto::message::{Departure, Secret};
-use penstock_proto::redial::Pauses;
+use penstock_proto::redial::{Pauses, Redial};
+use rustix::io::Errno;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -195,24 +197,26 @@ fn join_here(
 
 /// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
 fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
-    let mut pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
-    loop {
-        match Connection::connect(path) {
-            Ok(connection) => return Ok(connection),
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
-                if !deadline.left().is_zero() =>
-            {
-                // The wait for a later server fails at once if one that this worker has joined reports a failure.
-                fate.look()?;
-                std::thread::sleep(pauses.pause().min(deadline.left()));
-            }
-            Err(errno) if descriptors::is_no_room(&errno.into()) => {
-                return Err(Error::system("make a socket")(errno));
-            }
-            Err(errno) => {
-                let (path, reason) = (path.display().to_string(), errno.to_string());
-                return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
-            }
-        }
+    let pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
+    let redial = Redial::until(pauses, deadline.waited() + deadline.left());
+    let late = |errno: Errno| {
+        let (path, reason) = (path.display().to_string(), errno.to_string());
+        Error::ConnectTimeout { server, path, reason, waited: deadline.waited() }
+    };
+    let attempt = || match Connection::connect(path) {
+        Ok(connection) => Ok(ControlFlow::Break(connection)),
+        Err(errno @ (Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN)) => Ok(ControlFlow::Continue(errno)),
+        Err(errno) if descriptors::is_no_room(&errno.into()) => Err(Error::system("make a socket")(errno)),
+        Err(errno) => Err(late(errno)),
+    };
+    let sleep = |pause| {
+        // The wait for a later server fails at once if one that this worker has joined reports a failure.
+        fate.look()?;
+        std::thread::sleep(pause);
+        Ok(())
+    };
+    match redial.run(|| deadline.waited(), sleep, attempt)? {
+        ControlFlow::Break(connection) => Ok(connection),
+        ControlFlow::Continue(errno) => Err(late(errno)),
     }
 }

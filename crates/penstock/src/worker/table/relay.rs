@@ -458,16 +458,13 @@ impl Shared {
                     };
                     redial.ended(heard > before, why);
                 }
-                // The link's own thread hears whether the job has ended there, and why.
-                Err(Failed::Refused(_)) => {}
-                Err(Failed::Untrusted(reason)) => {
-                    self.fail(format!("its certificate is not trusted: {reason}"));
-                }
-                Err(Failed::Gone(_)) => {
-                    let reason = format!("it {} on a connection for items", vigil.epitaph());
-                    fate.fail(vigil.verdict(*server, *rank, reason));
-                }
                 Err(Failed::GivenUp) => break,
+                Err(failed) => {
+                    let place = " on a connection for items";
+                    if let Some(failure) = failed.failure(&vigil, (*server, *rank), "it", place) {
+                        fate.fail(failure);
+                    }
+                }
             }
         }
         lock(&self.state).wire = None;
