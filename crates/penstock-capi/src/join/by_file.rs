@@ -199,7 +199,7 @@ fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Se
     };
     let sleep = |pause| {
         std::thread::sleep(pause);
-        Ok(())
+        Ok::<_, JoinError>(())
     };
     match Redial::until(PAUSES, patience.longest).run(|| patience.since.elapsed(), sleep, look)? {
         ControlFlow::Break(found) => Ok(found),

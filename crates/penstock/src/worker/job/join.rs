@@ -213,7 +213,7 @@ fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -
         // The wait for a later server fails at once if one that this worker has joined reports a failure.
         fate.look()?;
         std::thread::sleep(pause);
-        Ok(())
+        Ok::<_, Error>(())
     };
     match redial.run(|| deadline.waited(), sleep, attempt)? {
         ControlFlow::Break(connection) => Ok(connection),

@@ -87,7 +87,7 @@ fn introduce(
     let redial = redial::Redial::until(Pauses::even(PAUSE), deadline.waited() + deadline.left());
     let sleep = |pause| {
         std::thread::sleep(pause);
-        Ok(())
+        Ok::<_, Error>(())
     };
     // A failed attempt says why the server was not reached, unless it was.
     let attempt = || {
