@@ -1,6 +1,6 @@
 """
 The order of things: rounds in which all systems take turns, so that what drifts on the machine drifts under
-all alike.
+all of them equally.
 
     open A, open B, ...           (each checks its answer)
     round 1: distance  A A A  B B B  ...  distance

@@ -442,14 +442,14 @@ class RendezvousRoot:
         self, own: bytes, seconds: float
     ) -> tuple[dict[int, bytes], list[int], str | None, tuple[str, str] | None]:
         """
-        Everyone's contribution by rank, who did not come in time, what the system said where not all who came
-        could be let in, and, where somebody came with another secret or job name, what to say of that and
-        what to do. As soon as one says that its process cannot go on, the rest are not waited for, and nobody
-        is missing.
+        Everyone's contribution by rank, the ranks that did not come in time, what the system said where not
+        all that came could be let in, and, where a process came with another secret or job name, what to say
+        of that and what to do. As soon as one says that its process cannot go on, the rest are not waited
+        for, and none counts as missing.
         """
 
     def announce(self, verdict: bytes) -> None:
-        """Hands the verdict to everyone who is here."""
+        """Hands the verdict to all processes that are here."""
 
     def close(self) -> None:
         """Lets go of the port and of all connections."""

@@ -312,7 +312,8 @@ class Job(Sealed):
         name
             Its key: 1 to 512 bytes of UTF-8 without control characters.
         rows
-            Number of rows: keys are 0 to `rows` - 1, at most 2**63. Rows that nobody produces cost nothing.
+            Number of rows: keys are 0 to `rows` - 1, at most 2**63. Rows that no worker produces cost
+            nothing.
         width
             Elements of a row. A row has at most 16 MiB. Default 1.
         dtype
@@ -343,7 +344,7 @@ class Job(Sealed):
         TwoProducers
             Two workers produce the same row of a table without a sum. Raised on every worker.
         UnknownRow
-            A row is outside the table, or is consumed but produced by nobody.
+            A row is outside the table, or is consumed but produced by no worker.
         DeclarationConflict
             Workers declare it differently, or this one did before; the error names what differs.
         TableDropped
@@ -883,8 +884,8 @@ def _after_fork_in_child() -> None:
 
 def _ends_well(error: BaseException) -> bool:
     """
-    Whether what left the block is not a failure: `sys.exit()`, and the end of a generator that nobody reads
-    any further. Ctrl-C is a failure: the others would wait for the rest of this worker's iterations.
+    Whether what left the block is not a failure: `sys.exit()`, and the end of a generator that is not
+    read any further. Ctrl-C is a failure: the others would wait for the rest of this worker's iterations.
     """
     if isinstance(error, SystemExit):
         return error.code is None or error.code == 0

@@ -17,7 +17,7 @@ class Limit(Generic[Left]):
     Raises
     ------
     OptionError
-        `seconds` is no number of seconds.
+        `seconds` is not a valid number of seconds.
 
     Examples
     --------

@@ -7,7 +7,7 @@ numbers that travel with every push. Changing a number therefore takes effect wi
 every chunk.
 
 A tensor keeps its own copy of the optimizer it was declared with: change numbers through `tensor.optimizer`,
-alike on every worker.
+in the same way on every worker.
 
 What the core knows of an optimizer is one row of its table, and nothing of it is written here again but the
 signatures, which a reader and a type checker want to see; a test compares them.
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     """Its numbers, in the order in which they travel."""
     flags: tuple[Flag, ...]
     fixed: frozenset[str]
-    """Flags that are no numbers."""
+    """Flags that are not also numbers."""
 
 
 def _row(name: str, settings: list[dict[str, Any]], flags: list[dict[str, Any]]) -> Row:
@@ -213,7 +213,7 @@ class Replace(Optimizer):
     value = the reduced contributions: an all-reduce.
 
     Under BSP; elsewhere contributions are folded one by one, so that each replaces the one before: only with
-    `reduce="sum"`, as the last word of whoever came last, never as a mean.
+    `reduce="sum"`, where the last contribution to arrive stands, never as a mean.
 
     Examples
     --------

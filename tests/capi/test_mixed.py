@@ -104,7 +104,7 @@ def test_a_worker_in_c_of_another_job_is_refused_at_the_rendezvous(
     other = {**by_hand, "PENSTOCK_SECRET": secrets.token_hex(32)}
     done = runner.run([joiner, "init"], **other, PENSTOCK_RANK="1")
     assert done.code == AUTHENTICATION, done
-    assert "has another secret or job name than rank 1" in done.out
+    assert "has a different secret or job name from rank 1" in done.out
     second = runner.run([joiner, "init", "finish"], **by_hand, PENSTOCK_RANK="1")
     assert (second.code, runner.ends(first).code) == (0, 0), second
 

@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock import _core
 from penstock.limit import Limit
-from penstock.rendezvous import choose, environment, slurm
+from penstock.rendezvous import choose, environment, slurm, tcp
 
 STEP = {
     "SLURM_STEP_NODELIST": "n[1-2]",
@@ -236,14 +236,43 @@ def test_a_topology_that_is_none_is_refused_where_one_process_is_alone_too(
 
 
 # Each was a UnicodeEncodeError.
-@pytest.mark.parametrize("name", ["PENSTOCK_RENDEZVOUS", "MASTER_ADDR", "SLURM_STEP_NODELIST"])
-def test_a_host_that_is_no_text_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = {"MASTER_ADDR": "torchrun", "SLURM_STEP_NODELIST": "srun"}.get(name, "penstock")
+@pytest.mark.parametrize(("name", "launcher"), [("MASTER_ADDR", "torchrun"), ("SLURM_STEP_NODELIST", "srun")])
+def test_a_launcher_s_host_that_is_no_text_is_refused(
+    name: str, launcher: environment.Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_SECRET", "ab" * 32)
     monkeypatch.setenv(name, os.fsdecode(b"a\xff:70"))
-    place = environment.Place(launcher, 0, 2, "PENSTOCK_SIZE")  # type: ignore[arg-type]
+    place = environment.Place(launcher, 0, 2, "PENSTOCK_SIZE")
+    way = environment.Way("launcher", place, [], None)
     with pytest.raises(ps.exceptions.OptionError, match=rf"expected {name} to be UTF-8, got `a\\xff:70`"):
-        choose.exchange(place, Limit(1.0))
+        choose.exchange(way, place, Limit(1.0))
+
+
+def test_a_rendezvous_that_is_no_text_is_refused() -> None:
+    variables = {
+        "PENSTOCK_RENDEZVOUS": os.fsdecode(b"a\xff:70"),
+        "PENSTOCK_SECRET": "ab" * 32,
+        "PENSTOCK_RANK": "0",
+        "PENSTOCK_SIZE": "2",
+    }
+    way = environment.way(variables)
+    assert way.place is not None
+    with pytest.raises(
+        ps.exceptions.OptionError, match="expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `a"
+    ):
+        choose.exchange(way, way.place, Limit(1.0))
+
+
+# What the way has found is not looked for again: the variables may have changed since, and C programs do not.
+def test_where_processes_meet_is_what_the_way_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_RENDEZVOUS", "nowhere")
+    monkeypatch.delenv("PENSTOCK_SECRET", raising=False)
+    place = environment.Place("penstock", 1, 2, "PENSTOCK_SIZE")
+    way = environment.Way("rendezvous", place, ["127.0.0.1:70"], "ab" * 32)
+    exchange = choose.exchange(way, place, Limit(1.0))
+    assert isinstance(exchange, tcp.Visitor)
+    assert exchange.rendezvous_host == "127.0.0.1"
+    exchange.close()
 
 
 def test_a_number_of_processes_beyond_all_bounds_is_refused() -> None:

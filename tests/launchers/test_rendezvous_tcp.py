@@ -217,13 +217,13 @@ def test_one_that_goes_away_between_rounds_is_noticed_at_once(rendezvous, when: 
         (
             {"secret": secrets.token_hex(32)},
             ps.exceptions.AuthenticationError,
-            "another secret or job name than rank 1",
+            "different secret or job name from rank 1",
         ),
-        ({"job": "another"}, ps.exceptions.AuthenticationError, "another secret or job name than rank 1"),
+        ({"job": "another"}, ps.exceptions.AuthenticationError, "different secret or job name from rank 1"),
         (
             {"size": 3},
             ps.exceptions.OptionError,
-            "expects 2 processes, this one was told that it is rank 1 of 3",
+            "expects 2 processes, but this process was told that it is rank 1 of 3",
         ),
     ],
 )

@@ -1,5 +1,5 @@
 """
-Rounds in turns, as for the other benchmarks: what drifts on the machine drifts under all alike.
+Rounds in turns, as for the other benchmarks: what drifts on the machine drifts under all of them equally.
 
 A round of a case: rate of every way of every system, one after the other, then latencies. The distance
 between the cores is measured before and after.

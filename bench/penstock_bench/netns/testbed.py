@@ -62,7 +62,7 @@ class NetworkTestbed:
     NetworkTestbedError
         Test hosts cannot be had here (`missing` says so without trying), or a command failed.
     OptionError
-        `rate` is no rate.
+        `rate` is not a valid rate.
 
     Examples
     --------
@@ -237,7 +237,7 @@ def clean() -> list[str]:
 
 
 def remove(spaces: Iterable[str]) -> None:
-    """Kills what runs in these namespaces and removes them; one that somebody else removed is no error."""
+    """Kills what runs in these namespaces and removes them. One that is gone already is not an error."""
     spaces = list(spaces)
     for space in spaces:
         _kill(space)

@@ -66,7 +66,7 @@ class MpiRank:
         self.close()
 
     def open(self, nbytes: int) -> None:
-        """Allocates, checks both ways, and keeps the quicker one."""
+        """Allocates, checks both ways, and keeps the faster one."""
         elements = nbytes // 4
         self._gradient = np.empty(elements, np.float32)
         self._sum, self._parameters = np.zeros_like(self._gradient), np.zeros_like(self._gradient)

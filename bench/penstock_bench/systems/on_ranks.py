@@ -65,7 +65,7 @@ class SystemOnRanks(OnRanks, ABC):
         return ranks.iteration_times([answer["ends"] for answer in answers])
 
     def _beside(self) -> float:
-        """Processor seconds so far of processes that are no ranks."""
+        """Processor seconds so far of processes that are not ranks."""
         return 0.0
 
     def close(self) -> None:

@@ -37,8 +37,8 @@ pub(crate) fn guard_job<'a>(work: impl FnOnce(&Caller<'a>) -> Result<(), Failure
     })
 }
 
-/// Whether a call, of whichever thread, has returned the failure of a job to the program: what a thread of the library meets is
-/// not told until a call returns it.
+/// Whether a call, on any thread, has returned the failure of a job to the program: a failure that a thread of the library
+/// meets has not been reported until a call returns it.
 #[derive(Debug, Default)]
 pub(crate) struct Told(AtomicBool);
 
@@ -119,7 +119,7 @@ pub(crate) unsafe fn result<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mu
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
-/// `count` elements to read; NULL is as good as any pointer where there are none.
+/// `count` elements to read; where there are none, the pointer may be NULL.
 ///
 /// # Safety
 ///

@@ -29,7 +29,7 @@ mod tests {
     const SOURCES: [&str; 7] = [
         include_str!("../../penstock/src/worker/error.rs"),
         include_str!("../../penstock/src/options.rs"),
-        include_str!("../../penstock/src/server/mod.rs"),
+        include_str!("../../penstock/src/server/error.rs"),
         include_str!("../../penstock-proto/src/error.rs"),
         include_str!("../../penstock-proto/src/spec.rs"),
         include_str!("../../penstock-proto/src/items/spec.rs"),

@@ -364,8 +364,8 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
     let left = joined.leave(failed, settled.as_ref().ok().copied().flatten());
     requests.end();
     drop((tensors, tables));
-    // The core counts what each of its threads was told: those that carry out requests have told no one, and the program knows
-    // what another of its threads was told.
+    // The core keeps, for each thread, what it was told: what the threads that carry out requests were told has reached no
+    // caller, and what one thread of the program was told, the program knows on all.
     match settled.and_then(|_| left.map_err(Failure::from)) {
         Err(failure) if failure.of_job && told => Ok(()),
         Ok(()) if cleanly && !told => failure.map_or(Ok(()), |failure| Err(Error::Failed(failure).into())),

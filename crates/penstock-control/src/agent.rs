@@ -4,7 +4,7 @@
 //! While the manager is away everything goes on as it is; when it is back the agent registers again. What a manager with
 //! another state directory gave it (another identity) is not dropped: it stays until it has ended.
 
-use crate::client::{DIAL, Dialer, Proving, Target, open, request};
+use crate::client::{DIAL, Dialer, Proving, Target, another_is_due, open, request};
 use crate::error::{Error, Reason};
 use crate::limits;
 use crate::proof::Prover;
@@ -14,11 +14,11 @@ use crate::seal::Seal;
 use crate::server_key::ServerKey;
 use crate::settings;
 use penstock_proto::message::Secret;
-use penstock_proto::redial::Pauses;
+use penstock_proto::redial::{Pauses, Redial};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tonic::Response;
 
@@ -99,7 +99,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts talking to the manager, on a thread of its own. A manager that is away is waited for, for ever.
+    /// Starts talking to the manager, on a thread of its own. It waits for a manager that is away, without end.
     pub fn start(target: &Target, token: Secret, host: Arc<dyn Host>) -> Result<Self, Error> {
         let dialer = Dialer::new(target)?;
         let (stop, stopped) = watch::channel(false);
@@ -194,43 +194,43 @@ struct Session {
 
 impl Session {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
-        let mut pauses = RETRY;
+        let (mut redial, started) = (Redial::new(RETRY), Instant::now());
         loop {
             let error = tokio::select! {
-                error = self.attend(&mut pauses) => error,
+                error = self.attend(&mut redial) => error,
                 _ = stopped.wait_for(|&stopped| stopped) => {
                     let _ = tokio::time::timeout(GOODBYE, self.leave()).await;
                     return Ok(());
                 }
             };
-            // What never worked and cannot get better by waiting is for the user to put right.
+            // An error that waiting cannot mend, before anything has worked, is for the user to put right.
             if self.manager.is_none() && !error.is_passing() {
                 return Err(error);
             }
             // Once, until it has answered.
-            if pauses.are_fresh() {
+            if redial.is_fresh() {
                 tracing::warn!(%error, "the manager does not answer; this server keeps asking");
             }
             tokio::select! {
-                () = tokio::time::sleep(pauses.pause()) => {}
+                _ = another_is_due(&mut redial, started) => {}
                 _ = stopped.wait_for(|&stopped| stopped) => return Ok(()),
             }
         }
     }
 
     /// Registers and heartbeats until something fails.
-    async fn attend(&mut self, pauses: &mut Pauses) -> Error {
-        match self.try_attend(pauses).await {
+    async fn attend(&mut self, redial: &mut Redial) -> Error {
+        match self.try_attend(redial).await {
             Ok(never) => match never {},
             Err(error) => error,
         }
     }
 
-    async fn try_attend(&mut self, pauses: &mut Pauses) -> Result<std::convert::Infallible, Error> {
+    async fn try_attend(&mut self, redial: &mut Redial) -> Result<std::convert::Infallible, Error> {
         let mut client = self.client().await?;
         loop {
             let registered = self.register(&mut client).await?;
-            pauses.begin_anew();
+            redial.begin_anew();
             match self.heartbeats(&mut client, &registered).await {
                 // The manager was restarted, or has thought this server lost.
                 Error::Refused(refusal) if refusal.reason == Reason::UnknownServer => {}

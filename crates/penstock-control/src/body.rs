@@ -20,7 +20,7 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    /// What the caller is told whose request, of at most `most` bytes, it is.
+    /// What to tell a caller whose request may have at most `most` bytes.
     pub(crate) fn of_request(self, most: usize) -> Status {
         match self {
             Self::Off => Status::cancelled("the request broke off"),

@@ -2,7 +2,7 @@
 //!
 //! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint follows from
 //! the word, so that it is written once. No text holds a secret. What comes over the wire without a proof is told in our own
-//! words; texts that are proved are shortened, and controls no terminal.
+//! words; texts that are proved are shortened, and cannot control a terminal.
 
 use crate::proof::Prover;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -157,7 +157,7 @@ pub(crate) fn harmless(text: impl Into<String>) -> String {
     text
 }
 
-/// The error of a status whose words were not taken, because who says them has proved nothing.
+/// The error of a status whose words were not taken, because their sender has proved nothing.
 pub(crate) fn in_our_words(code: Code) -> Status {
     Status::new(code, format!("it answered with the gRPC status {} ({})", code as i32, code.description()))
 }

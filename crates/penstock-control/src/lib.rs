@@ -27,7 +27,7 @@
 //!
 //! Tokens and secrets are [proved](client::Proving), never sent; what a manager answers is proved too.
 //!
-//! tokio runs here and nowhere below: no data goes through the control plane.
+//! tokio runs in this crate and in none below it: no data goes through the control plane.
 
 mod address;
 pub mod agent;

@@ -33,7 +33,7 @@ pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest life of a call on the manager.
 pub const CALL: Duration = Duration::from_secs(30);
 /// The same of a call that proves nothing: its answer waits for the end of its request, which comes with its headers, and at
-/// most for the disk. Who sends that byte by byte is cut off.
+/// most for the disk. A caller that sends it byte by byte is cut off.
 pub const STRANGER_CALL: Duration = Duration::from_secs(5);
 /// Longest wait of one `Connect`, which is also over when its proof is; a client with more patience calls again.
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);

@@ -21,8 +21,8 @@ pub(crate) fn pairs(settings: Vec<Setting>) -> Vec<(String, String)> {
     settings.into_iter().map(|setting| (setting.name, setting.value)).collect()
 }
 
-/// Of a job that is about to run here, without those that are not a job's: a worker's secret lets another worker play the
-/// manager to it, and `security` is not for that one to decide.
+/// Of a job that is about to run here, without those that are not a job's: any worker that knows the secret could play the
+/// manager to another, and must not decide its `security`.
 pub(crate) fn of_a_job(settings: Vec<Setting>) -> Vec<(String, String)> {
     let (jobs, others): (Vec<_>, Vec<_>) =
         pairs(settings).into_iter().partition(|(name, _)| why_no_jobs(name).is_none());

@@ -3,7 +3,7 @@
 //! A thread that is about to sleep says so in a flag, then looks once more; a thread that has brought something looks at the
 //! flag. Between its store and its look each side has a sequentially consistent fence, so at least one of them sees the other:
 //!
-//! - **D-1** Nobody sleeps through an event without being woken.
+//! - **D-1** No thread sleeps through an event without being woken.
 //!
 //! Two directions, because the rights differ. A shard sleeps on one descriptor (eventfd) for each worker, so that workers share
 //! nothing writable; its flag stands among the server's flags, which workers only read. A worker sleeps on a futex in its own
@@ -87,7 +87,7 @@ impl Bell {
         waits_for == what || waits_for == ANYTHING
     }
 
-    /// Whether the worker waits for whatever.
+    /// Whether the worker waits for anything at all.
     pub fn waits(&self) -> bool {
         self.waits_for.load(Ordering::Relaxed) != 0
     }

@@ -11,7 +11,7 @@
 //! | process | [`forked`] | which process made something: a child of `fork` is another |
 //! | process | [`descriptors`] | how many may be open |
 //! | process | [`signals`] | which signal has asked this one to end |
-//! | process | [`thread`] | which of its threads this is |
+//! | process | [`this_thread`] | which of its threads this is |
 //! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; a sleeper says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
@@ -20,7 +20,7 @@
 //!
 //! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of
 //! [`items`] `slot`, `steps`, `change_log`, `together` and `waiters`. The models run the code that runs: the order in which a
-//! writer of rows does what stands in `items/steps.rs` alone, and a thread that sleeps there truly sleeps, so that one that is
+//! writer of rows does what stands in `items/steps.rs` alone, and a thread that sleeps there truly sleeps, so a thread that is
 //! forgotten is a deadlock.
 //!
 //! # What a model notices
@@ -88,4 +88,4 @@ pub mod slab;
 #[cfg(not(loom))]
 pub mod socket;
 #[cfg(not(loom))]
-pub mod thread;
+pub mod this_thread;

@@ -1,10 +1,9 @@
 //! Regions: memory made once, sealed, touched once, and mapped into several processes.
 //!
-//! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull
-//! the memory from under a mapping (no SIGBUS), and a region that only its maker may write is sealed against any writable
-//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a
-//! multiple of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs
-//! ten times the copy itself.
+//! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull the
+//! memory from under a mapping (no SIGBUS). A region that only its maker may write is sealed against any later writable mapping
+//! (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a multiple of it and ask for huge
+//! pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
 //!
 //! Under Miri, which maps no files, there is private memory only: an allocation.
 

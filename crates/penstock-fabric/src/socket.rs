@@ -86,8 +86,8 @@ impl Connection {
         Ok(Peer { uid: credentials.uid, pid: credentials.pid })
     }
 
-    /// Whether a process of this process's own user is at the other end. Nothing is said to, or taken from, a process
-    /// of another user.
+    /// Whether a process of this process's own user is at the other end. This process says nothing to, and takes nothing from,
+    /// a process of another user.
     pub fn is_own_users(&self) -> io::Result<bool> {
         Ok(self.peer()?.uid == own_user())
     }

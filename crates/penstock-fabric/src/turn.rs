@@ -1,14 +1,14 @@
 //! Turns: one thread at a time, where the one inside may wait for long.
 //!
-//! A lock would make those behind wait as long as the one inside does, whatever their own deadline, and without reacting to
-//! Ctrl-C. So a thread that stands in line looks up now and then, and leaves when it has waited long enough. The word is a futex:
-//! free, taken, or taken while another may sleep (Drepper, *Futexes are tricky*, mutex 3).
+//! With a lock, the threads behind would wait for as long as the one inside takes, whatever their own deadlines, and deaf to
+//! Ctrl-C. So a thread that stands in line looks up now and then, and leaves when it has waited long enough. The word is a
+//! futex: free, taken, or taken while another may sleep (Drepper, *Futexes are tricky*, mutex 3).
 //!
 //! A `Floor` is the same for what many may do together, or one alone. A thread that wants to be alone goes before those
 //! that come later.
 //!
 //! - **T-1** A thread that has a turn, or is alone, sees all that those before it did, and no other is inside.
-//! - **T-2** No thread sleeps in a line that it could leave, whichever others give up.
+//! - **T-2** No thread sleeps in a line that it could leave, no matter which others give up.
 
 use crate::sync::{Among, AtomicU32, Futex, Ordering};
 use std::time::Duration;

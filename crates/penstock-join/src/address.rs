@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-/// Reserved for documentation: nothing is ever sent there, only asked which way it would go.
+/// Reserved for documentation: nothing is ever sent there; the kernel is only asked which way it would go.
 const SOME_ADDRESS_ELSEWHERE: &str = "192.0.2.1";
 /// Any port does.
 const PORT: u16 = 9;
@@ -56,8 +56,8 @@ fn on_the_way_to(host: &str, patience: &Patience<'_>) -> Result<Option<SocketAdd
     }))
 }
 
-// What the kernel is asked for all addresses, and answers (linux/rtnetlink.h, linux/if_addr.h): its messages are
-// numbers in the host's order.
+// How the kernel is asked for all addresses, and how it answers (linux/rtnetlink.h, linux/if_addr.h): the numbers in these
+// messages are in the host's order.
 const GET_ADDRESS: u16 = 22;
 const NEW_ADDRESS: u16 = 20;
 const DONE: u16 = 3;

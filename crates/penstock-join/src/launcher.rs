@@ -87,7 +87,7 @@ const SOURCES: [Source; 5] = [
 /// Where launchers say how many of the processes are on this host.
 const ON_THIS_HOST: [&str; 3] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"];
 
-/// What the environment says that cannot be.
+/// Why the environment cannot be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadVariable {
     /// It holds no number.
@@ -112,7 +112,7 @@ pub enum BadVariable {
         /// The variable that is not set.
         rank: &'static str,
     },
-    /// Which it is, and not of how many: each would train alone.
+    /// A rank without a size: each process would train alone.
     #[error("{rank} says that this process is number {got} of several, but {size} is not set")]
     NoSize {
         /// The variable that says which it is.
@@ -122,7 +122,7 @@ pub enum BadVariable {
         /// The variable that is not set.
         size: &'static str,
     },
-    /// A place to meet at, and nothing that says how many meet.
+    /// A place to meet, but nothing that says how many processes meet.
     #[error("PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set")]
     RendezvousAlone,
     /// A rank beyond the size.

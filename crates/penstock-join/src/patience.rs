@@ -80,7 +80,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// What another thread has to say; `None` if that has not come in time, or will not come.
+    /// What another thread sends; `None` if it has not come in time, or will not come.
     pub(crate) fn receive<T>(&self, from: &Receiver<T>) -> Result<Option<T>, Interrupted> {
         loop {
             if (self.stop)() {

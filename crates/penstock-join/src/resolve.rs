@@ -1,5 +1,5 @@
-//! Addresses of a name. The system's resolver hears neither a deadline nor Ctrl-C, so a thread of its own asks it, and is left
-//! alone with it if it does not answer.
+//! Addresses of a name. The system's resolver knows neither deadlines nor Ctrl-C, so a thread of its own asks it, and is left
+//! behind if there is no answer.
 
 use crate::patience::{Interrupted, Patience};
 use std::io;

@@ -58,7 +58,7 @@ pub(crate) mod word {
 
     pub(crate) type Word = u32;
     pub(crate) const DEFAULT: Word = 0x1f80;
-    /// What has happened since it was last cleared: says nothing about what will.
+    /// Flags of what has happened since they were last cleared: they do not affect what will.
     const FLAGS: Word = 0x3f;
 
     #[inline]

@@ -3,8 +3,8 @@
 //!
 //! There is never a `&[f32]` over foreign memory: a reference would promise the compiler that the values stand still. What
 //! reads or writes here is either a vector load or store in inline assembly, opaque to the compiler and done exactly once as
-//! written, or a relaxed atomic (generic variant, and the tail that fills no vector). Any value may come from a racing load, and
-//! none is undefined. Nothing is decided from one look and used from another, except where `fold` says how it guards that.
+//! written, or a relaxed atomic (generic variant, and the tail that fills no vector). A racing load may bring any value, and is
+//! never undefined. Nothing is decided from one look and used from another, except where `fold` says how it guards that.
 //!
 //! What else was tried, with the figures that decided, stands in the crate's header.
 
@@ -53,7 +53,7 @@ impl<'a> Foreign<'a> {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -159,7 +159,7 @@ impl<'a> ForeignMut<'a> {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -5,8 +5,8 @@
 //!
 //! - **Same bits everywhere.** Sums go in rank order; every operation is one IEEE operation in the order written, never fused,
 //!   never reassociated. So the variants for AVX-512, AVX2 and everything else agree bit for bit, which the tests check against
-//!   an oracle of a few lines a rule. The control word of the thread that calls counts for nothing (`control_word.rs`), and no
-//!   function of the system's mathematical library is called. (Where several NaNs meet, which payload survives is not promised.)
+//!   an oracle of a few lines a rule. The calling thread's control word has no effect (`control_word.rs`), and no function of
+//!   the system's mathematical library is called. (Where several NaNs meet, which payload survives is not promised.)
 //! - **Lanes may be written while they are read.** See [`Foreign`] and [`ForeignMut`]: no reference ever covers them.
 //! - **State is the dtype's accumulator**: float64 for float64, float32 for all else. Half precision is rounded once.
 //!

@@ -5,8 +5,8 @@
 //! are made where something is declared or queued, never for each chunk or row that passes.
 //!
 //! No worker takes what another needs: of what a job shares, a worker has at most [four times](SHARE) what is left to the others,
-//! so one that asks without end is refused while they still get theirs; and what the job itself declares leaves
-//! [a part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
+//! so a worker that asks without end is refused while the others still get theirs. What the job itself declares leaves [a
+//! part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
 
 use crate::Rank;
 use crate::peer::{PeerId, Role};
@@ -118,7 +118,7 @@ impl Account {
         Self(Arc::new(Ledger { within, limits, taken, peers }))
     }
 
-    /// The account of a rank's worker within this one, whichever incarnation it is.
+    /// The account of a rank's worker within this one, the same for every incarnation.
     pub fn worker(&self, rank: Rank) -> Self {
         self.peer(PeerId::worker(rank))
     }

@@ -4,8 +4,8 @@
 //! Slack costs convergence and saves waiting. A worker measures how much of each iteration it spent waiting. While that is a
 //! noticeable part, its slack grows, by as many iterations as it waited for; when waiting has vanished for some iterations, it
 //! shrinks by one. Waiting that comes back right after doubles the patience before the next try, so that the slack neither
-//! flutters nor sticks. Against a worker that is slower for good no slack helps for long: the fast ones only run ahead to the
-//! bound and wait there. A worker that still waits at the bound for long goes back to the least slack, and tries again later.
+//! flutters nor sticks. If a worker is permanently slower, no slack helps for long: the fast ones only run ahead to the bound
+//! and wait there. A worker that still waits at the bound for long goes back to the least slack, and tries again later.
 //!
 //! No clock is read here: durations come from outside.
 

@@ -6,8 +6,8 @@ pub fn of(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// What stands for a text that would be too long, or hold what may not stand there: sixteen hex digits, for names of files and of
-/// hosts.
+/// A stand-in for a text that is too long, or that holds characters that are not allowed: sixteen hex digits, for names of
+/// files and of hosts.
 pub fn name_of(text: &str) -> String {
     format!("{:016x}", of(text.as_bytes()))
 }
@@ -24,7 +24,7 @@ mod tests {
         assert!(names[0] != names[1]);
     }
 
-    // Computed by another implementation: each class of lengths has another way through the function, and both ends of a
+    // Computed by another implementation: each class of lengths takes its own path through the function, and both ends of a
     // connection must agree whatever their processors have.
     #[test]
     fn it_is_xxh3_at_every_class_of_lengths() {

@@ -30,7 +30,7 @@ impl Cut {
     /// # Panics
     /// If `chunk_bytes` is not a chunk size; it is checked where it enters (options, `Welcome`).
     pub fn new(bytes: u64, chunk_bytes: u32) -> Self {
-        assert!(is_chunk_size(chunk_bytes), "{chunk_bytes} is no chunk size");
+        assert!(is_chunk_size(chunk_bytes), "{chunk_bytes} is not a chunk size");
         Self { bytes, chunk_bytes }
     }
 

@@ -92,7 +92,7 @@ pub enum Source<'a> {
     Lane(Foreign<'a>),
 }
 
-/// What receivers of a stream held that stand at one publication.
+/// What the receivers at one publication of a stream hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Shadow<'a> {
     /// Which.
@@ -133,7 +133,7 @@ pub struct Encoded<'a> {
 }
 
 impl Agreed {
-    /// Raw alone: what nobody declares otherwise, and what is no value and no contribution.
+    /// Raw alone: for tensors that declare nothing else, and for what is neither a value nor a contribution.
     pub const RAW: Self = Self::new(&[Member::RAW]);
 
     /// These, the last of them raw, which always pays.

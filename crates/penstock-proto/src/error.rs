@@ -32,7 +32,7 @@ pub enum Refusal {
         got: u32,
     },
     /// Worker and server were told different numbers of workers.
-    #[error("the server expects a job of {expected} workers, this worker one of {got}")]
+    #[error("the server expects a job of {expected} workers, but this worker expects one of {got}")]
     SizeMismatch {
         /// The server's.
         expected: u32,
@@ -70,7 +70,7 @@ pub enum Refusal {
     Conflict {
         /// The tensor.
         name: String,
-        /// Who declares it differently now.
+        /// The worker that declares it differently now.
         rank: Rank,
         /// The first setting in which they differ.
         what: String,

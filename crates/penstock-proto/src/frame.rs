@@ -23,7 +23,7 @@ pub const MAX_PAYLOAD_BYTES: u32 = MAX_CHUNK_BYTES * 12;
 /// "PSF" and the version of the frame's layout.
 const MAGIC: u32 = u32::from_le_bytes(*b"PSF\x01");
 
-/// Who says it: the low byte of the kind word.
+/// Which end says it: the low byte of the kind word.
 const FROM_WORKER: u8 = 1;
 const FROM_SHARD: u8 = 2;
 const ALIVE: u8 = 3;
@@ -40,7 +40,7 @@ pub enum Body {
     },
     /// From a shard.
     Notice(Notice),
-    /// From a worker that has nothing to submit: it lives. Such a frame has no number, and is not taken.
+    /// A sign of life from a worker that has nothing to submit. Such a frame has no number, and does not count as taken.
     Alive,
 }
 

@@ -9,8 +9,8 @@
 //! | server | welcome to the connection, or a refusal |
 //!
 //! *binding* is the TLS exporter of this very connection (RFC 9266), [`PLAIN_BINDING`] where there is no TLS, or
-//! [`SOCKET_BINDING`] on a Unix socket, where the kernel says whose process is at the other end: a machine in the middle
-//! has another one on each side, so the proofs it would have to pass on do not fit. That is why certificates need not be
+//! [`SOCKET_BINDING`] on a Unix socket, where the kernel says whose process is at the other end: a machine in the middle has a
+//! different binding on each side, so the proofs that it would have to pass on do not fit. That is why certificates need not be
 //! trusted, and a certificate authority is an addition, not a need. A recorded handshake is worthless: each end contributes a
 //! nonce that it has just drawn.
 //!

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What an error says of a wait that is part of a circle. By these words others know that a worker failed because of one.
+/// What an error says of a wait that is part of a circle. Others recognize by these words that a worker failed because of a
+/// circle.
 pub const CANNOT_COME: &str = "for what cannot happen";
 /// What to do about a circle, for everyone in it.
 pub const REMEDY: &str = "all workers must do the same things in the same order: declare tensors and tables, train the same number of iterations, load states, come to barriers";

@@ -1,4 +1,4 @@
-//! HMAC-SHA256: the proof that one knows a key, over parts.
+//! HMAC-SHA256 over parts: a proof of knowing a key.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;

@@ -1,7 +1,7 @@
 //! Membership: who has joined, who left, who was lost, and who stands at a barrier.
 //!
-//! - **M-1** A rank joins once; a barrier waits only for workers that may still come to it, and none passes it with one that was
-//!   told it did not.
+//! - **M-1** A rank joins once; a barrier waits only for workers that may still come to it, and no worker passes it together
+//!   with one that was told that it has not passed.
 //! - **M-3** A worker has left only when every shard has taken everything that it submitted; before, it is here or lost.
 //!
 //! A peer that comes says which it is; what it contributes, and its place at the barrier, go by the rank that it then has.
@@ -236,10 +236,10 @@ impl Lease {
     }
 }
 
-/// Time as a process lives it, in milliseconds: while it was stopped (SIGSTOP, a debugger, a host that starves it) nothing can be
-/// expected of others, so no more than `step` of the time between two looks counts.
+/// Time as a process experiences it, in milliseconds. While the process is stopped (SIGSTOP, a debugger, a host that starves
+/// it), it can hear no signs of life, so at most `step` of the time between two looks counts.
 ///
-/// - **M-2** A process that was suspended and wakes takes no peer for lost before all have had time to speak again.
+/// - **M-2** A process that wakes from suspension declares no peer lost before all peers have had time to speak again.
 #[derive(Debug, Clone, Copy)]
 pub struct Lived {
     step_ms: u64,

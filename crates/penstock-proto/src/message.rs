@@ -138,7 +138,7 @@ pub enum Departure {
 }
 
 impl Departure {
-    /// The same in so few words that it fits into a message, and so does what the others are told of it.
+    /// The same, shortened so that it fits into a message, and so does what the others are told of it.
     #[must_use]
     pub fn brief(self) -> Self {
         match self {

@@ -70,12 +70,13 @@ impl Default for Outbox {
 impl Outbox {
     /// Submits something in `frames` frames, at least 1.
     pub fn submit(&mut self, submission: Submission, frames: u32) {
-        debug_assert!(frames > 0, "what has no frame is never taken");
+        debug_assert!(frames > 0, "a submission without a frame would never be taken");
         self.entries.push_back(Entry { first: self.end, frames, submission });
         self.end += u64::from(frames);
     }
 
-    /// What was said in frames of which none was taken, in order. It may be changed, but not how many frames it has.
+    /// Submissions of which no frame has been taken yet, in order. They may be changed, as long as they keep their number of
+    /// frames.
     pub fn untaken(&mut self) -> impl Iterator<Item = &mut Submission> {
         let untaken = self.entries.iter_mut().filter(|entry| entry.first > self.taken);
         untaken.map(|entry| &mut entry.submission)

@@ -45,7 +45,7 @@ pub struct PeerId {
     pub role: Role,
     /// Its number among those of its role.
     pub number: u32,
-    /// How many of this role and number were there before: one that comes back after it was lost is another peer.
+    /// How many peers of this role and number came before: one that comes back after it was lost is another peer.
     pub incarnation: u32,
 }
 

@@ -2,8 +2,8 @@
 //! message (8 bytes; both XXH3) and the message.
 //!
 //! A stream has no borders and its bytes are foreign: a length beyond the limit is refused before anything is kept for it. The
-//! length has a checksum of its own, because a damaged one would have its reader wait for what never comes. Damage is the
-//! line's fault and ends the connection; a length beyond the limit is the peer's.
+//! length has a checksum of its own, because a damaged length would make its reader wait for bytes that never come. Damage is
+//! the line's fault and ends the connection; a length beyond the limit is the peer's.
 
 use crate::checksum;
 

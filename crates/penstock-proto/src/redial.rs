@@ -1,4 +1,4 @@
-//! When a connection is tried again: one rule, whoever makes it.
+//! When a connection is tried again: one rule for all that make connections.
 //!
 //! | what happened last | the next attempt |
 //! |---|---|
@@ -12,6 +12,7 @@
 //!
 //! Pure state: the caller has the clock, and counts its time from wherever it likes.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 /// How long the pauses between attempts are.
@@ -82,6 +83,30 @@ impl Redial {
         Self { pauses, due: None, deadline: Some(deadline) }
     }
 
+    /// Makes attempts until one breaks off with what came of it, or the time is over: then it returns why the last one failed.
+    /// `now` is the caller's clock. `pause` sleeps, perhaps for less; its error ends the attempts, and so does an attempt's own.
+    pub fn run<Done, Failed, Error>(
+        mut self,
+        now: impl Fn() -> Duration,
+        mut pause: impl FnMut(Duration) -> Result<(), Error>,
+        mut attempt: impl FnMut() -> Result<ControlFlow<Done, Failed>, Error>,
+    ) -> Result<ControlFlow<Done, Failed>, Error> {
+        loop {
+            let failed = match attempt()? {
+                ControlFlow::Continue(failed) => failed,
+                done @ ControlFlow::Break(_) => return Ok(done),
+            };
+            self.failed(now());
+            loop {
+                match self.next(now()) {
+                    Next::Attempt => break,
+                    Next::Pause(left) => pause(left)?,
+                    Next::TooLate => return Ok(ControlFlow::Continue(failed)),
+                }
+            }
+        }
+    }
+
     /// What is to be done now.
     pub fn next(&self, now: Duration) -> Next {
         let Some(due) = self.due else { return Next::Attempt };
@@ -111,11 +136,23 @@ impl Redial {
             self.failed(now);
         }
     }
+
+    /// The next pause is the first again, though the last attempt failed.
+    pub fn begin_anew(&mut self) {
+        self.pauses.begin_anew();
+    }
+
+    /// Whether the next pause is the first.
+    pub fn is_fresh(&self) -> bool {
+        self.pauses.are_fresh()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+    use std::ops::ControlFlow::{Break, Continue};
 
     const fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
@@ -186,6 +223,28 @@ mod tests {
             assert_eq!(far.attempts, begun, "{deadline}");
             assert_eq!(far.now, ms(deadline));
         }
+    }
+
+    #[test]
+    fn attempts_that_are_run_end_with_what_came_of_one_or_why_the_last_failed_or_an_error() {
+        let run = |listens: u64, interrupted: Option<u64>| {
+            let (now, attempts) = (Cell::new(ms(0)), Cell::new(0));
+            let pause = |pause: Duration| {
+                now.set(now.get() + pause.min(ms(7)));
+                if interrupted.is_some_and(|at| now.get() >= ms(at)) { Err("interrupted") } else { Ok(()) }
+            };
+            let attempt = || {
+                attempts.set(attempts.get() + 1);
+                let reached = now.get() >= ms(listens);
+                now.set(now.get() + ms(3));
+                Ok(if reached { Break(attempts.get()) } else { Continue(attempts.get()) })
+            };
+            Redial::until(Pauses::even(ms(10)), ms(40)).run(|| now.get(), pause, attempt)
+        };
+        assert_eq!(run(0, None), Ok(Break(1)));
+        assert_eq!(run(20, None), Ok(Break(3)));
+        assert_eq!(run(1000, None), Ok(Continue(3)));
+        assert_eq!(run(1000, Some(20)), Err("interrupted"));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 use crate::message::{Ask, MessageError, Request, encode};
 use std::collections::BTreeMap;
 
-/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not said it has. It has no more
+/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not confirmed. It has no more
 /// requests open at once than it has threads that ask.
 const MOST_KEPT: usize = 4096;
 const MOST_KEPT_BYTES: usize = 4 << 20;

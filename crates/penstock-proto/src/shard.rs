@@ -65,7 +65,7 @@ pub trait Home {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom>;
-    /// What was folded aside becomes the chunk's value. Called for nothing else, so never of a home that keeps nothing aside.
+    /// What was folded aside becomes the chunk's value. Called only for a fold that answered [`Folded::Waits`].
     fn commit(&mut self, tensor: TensorId, chunk: u32);
     /// Takes the chunk's value (`slot` 0) or lane-full `part` of its state array `slot` - 1 from the lane of `writer`.
     fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank);
@@ -119,7 +119,7 @@ pub enum SubmissionRefused {
         /// What came.
         got: u64,
     },
-    /// A clock or a count that no worker reaches, and after which we could not count on.
+    /// A clock or a count that no honest worker reaches: counting on from it could overflow.
     #[error("it set {what} to {got}, expected at most {limit}")]
     TooLarge {
         /// Which number.
@@ -165,7 +165,7 @@ pub enum SubmissionRefused {
         /// Who it is.
         peer: PeerId,
     },
-    /// A fetch from a worker that sees the value itself.
+    /// A fetch by a worker that shares memory with the home and has no use for it.
     #[error("it asked for tensor {tensor} to be sent, which it sees in shared memory")]
     NothingToFetch {
         /// The tensor.
@@ -176,8 +176,8 @@ pub enum SubmissionRefused {
     Failure(#[from] JobFailure),
 }
 
-/// A submission that was judged, with whose it is. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what
-/// comes over the network in two parts is judged by its first, once.
+/// A judged submission and its writer. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what comes over
+/// the network in two parts is judged once, by its first part.
 #[derive(Debug, PartialEq)]
 pub struct Judged {
     peer: PeerId,
@@ -405,8 +405,8 @@ impl Shard {
         self.clocks.live().filter(behind).collect()
     }
 
-    /// How many contributions of `reader` must have been folded before it is sent a value: out of step it finds all of its own in
-    /// what it reads, also those that wait for a commit. A peer that is not a worker has contributed nothing.
+    /// How many contributions of `reader` must have been folded before it is sent a value: out of step, it finds all of its own
+    /// in what it reads, even those that wait for a commit. A peer that is not a worker has contributed nothing.
     pub fn promised(&self, reader: PeerId, id: TensorId) -> u64 {
         let tensor = self.tensors.get(id).filter(|tensor| !tensor.spec.consistency.folds_together());
         match (tensor, reader.rank()) {
@@ -866,8 +866,8 @@ impl<H: Home> Step<'_, H> {
         }
     }
 
-    /// Workers that have gone and yet divide a mean under BSP: it is over every worker whose update is in it or that had
-    /// completed that iteration. So it does not depend on when the others hear that one left.
+    /// Workers that have gone but still count in a mean under BSP: it is over every worker whose update is in it, and every
+    /// worker that had completed that iteration. So it does not depend on when the others hear that one left.
     fn gone(&self, tensor: &Tensor, local: usize) -> u32 {
         if !tensor.spec.consistency.folds_together() {
             return 0;

@@ -1,4 +1,4 @@
-//! Which of the connections that have not proved who they are is closed when there is no room for one more: one host, or one
+//! Which of the connections that have not proved who they are has to close when there is no room for one more: one host, or one
 //! network, must not take the places of the others.
 //!
 //! A host that has all the places that one may have loses its own oldest. Where all places are taken the network with the most
@@ -24,7 +24,7 @@ pub struct Places {
 /// One of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Stranger<K> {
-    /// What its owner knows it by: one that came later has a greater one.
+    /// The key by which the caller knows it; later connections have greater keys.
     pub key: K,
     /// Where it comes from.
     pub host: IpAddr,
@@ -33,7 +33,7 @@ pub struct Stranger<K> {
 }
 
 impl Places {
-    /// Which one goes for one more of `host`; `None` if there is room.
+    /// Which one has to go so that one more of `host` fits; `None` if there is room.
     pub fn who_goes<K: Copy + Ord>(
         &self,
         strangers: impl Iterator<Item = Stranger<K>> + Clone,

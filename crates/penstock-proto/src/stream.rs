@@ -1,22 +1,23 @@
-//! The streams of a tensor's chunks at their home: what those hold that receive values.
+//! The streams of a tensor's chunks at their home: what the receivers of values hold.
 //!
-//! Receivers do not all stand at one publication: one comes late, one is cut and comes back, one is slow and skips some, while
-//! each gets the newest when its turn comes. So three things are kept apart:
+//! Receivers do not all hold the same publication: one comes late, one is cut off and comes back, one is slow and skips some;
+//! each is sent the newest when its turn comes. So three things are kept apart:
 //!
-//! - What receivers of the **newest publication** hold. Each is sent that, wherever it stood before. Where everything passes it
-//!   is the value itself, and takes no memory; where a filter holds something back it is kept here, and the filter runs once
-//!   for each publication, however many receivers there are. What the filter holds back is the difference to the value, at
-//!   every publication anew: nothing of it can be lost on the way. What it holds back of the last publication stays at the home.
-//! - The **shadow**: what receivers of one earlier publication hold, which differences are against; kept only where an encoding
-//!   uses it. It is the last publication before the newest that was sent to anybody at all. What nobody was sent nobody holds,
-//!   and keeping it would cost a copy for nothing.
+//! - What receivers of the **newest publication** hold. Each is sent that, whatever it held before. Where everything passes, it
+//!   is the value itself and takes no memory. Where a filter holds something back, it is kept here, and the filter runs once
+//!   for each publication, however many receivers there are. What is held back is the difference between this and the value,
+//!   computed anew at every publication: none of it can be lost on the way. What is held back of the last publication stays at
+//!   the home.
+//! - The **shadow**: what receivers of one earlier publication hold. Differences are taken against it, and it is kept only
+//!   where an encoding uses it. It is the last publication before the newest that was sent to any receiver: one that was sent
+//!   to none is held by none, and keeping it would cost a copy for nothing.
 //! - Each receiver's **position**, the publication that it was sent last on this connection, which the machine of
-//!   [`remote::home`](crate::remote::home) keeps for it. Who stands at the shadow's publication gets a difference; whoever
-//!   stands at another, or nowhere, gets the chunk whole (E-1), and stands with the others from then on.
+//!   [`remote::home`](crate::remote::home) keeps for it. A receiver at the shadow's publication gets a difference; a receiver
+//!   at any other, or at none, gets the chunk whole (E-1). From then on all are at the same one.
 //!
-//! So receivers that take each publication, such as workers in step, get differences; of those that skip some, the ones that
-//! were sent the last publication that anybody was sent. To have more, one would keep more shadows: a shadow costs as much
-//! memory as the value.
+//! So receivers that take each publication, such as workers in step, get differences, and so do those that skip some, if the
+//! last publication that was sent at all was also sent to them. To serve more of them, more shadows would have to be kept, and
+//! each costs as much memory as the value.
 //!
 //! What is loaded passes whole, and so does the first value: a filter's bound is for changes. Otherwise all that is small in a
 //! fresh model would be zero elsewhere.
@@ -32,7 +33,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Chunk {
     range: Range<usize>,
-    /// The last publication that was sent to anybody.
+    /// The last publication that was sent to any receiver.
     sent: Cell<u64>,
     /// The publication that the shadow is of; 0: there is none.
     shadow: u64,

@@ -1,18 +1,19 @@
 //! How a tensor's chunks travel between hosts, as its declaration says: what of the values, and how they and the contributions
 //! are encoded.
 //!
-//! A [`Travel`] is a few numbers, which every worker declares alike. Each end looks them up once, when the tensor is declared,
+//! A [`Travel`] is a few numbers, and every worker declares the same. Each end looks them up once, when the tensor is declared,
 //! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
-//! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass
-//! until then. That is true of the last version too, and so of what is saved elsewhere. Workers on the host of a chunk's home
-//! share its memory: there nothing travels, and they see the value itself.
+//! A filter makes what is read on other hosts lag behind: a receiver of a version has only the part of each update that the
+//! filter has let pass so far. That is true of the last version too, and so of what is saved there. Workers on the host of a
+//! chunk's home share its memory: there nothing travels, and they see the value itself.
 //!
-//! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it
-//! belongs to the worker, once for each push and not for each frame, which may be sent again: in the proxy, before a chunk is
-//! encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy/remote_shard.rs`), where chunk and stamp tell whether that
-//! was done before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a
-//! worker leaves, is for the first such filter to decide, which then gets its field here, beside the one for values.
+//! Contributions have encodings and no filter. What a filter held back of a contribution would have to be added to the next
+//! push, so the place for it is the worker, where it runs once for each push and not for each frame, which may be sent again:
+//! in the proxy, before a chunk is encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy/remote_shard.rs`), where
+//! chunk and stamp tell whether that was done before. But it changes what is trained: what workers on the home's host do, and
+//! what becomes of the rest when a worker leaves, is for the first such filter to decide, which then gets its field here,
+//! beside the one for values.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use penstock_kernels::Dtype;
@@ -36,7 +37,7 @@ impl Filtering {
     pub const NONE: Self = Self { filter: 0, settings: [0.0; SETTINGS] };
 }
 
-/// Bit for bit, as workers have to declare it.
+/// Compared bit for bit: workers have to declare the same bits.
 impl PartialEq for Filtering {
     fn eq(&self, other: &Self) -> bool {
         self.filter == other.filter && self.settings.map(f64::to_bits) == other.settings.map(f64::to_bits)

@@ -5,7 +5,7 @@
 //! | 1/8 | each end looks at least this often, and shows as often that it is alive |
 //! | 1/4 | most that counts of the time between two looks ([`Lived`]): the rest this process was suspended |
 //! | 1/2 | a connection on which nothing came for this long (for control: no answer to a sign of life) is given up and made again, which loses nothing |
-//! | 1 | a peer of which nothing came for this long, on any connection, is lost |
+//! | 1 | a peer from which nothing came for this long, on any connection, is lost |
 //!
 //! So a connection that is silent one way is made again before any peer is lost for it: where nothing comes the other end sees
 //! it, where nothing arrives its answers stop, whatever else it says. Pure state: the caller has the clock, and the
@@ -18,7 +18,7 @@ pub const fn look_every(lease_ms: u64) -> u64 {
     if lease_ms < 8 { 1 } else { lease_ms / 8 }
 }
 
-/// The time that a process lives which watches with this lease, from `now_ms` on.
+/// The time lived, from `now_ms` on, by a process that watches with this lease.
 pub fn lived(lease_ms: u64, now_ms: u64) -> Lived {
     Lived::new((lease_ms / 4).max(1), now_ms)
 }
@@ -61,7 +61,7 @@ impl Vigil {
         self.connection.has_ended(sign, now_ms)
     }
 
-    /// Whether nothing came of the peer for a lease, on whatever connection; `sign` counts over all of them.
+    /// Whether nothing came from the peer for a lease, on any connection; `sign` counts over all of them.
     pub fn is_gone(&mut self, sign: u64, now_ms: u64) -> bool {
         self.peer.has_ended(sign, now_ms)
     }

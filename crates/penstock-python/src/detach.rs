@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-/// Shows that this thread holds no interpreter.
+/// Proof that this thread does not hold the interpreter.
 pub(crate) struct Detached(());
 
 /// A part of the core that may block.
@@ -85,7 +85,7 @@ impl<T: Send> Drop for Core<T> {
     #[expect(clippy::disallowed_methods, reason = "only this file may")]
     fn drop(&mut self) {
         let value = self.0.take();
-        // Without an interpreter there is none to let go of, and the closure is dropped with the value.
+        // Without an interpreter there is nothing to let go of, and the closure is dropped with the value.
         let _ = Python::try_attach(move |py| py.detach(move || drop(value)));
     }
 }
@@ -155,8 +155,8 @@ impl Drop for Closes {
     }
 }
 
-/// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever any thread that
-/// comes back to it, so no look begins once that is near, and those that have begun are waited for.
+/// A look at the interpreter in the middle of a wait, while the wait's locks are held. An interpreter that ends stops for ever
+/// any thread that comes back to it, so no look begins once that is near, and those that have begun are waited for.
 struct Look {
     /// Whose: a signal handler that runs in it may fork.
     process: u32,
@@ -303,7 +303,7 @@ fn let_go_then<R: Send, T>(
         let inside = Inside::new(here);
         let result = py.detach(|| work(&Detached(())));
         drop(inside);
-        // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
+        // Even if the work went on regardless: the handler raised, and Python has to be told.
         if here.get() & UNHEARD != 0 {
             hear(py, here)?;
         }

@@ -1,8 +1,8 @@
 //! The end of the process: the code that it ends with, and jobs that are open until then.
 //!
-//! What fails when the interpreter ends (`atexit`) is printed and forgotten: the process would end with 0, and its starter would
-//! believe that all is well. And nothing that runs then is told the exit code: whether this worker is done or has failed is known
-//! only to the C library, which ends the process. So a job that is still open is left there.
+//! An error while the interpreter ends (`atexit`) is printed and forgotten: the process would exit with 0, and whatever started
+//! it would believe that all is well. Nor is anything that runs then told the exit code: whether this worker is done or has
+//! failed is known only to the C library, which ends the process. So a job that is still open is left there.
 
 use crate::detach::{Core, about_to_end, at_exit};
 use crate::error::class_of;
@@ -104,7 +104,7 @@ extern "C" fn conclude(_status: c_int, _: *mut c_void) {
     }
 }
 
-/// Says what would have been an exception, now that there is no interpreter to raise it.
+/// Prints what would have been raised as an exception, now that there is no interpreter to raise it in.
 fn say(error: &Error) {
     let mut lines = format!("penstock.exceptions.{}: {error}\n", class_of(error));
     if let Some(hint) = error.hint() {

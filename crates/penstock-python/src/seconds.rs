@@ -8,7 +8,7 @@ use pyo3::types::{PyBool, PyFloat};
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// What no number of seconds exceeds: some 35,000 years.
+/// The longest span; longer ones count as this: some 35,000 years.
 const LONGEST: Duration = Duration::from_secs(1 << 40);
 
 /// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] counts as [`LONGEST`]. Or why it is not valid:

@@ -17,7 +17,8 @@ pub(crate) fn host_id() -> String {
     penstock::host::id()
 }
 
-/// Warnings go to standard error from now on. A process that was started without one has something else under its number by now.
+/// Warnings go to standard error from now on. A process that was started without standard error may have another file under its
+/// number by now.
 #[pyfunction]
 pub(crate) fn warn_on_stderr(py: Python<'_>) -> PyResult<()> {
     if !py.import("sys")?.getattr("__stderr__")?.is_none() {

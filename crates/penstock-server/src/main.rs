@@ -172,7 +172,7 @@ fn refused(error: &clap::Error) -> Refused {
             Refused::usage(format!("unknown option {name}"), meant.unwrap_or(hint))
         }
         ErrorKind::UnknownArgument => Refused::usage(format!("unexpected argument '{name}'"), hint),
-        // The one way in which an option of text is invalid.
+        // The one way in which a text option can be invalid.
         ErrorKind::InvalidValue => Refused::usage(format!("argument {name}: expected one argument"), hint),
         _ => {
             let text = error.to_string();

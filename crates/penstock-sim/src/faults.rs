@@ -57,8 +57,9 @@ impl Leases {
     /// Longest time under way of what shows that a worker lives, in parts of the lease.
     const UNDER_WAY: u64 = 16;
 
-    /// Suspensions of the workers of these faults, half of them of more than a lease if any may be, the others of half of one at
-    /// most. Each meets only one thing at a time that may cost a worker half a lease, as one that has to live through it must.
+    /// Draws the suspensions of these faults' workers. If any may last longer than a lease, half of them do; the others last
+    /// half a lease at most. A worker meets only one thing at a time that may cost it half a lease: with two it could not be
+    /// expected to survive.
     fn some(faults: &Faults, long: bool, rng: &mut Rng) -> Self {
         let slowest = faults.delay * faults.slow.iter().max().copied().unwrap_or(1);
         let lease = Self::UNDER_WAY * slowest + 64;

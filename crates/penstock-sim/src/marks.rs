@@ -29,7 +29,7 @@ pub enum Unreadable {
         got: f64,
     },
     /// Not a sum of marks.
-    #[error("element {element} holds {got}, which is no sum of marks")]
+    #[error("element {element} holds {got}, which is not a sum of marks")]
     NoSum {
         /// Counted over the whole tensor.
         element: u64,

@@ -237,7 +237,7 @@ pub struct End<'a> {
     pub now: u64,
     /// When what is written would arrive.
     pub due: u64,
-    /// So many bytes of what is written would arrive before the others, then.
+    /// How many bytes of what is written would arrive before the others, and when.
     pub ahead: Option<(usize, u64)>,
     /// Pieces that may be under way at once: more are not taken.
     pub window: usize,

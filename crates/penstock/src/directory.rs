@@ -1,8 +1,8 @@
 //! A directory of this process alone: made under a name that cannot be guessed, open to its user only, locked while the process
 //! lives, removed when it is dropped.
 //!
-//! What killed processes left behind is known by its lock, which the kernel gives back with the process. Process numbers would
-//! not do: in a container that shares the directory, the process with that number is another one, or there is none.
+//! What killed processes left behind is recognized by its lock, which the kernel releases with the process. Process numbers
+//! would not do: in a container that shares the directory, that number may belong to another process, or to none.
 
 use crate::wire::random;
 use penstock_fabric::forked::Maker;

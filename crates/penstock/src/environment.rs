@@ -25,7 +25,7 @@ pub const NAMES: [&str; 17] = [
 
 const PREFIX: &str = "PENSTOCK_";
 const OF_TESTS: [&str; 4] = ["PENSTOCK_BENCH_", "PENSTOCK_TEST_", "PENSTOCK_BLESS", "PENSTOCK_CUTS"];
-/// Likeness from which on a name is taken for a misspelling of another.
+/// Similarity from which on a name is taken for a misspelling of another.
 const NEAR: f64 = 0.8;
 
 /// A variable that begins with `PENSTOCK_` and that nothing reads.
@@ -83,8 +83,8 @@ fn is_of_kubernetes(name: &str) -> bool {
     ports || ["_SERVICE_HOST", "_SERVICE_PORT"].iter().any(|word| name.contains(word))
 }
 
-/// How alike two words are, from 0 to 1 (Ratcliff and Obershelp): twice the letters of the longest run that both have, and of
-/// such runs on its left and on its right, divided by all letters.
+/// How similar two words are, from 0 to 1 (Ratcliff and Obershelp): twice the letters of the longest run that both have, and of
+/// such runs to its left and right, divided by the letters of both.
 fn likeness(one: &str, other: &str) -> f64 {
     2.0 * common(one.as_bytes(), other.as_bytes()) as f64 / (one.len() + other.len()).max(1) as f64
 }

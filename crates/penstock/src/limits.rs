@@ -36,7 +36,7 @@ pub(crate) fn explain_io(error: &std::io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |code| explain(Errno::from_raw_os_error(code)))
 }
 
-/// The refusal of what cannot be done because the system lacks something; with the limit that was reached, if it was one.
+/// The refusal of a request that fails because the system lacks something; it names the limit, if one was reached.
 pub(crate) fn lacking<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Refusal {
     let what = what.into();
     move |error| Refusal::System { what, reason: explain_io(&error.into()) }

@@ -1,7 +1,7 @@
 //! Warnings, a line each on standard error: what a server or a manager has to say without being asked.
 //!
-//! Nothing waits for a reader: a server's thread that did would stand still with it. What is not taken at once is lost. Nor does
-//! anything grow with what peers provoke: the same line is said once a minute, and so many lines at most.
+//! Nothing waits for a reader: a server's thread that did would stop whenever the reader does. What is not taken at once is
+//! lost. Nor can peers make the log grow without end: the same line is written once a minute, and only so many lines in all.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -19,7 +19,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// How long a line is not said again: what is tried again and again, or comes with each connection, would fill a disk.
+/// How long a line is not repeated: what is tried again and again, or happens at each connection, would fill a disk.
 const QUIET: Duration = Duration::from_secs(60);
 /// Lines in that time. No one reads more than that, and each is remembered, in 1 MiB at most in all.
 const MOST: usize = 1024;

@@ -1,4 +1,4 @@
-//! Notes that the launcher of a job's processes leaves for workers that no server tells: which process is lost.
+//! Notes that a job's launcher leaves for workers that no server can tell: which process is lost.
 //!
 //! A server that has ended tells no worker. A worker that comes later finds no socket, or one where nothing answers: it would
 //! wait as for a server that is about to start. One whose connections go over the network would wait a lease, as for a line that

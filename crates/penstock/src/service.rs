@@ -1,8 +1,8 @@
 //! A service: one process that homes the chunks of many jobs, each as if it were alone.
 //!
 //! Every job has a [`Server`] of its own behind the one acceptor: a control thread and shards that no other job's bytes ever
-//! reach, a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel divides fairly among
-//! threads, the network, and the acceptor, which knows each job by its secret only.
+//! reach, a catalog, a memory budget, a Unix socket. Jobs share the processor, which the kernel divides fairly among threads;
+//! the network; and the acceptor, which knows no more of a job than its secret.
 
 use crate::directory::Directory;
 use crate::host;
@@ -105,7 +105,7 @@ impl Service {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that are still ending; those that have ended are let go.
+    /// Jobs that are still ending; those that have ended are dropped.
     fn ending(&self) -> MutexGuard<'_, HashMap<String, Server>> {
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         ending.retain(|_, server| !server.has_stopped());

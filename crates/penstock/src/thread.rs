@@ -1,5 +1,5 @@
-//! Threads that are told what to do by others of their process, and that sleep on descriptors: what they are told stands in a
-//! queue, and a descriptor of their own wakes them.
+//! Threads that take commands from other threads of their process and sleep on descriptors: commands stand in a queue, and a
+//! descriptor of the thread's own wakes it.
 
 use crate::wait::until_readable;
 use rustix::event::{EventfdFlags, eventfd};
@@ -26,7 +26,7 @@ pub(crate) fn bell() -> io::Result<OwnedFd> {
 
 /// Wakes the thread that sleeps on a bell.
 pub(crate) fn ring(bell: &impl AsFd) {
-    // It fails only when it is full, and then the listener is awake already.
+    // It fails only when the count is full, and then the listener has been woken already.
     let _ = io::write(bell, &1u64.to_le_bytes());
 }
 

@@ -1,11 +1,11 @@
 //! Waiting: how a thread with nothing to do spends its time before it sleeps, how it sleeps on descriptors, and until when.
 //!
-//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an
-//! answer soon looks again for a while. Where more of the job's threads are awake than there are cores, the one that is
-//! waited for may need this very core, so it is offered at once (yield). Elsewhere it is offered soon: beside a busy
-//! process both may have been put on one core, and who looked there for as long as a wake-up costs would keep the other
-//! from what it waits for all the while (measured: 55 to 75 microseconds for the way of a row, where a wake-up costs 20; 7
-//! if the core is offered after 2).
+//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so a thread that expects an
+//! answer soon keeps looking for a while. Where more of the job's threads are awake than there are cores, the thread that is
+//! waited for may need this very core, so the core is offered at once (yield). Elsewhere it is offered soon: beside a busy
+//! process both threads may have been put on one core, and a thread that looked there for as long as a wake-up costs would keep
+//! the other from the work that it waits for all the while (measured: 55 to 75 microseconds for the way of a row, where a
+//! wake-up costs 20; 7 if the core is offered after 2).
 
 use penstock_fabric::layout::flags;
 use penstock_fabric::region::Mapping;
@@ -34,7 +34,7 @@ const YIELDS_A_LOOK: u32 = 8;
 
 /// Longest sleep between two looks at whether the caller was interrupted.
 pub(crate) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
-/// Longest time that servers may take to say whom a wait that was in vain was for.
+/// Longest time that servers may take to say which workers a wait in vain was for.
 pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(2);
 /// The least that they have for it, however short the wait was: one that lives answers within that, over
 /// the network and under load.
@@ -53,7 +53,7 @@ pub(crate) fn cores() -> u32 {
 /// Whether more of the job's threads are awake on this host than there are cores.
 #[derive(Debug, Clone)]
 pub(crate) enum Crowd {
-    /// It is not known who is awake: it is taken to be so, or not.
+    /// Not known, so assumed to be so, or not.
     Taken(bool),
     Counted(Shards),
 }
@@ -97,13 +97,13 @@ pub(crate) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Fresh patience of who waits for a shard, or is one.
+    /// Fresh patience, for a thread that waits for a shard or is one.
     pub(crate) fn new(crowd: &'a Crowd) -> Self {
         Self { crowd, looks: 0, few: 0, shards: 1, crowded: false, spun: false, yields: 0, since: None }
     }
 
-    /// Fresh patience of who waits for another worker, and looks at memory only: that one has a core of its own as often as not,
-    /// even where the job has more threads than there are cores.
+    /// Fresh patience, for a thread that waits for another worker and looks at memory only: that worker has a core of its own
+    /// as often as not, even where the job has more threads than there are cores.
     pub(crate) fn for_memory(crowd: &'a Crowd) -> Self {
         Self { few: FEW_SPINS, shards: 0, ..Self::new(crowd) }
     }
@@ -149,7 +149,7 @@ impl<'a> Patience<'a> {
 pub(crate) struct Deadline {
     since: Instant,
     longest: Duration,
-    /// Whether it is the job's, because nobody named another.
+    /// Whether it is the job's, because the caller named none.
     default: bool,
 }
 
@@ -192,9 +192,8 @@ impl Deadline {
     }
 }
 
-/// Looks again until nobody was writing there meanwhile: what was seen, and how many looks were in vain; `None` when
-/// the time is up. A writer is inside for about a microsecond, unless it needs this core. Whether the caller
-/// `stands` is asked now and then.
+/// Looks again until one look met no writer: what was seen, and how many looks were in vain; `None` when the time is up. A
+/// writer is inside for about a microsecond, unless it needs this core. Whether the caller `stands` is asked now and then.
 pub(crate) fn undisturbed<T, Disturbed, E>(
     deadline: Deadline,
     stands: impl Fn() -> Result<(), E>,
@@ -222,8 +221,8 @@ fn timespec(longest: Duration) -> Timespec {
     Timespec::try_from(longest).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
-/// Sleeps until one of `fds` is ready, at most for `longest` if that is given; how many are. A signal ends it
-/// early: who waits looks again.
+/// Sleeps until one of `fds` is ready, at most for `longest` if that is given; how many are. A signal ends it early: the caller
+/// looks again.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], longest: Option<Duration>) -> io::Result<usize> {
     rustix::event::poll(fds, longest.map(timespec).as_ref())
 }

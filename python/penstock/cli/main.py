@@ -108,8 +108,8 @@ def answered(entry: Callable[[list[str]], int], arguments: Sequence[str] | None)
 
 def _replace_closed() -> None:
     """
-    Whoever closed a standard stream (`>&-`) wants nothing of it. Left closed it would be no stream at all, or
-    the next file or connection that is opened.
+    A caller that closed a standard stream (`>&-`) wants nothing from it. Left closed it would be no stream at
+    all, or the next file or connection that is opened.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,6 +1,6 @@
 """
 How good a model was after each epoch: judged when the training is over, from the parameters that were kept,
-so that it costs nobody who trains any time.
+so that it costs the workers no time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """
-Who learns: a worker through the parameter server, or one process alone. Both have the same face, so that one
-loop trains both.
+The two kinds of learner: a worker through the parameter server, or one process alone. Both have the same
+face, so that one loop trains both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Learner(Protocol):
         """The parameters as the last step has left them, as float32 arrays of its own."""
 
     def now(self) -> model.Parameters:
-        """The parameters as the next step will see them, likewise: nobody is waited for on top."""
+        """The parameters as the next step will see them, likewise, without any further wait."""
 
 
 class Alone:

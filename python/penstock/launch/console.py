@@ -200,7 +200,7 @@ def _own_way(descriptor: int) -> int | None:
     Another descriptor for the same pipe or terminal, whose writes never wait; None where the system gives
     none.
 
-    The flags of `descriptor` itself belong to everybody who has it, such as the shell.
+    The flags of `descriptor` itself belong to every process that has it, such as the shell.
     """
     with contextlib.suppress(OSError):
         # Opening the other side of a terminal gives a new terminal.

@@ -7,7 +7,7 @@ and the warden, a small process that waits on a pipe from the launcher, kills th
 directory. Shared memory has no name (memfd), so it goes with the last process that maps it.
 
 The launcher has one thread: it waits for output, for its reader, for signals and for ends of children at one
-place. If nobody reads, the processes wait at their pipes; signals and ends are still noticed.
+place. If nothing reads them, the processes wait at their pipes; signals and ends are still noticed.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class Launch:
             process.kill_group()
 
     def _end_of_workers(self) -> None:
-        """Servers end last: when no worker is left, nobody needs them."""
+        """Servers end last: when no worker is left, they are not needed any more."""
         servers = self._running("server")
         workers = self._running("worker")
         if not workers and servers and not all(server.stopped for server in servers):
@@ -521,8 +521,8 @@ def _worker_environment(rank: int, size: int, endpoints: Sequence[str]) -> dict[
 
 def _free_ports(count: int) -> list[int]:
     """
-    Loopback ports that nobody listens on now. A server that finds its port taken by then says so, and the run
-    ends.
+    Loopback ports on which nothing listens now. A server that finds its port taken by then says so, and the
+    run ends.
     """
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

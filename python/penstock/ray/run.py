@@ -301,7 +301,7 @@ def _outcome(ray: Any, results: Sequence[Any], limit: Limit[float] | None) -> li
 
 
 def _hear_out(ray: Any, waiting: Sequence[Any]) -> None:
-    """Collects the failures that follow from the first: Ray prints those that nobody collected."""
+    """Collects the failures that follow from the first: Ray prints those that were never collected."""
     if waiting:
         done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SETTLE_SECONDS)
         for one in done:

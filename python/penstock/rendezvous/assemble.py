@@ -4,8 +4,8 @@ starts that host's server, and everyone learns all servers.
 
 Two rounds of the exchange. In the first, each process gives its host; rank 0 gives the topology, and the
 job's secret where it made one. From the answers the core computes the same plan for every process, in
-Python or in C. In the second, those who started a server give its endpoint string. A process that fails
-takes part in the round as one that failed, so nobody waits for it.
+Python or in C. In the second, those that started a server give its endpoint string. A process that fails
+takes part in the round as one that failed, so no other waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Plan:
-    """Who starts servers."""
+    """Which ranks start servers."""
 
     owners: tuple[int, ...]
     """The rank that starts each server, in the servers' order."""

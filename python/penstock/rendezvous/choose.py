@@ -6,13 +6,13 @@ from penstock import _core
 from penstock.exceptions import NotUnderLauncher
 from penstock.limit import Limit
 from penstock.rendezvous import environment
-from penstock.rendezvous.environment import PAGES, Place
+from penstock.rendezvous.environment import PAGES, Place, Way
 from penstock.rendezvous.exchange import Exchange
 
 
-def exchange(place: Place, deadline: Limit[float]) -> Exchange:
+def exchange(way: Way, place: Place, deadline: Limit[float]) -> Exchange:
     """
-    The way by which the processes of `place` find each other.
+    How the processes of `place`, which go this way, find each other.
 
     Raises
     ------
@@ -21,13 +21,11 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
     PenstockError
         There is one, but it cannot be reached.
     """
-    where = environment.text("PENSTOCK_RENDEZVOUS")
-    if where:
+    if way.kind == "rendezvous" and way.secret is not None:
         from penstock.rendezvous import tcp
 
-        secret = environment.required_secret(f"PENSTOCK_RENDEZVOUS says that {place.size} processes meet")
-        host, port = _core.rendezvous_address(where)
-        return tcp.own_side(place, host, port, secret, environment.job_name(), deadline)
+        host, port = _core.rendezvous_address(way.to[0])
+        return tcp.own_side(place, host, port, way.secret, environment.job_name(), deadline)
     if place.launcher == "torchrun":
         from penstock.rendezvous import torch_store
 

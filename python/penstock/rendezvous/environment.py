@@ -160,7 +160,7 @@ def text(name: str, environment: Mapping[str, str] = os.environ) -> str:
     Raises
     ------
     OptionError
-        It is no UTF-8.
+        It is not UTF-8.
     """
     value = environment.get(name, "")
     try:

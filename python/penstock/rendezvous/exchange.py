@@ -29,7 +29,7 @@ class Missing(Exception):  # noqa: N818 (never leaves this package)
     Not every process has given its message in time; `ranks` is empty where only rank 0 knows who.
 
     Where they are known: `why` the wait was in vain, and at rank 0 `no_room`, what the system said where it
-    could not let in all who came.
+    could not let in all processes that came.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from penstock import _core
 from penstock.exceptions import JobFull
 from penstock.rendezvous import alone, environment
-from penstock.rendezvous.environment import Place
+from penstock.rendezvous.environment import Place, Way
 from penstock.rendezvous.waiting import told_if_slow
 
 
@@ -27,7 +27,7 @@ def join(given: dict[str, str]) -> _core.Job:
     if way.kind == "manager" and secret is not None:
         return _by_manager(way.to[0], secret, place, given)
     if way.kind != "alone" and place is not None:
-        return _by_each_other(place, given)
+        return _by_each_other(way, place, given)
     # It would be of no use here, but elsewhere; and what it says may be wrong.
     environment.topology()
     job = _core.Job.embedded(given)
@@ -44,7 +44,7 @@ def _by_manager(manager: str, secret: str, place: Place | None, given: Mapping[s
     return connect(known.servers, secret, known.rank, known.size, known.options)
 
 
-def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
+def _by_each_other(way: Way, place: Place, given: Mapping[str, str]) -> _core.Job:
     """The processes of the job find each other, and start the servers."""
     from penstock.limit import Limit
     from penstock.rendezvous import choose
@@ -52,7 +52,7 @@ def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
 
     _core.check_options(given)
     deadline = Limit(float(given.get("deadline") or _default("deadline")))
-    exchange = choose.exchange(place, deadline)
+    exchange = choose.exchange(way, place, deadline)
     try:
         found = assemble(place, exchange, given, deadline)
     finally:

@@ -2,7 +2,7 @@
 The exchange by MPI, through mpi4py.
 
 Messages go from process to process, not by a collective, so that one that does not come can be named and
-nobody waits for it past the deadline.
+no process waits for it past the deadline.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def rendezvous_address(environment: Mapping[str, str] = os.environ) -> tuple[str
     Raises
     ------
     OptionError
-        One of them is no UTF-8.
+        One of them is not UTF-8.
     NotUnderLauncher
         Slurm's variables do not name the nodes or the job.
     """

@@ -1,8 +1,8 @@
 """
 The exchange by torchrun's key-value store, the one at MASTER_ADDR:MASTER_PORT.
 
-torchrun's agent serves the store; where nobody does (the variables were set by hand, or by an operator), rank
-0's process does, and shares it with the process group that the script may make later.
+torchrun's agent serves the store; where no agent does (the variables were set by hand, or by an operator),
+rank 0's process does, and shares it with the process group that the script may make later.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def connect(place: Place, deadline: Limit[float], job: str) -> TorchStore:
     Raises
     ------
     OptionError
-        MASTER_ADDR is no UTF-8.
+        MASTER_ADDR is not UTF-8.
     NotUnderLauncher
         There is no MASTER_ADDR and MASTER_PORT, or no torch.
     RendezvousTimeout, PenstockError

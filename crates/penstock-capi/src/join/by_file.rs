@@ -22,10 +22,11 @@ use penstock_join::launcher::{Environment, Place};
 use penstock_proto::checksum;
 use penstock_proto::hex::hex;
 use penstock_proto::message::Secret;
-use penstock_proto::redial::Pauses;
+use penstock_proto::redial::{Pauses, Redial};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -189,18 +190,23 @@ fn start(
 
 /// The others: what rank 0 has left. There is no event to wait for: neither file nor server may be there yet.
 fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Secret), JoinError> {
-    let mut pauses = PAUSES;
-    loop {
-        match look(file, patience) {
-            Some(Note::Here { endpoint, secret }) if listens(&endpoint) => return Ok((endpoint, secret)),
-            Some(Note::Failed { reason }) => return Err(JoinError::RankZero { reason }),
-            _ if patience.left().is_zero() => {
-                let (size, waited) = (place.size, patience.since.elapsed());
-                return Err(JoinError::Late { missing: vec![0], size, waited, cause: None });
-            }
-            _ => {}
+    let look = || match look(file, patience) {
+        Some(Note::Here { endpoint, secret }) if listens(&endpoint) => {
+            Ok(ControlFlow::Break((endpoint, secret)))
         }
-        std::thread::sleep(pauses.pause().min(patience.left()));
+        Some(Note::Failed { reason }) => Err(JoinError::RankZero { reason }),
+        _ => Ok(ControlFlow::Continue(())),
+    };
+    let sleep = |pause| {
+        std::thread::sleep(pause);
+        Ok::<_, JoinError>(())
+    };
+    match Redial::until(PAUSES, patience.longest).run(|| patience.since.elapsed(), sleep, look)? {
+        ControlFlow::Break(found) => Ok(found),
+        ControlFlow::Continue(()) => {
+            let (size, waited) = (place.size, patience.since.elapsed());
+            Err(JoinError::Late { missing: vec![0], size, waited, cause: None })
+        }
     }
 }
 

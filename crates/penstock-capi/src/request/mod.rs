@@ -1,10 +1,9 @@
 //! Requests: pushes, pulls and gets that are started, and tested or waited for later.
 //!
-//! Whatever cannot be done at once is carried out by threads of the job's own, in two pools: so it goes on while the
-//! program computes, and it need not ask for that. Requests for one tensor go one after the other, in the order in which
-//! they were started, on one thread; gets each on their own, up to [`threads::MOST_GETS`] at one time. A get beyond that
-//! stands in a queue, and a call that waits for it carries it out itself; one that waits for one of several looks at each
-//! and waits for them by turns.
+//! Whatever cannot be done at once is carried out by threads of the job's own, in two pools: so it goes on while the program
+//! computes, without further calls. Requests for one tensor go one after the other, in the order in which they were started, on
+//! one thread; gets each on their own, up to [`threads::MOST_GETS`] at one time. A get beyond that stands in a queue, and a
+//! call that waits for it carries it out itself; one that waits for one of several looks at each and waits for them by turns.
 //!
 //! All that is known of requests stands in one registry, under one lock: `penstock_wait_any` may wait for requests of several
 //! jobs. A handle is a number in that registry, not an address, so one that is done already is noticed and not followed.

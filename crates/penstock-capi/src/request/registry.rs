@@ -1,7 +1,7 @@
 //! The registry: what is known of every request, under one lock.
 //!
 //! A child of `fork` has a registry of its own: the parent's may have been copied while it was locked, and its threads are not there.
-//! Numbers go on where the parent's were at the fork, so a handle of the parent's is known for one.
+//! Numbers continue from where the parent's were at the fork, so a handle of the parent's is recognized as such.
 
 use super::threads::Pools;
 use crate::boundary::Told;

@@ -16,8 +16,8 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Their stacks: they run this library's code only.
 const STACK: usize = 256 * 1024;
 
-/// What a thread takes up: the requests for a tensor, one after the other, or a get. Each kind has threads of its own, so that tensors
-/// that wait keep no get back, nor gets a tensor.
+/// What a thread takes up: the requests for a tensor, one after the other, or a get. Each kind has threads of its own, so that
+/// waiting tensors hold up no gets, and gets no tensors.
 #[derive(Clone, Copy)]
 pub(super) enum Task {
     Line(u64),

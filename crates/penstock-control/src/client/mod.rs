@@ -21,6 +21,7 @@ use crate::proto::{
 use crate::seal::Seal;
 use crate::secret::{hex, random};
 use penstock_proto::message::Secret;
+use penstock_proto::redial::{Next, Pauses, Redial};
 use plain::Plain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,8 +35,8 @@ use tonic_health::pb::health_client::HealthClient;
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a wait looks whether it is interrupted.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Pause before another attempt to reach a manager that is away.
-const RETRY: Duration = Duration::from_millis(100);
+/// Pauses between attempts to reach a manager that is away.
+const RETRY: Pauses = Pauses::even(Duration::from_millis(100));
 
 /// Asked now and then by every wait: whether the caller wants it to end.
 pub type Interrupted = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -135,6 +136,7 @@ impl Client {
     ) -> Result<Place, Error> {
         let started = Instant::now();
         self.block(async {
+            let mut redial = Redial::until(RETRY, patience);
             loop {
                 let left = patience.saturating_sub(started.elapsed());
                 let wait = left.min(limits::CONNECT_WAIT);
@@ -150,17 +152,19 @@ impl Client {
                     let prover = Prover::Worker { job: job.to_owned() };
                     JobsClient::new(Proving::new(channel, prover, *secret)).connect(request).await
                 };
-                match self.call(sent, wait + self.timeout.min(DIAL), call).await {
+                let error = match self.call(sent, wait + self.timeout.min(DIAL), call).await {
                     Ok(place) => return Ok(place.into_inner().into()),
-                    Err(error) if error.is_passing() && started.elapsed() < patience => {
-                        let left = patience.saturating_sub(started.elapsed());
-                        tokio::time::sleep(RETRY.min(left)).await;
-                    }
-                    Err(Error::Refused(Refusal { reason: Reason::NotReady, message })) => {
-                        return Err(Error::NotReady { message, waited: started.elapsed() });
-                    }
-                    Err(error) => return Err(error),
+                    Err(error) => error,
+                };
+                if error.is_passing() && another_is_due(&mut redial, started).await {
+                    continue;
                 }
+                return Err(match error {
+                    Error::Refused(Refusal { reason: Reason::NotReady, message }) => {
+                        Error::NotReady { message, waited: started.elapsed() }
+                    }
+                    error => error,
+                });
             }
         })
     }
@@ -229,6 +233,18 @@ impl Client {
 
     fn strange(&self, reason: &str) -> Error {
         Error::Protocol { address: self.dialer.name(), reason: reason.to_owned() }
+    }
+}
+
+/// An attempt, of those that began at `started`, has failed: waits until another is due; `false` if none is, since the time is over.
+pub(crate) async fn another_is_due(redial: &mut Redial, started: Instant) -> bool {
+    redial.failed(started.elapsed());
+    loop {
+        match redial.next(started.elapsed()) {
+            Next::Attempt => return true,
+            Next::Pause(left) => tokio::time::sleep(left).await,
+            Next::TooLate => return false,
+        }
     }
 }
 

@@ -21,8 +21,8 @@ pub(super) async fn ask(channel: &Channel, request: Request<Body>) -> Result<Res
     }
 }
 
-/// Reads the reply whole, of at most `most` bytes. What is kept is what a proof is of, whether there is one or not: a header of
-/// anyone's choice may confuse the code of clients (one that tonic cannot decode makes it panic).
+/// Reads the reply whole, of at most `most` bytes. What is kept is what a proof is of, whether there is one or not: a header
+/// that anyone may choose can break the code of clients (tonic panics at one that it cannot decode).
 pub(super) async fn hear(response: Response<Body>, most: usize) -> Result<Reply, Status> {
     Reply::read(response, most).await.map_err(|broken| match broken {
         Broken::Off => Status::unavailable("the connection broke off during the answer"),
@@ -39,8 +39,8 @@ fn not_grpc(status: StatusCode) -> Status {
     }
 }
 
-/// A channel for calls that prove nothing: of a refusal it takes the code and our word, and no text, which may be anyone's and
-/// would stand in a user's terminal.
+/// A channel for calls that prove nothing. Of a refusal it takes the code and our own word for it, but no text: that could be
+/// anyone's, and would be shown in a user's terminal.
 #[derive(Debug, Clone)]
 pub(super) struct Plain(pub(super) Channel);
 

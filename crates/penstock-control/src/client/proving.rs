@@ -88,7 +88,7 @@ impl Proving {
         Ok(response)
     }
 
-    /// What an answer without a proof comes to: no more than its loss would.
+    /// What an answer without a proof counts as: no more than a lost answer.
     fn unproved(&self, reply: &Reply) -> Status {
         use Code::{Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable};
         match (reason(reply.outcome()), reply.code()) {
@@ -129,7 +129,7 @@ impl Proving {
     }
 }
 
-/// Whether the manager's nonce was not good any more: whoever says so, asking once more does no harm.
+/// Whether the manager's nonce was no longer good. Anyone could say so, but asking once more does no harm.
 fn is_stale(answer: &Result<Response<Body>, StdError>) -> bool {
     let told = match answer {
         Ok(response) => reason(response.headers()),

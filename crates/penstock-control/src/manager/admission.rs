@@ -3,9 +3,9 @@
 //! At the limit the oldest stranger makes room for the newcomer. A connection that has proved the admin or the server token is
 //! not a stranger for a lease from then on: a server's next heartbeat comes sooner, and a client that passes on the calls of
 //! others over very many connections takes no place for good. One that has proved a job's secret is not one while its call waits,
-//! and the number of these is limited for each job. So a client without a token can only push out others that hold none or have
-//! proved none for a lease, no job can keep out another, and to keep an honest client from its first call a stranger has to open
-//! [`CONNECTIONS`](crate::limits::CONNECTIONS) connections while its challenge and that call are under way.
+//! and the number of these is limited for each job. So a client without a token can push out only others that hold none or have
+//! proved none for a lease, and no job can keep out another. To keep an honest client from its first call, a stranger has to
+//! open [`CONNECTIONS`](crate::limits::CONNECTIONS) connections while its challenge and that call are under way.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -112,7 +112,7 @@ pub enum StartError {
         listen: String,
     },
     /// Only one of the two was given.
-    #[error("a certificate and its key belong together, got only the {got}")]
+    #[error("a certificate and its key must be given together, but only the {got} was given")]
     HalfACertificate {
         /// Which.
         got: &'static str,

@@ -1,9 +1,9 @@
 //! Challenges: nonces that the manager gives to anyone who asks, and takes back once.
 //!
-//! A nonce is its time, random bytes, and a tag of these and of who asked with which nonce, by a key of this manager's life:
-//! nothing is kept for one that was given out, so no flood of challenges takes them from others. What is kept is which were
-//! used, by callers that know a secret, for as long as they would be valid; for each secret apart, and where one has used too
-//! many, those that are older than the oldest kept are no longer valid. So no job can take another's.
+//! A nonce is its time, random bytes, and a tag over these and over the caller with the caller's nonce, by a key that lives as
+//! long as this manager. Nothing is kept for a nonce that was given out, so a flood of challenges takes none from others. Kept
+//! are the nonces that callers who know a secret have used, for as long as they would be valid, separately for each secret.
+//! Where too many of one secret are used, those older than the oldest kept are no longer valid. So no job can use up another's.
 
 use super::shared::Shared;
 use crate::error::{Reason, Refusal};
@@ -65,7 +65,8 @@ pub(super) struct Challenges {
 /// Used nonces, by whose secret.
 #[derive(Debug, Default)]
 struct AllUsed {
-    /// The latest time that any were forgotten at: a call that looked at the clock before that, and comes after, has this time.
+    /// The latest time at which any were forgotten: a call that read the clock before that but comes after it counts as of this
+    /// time.
     latest: Duration,
     by: BTreeMap<Prover, Used>,
 }

@@ -61,8 +61,8 @@ impl Proved {
         if !said.proves(&secret, &proof) {
             return Err(who.refusal());
         }
-        // After the proof: only a caller that knows the secret makes the manager remember anything. Before the body: who
-        // repeats headers that it has heard is not listened to.
+        // After the proof: only a caller that knows the secret makes the manager remember anything. Before the body: a caller
+        // that repeats headers that it has overheard is not listened to.
         shared.challenges.take(now, &who, mark)?;
         Ok(Self { who, secret, nonces: proof.nonces, said, until: mark.0 + limits::PROOF_LIFE })
     }

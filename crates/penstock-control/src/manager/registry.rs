@@ -32,7 +32,7 @@ pub(super) struct Registry {
     /// Names of jobs that differ from what is on disk; also those that are gone.
     pub(super) unsaved: BTreeSet<String>,
     lease: Duration,
-    /// Stands for the secret of a job that does not exist, so that all takes the same course and as long.
+    /// Stands for the secret of a job that does not exist, so that such a call takes the same course, and as long.
     nobody: Secret,
 }
 

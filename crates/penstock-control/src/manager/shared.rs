@@ -121,8 +121,8 @@ impl Shared {
         self.changed.subscribe()
     }
 
-    /// A caller of this kind, and the secret that it has to prove. No job has a name longer than what is kept of one: the
-    /// secret of that is nobody's.
+    /// A caller of this kind, and the secret that it has to prove. Of a name longer than any job's only the beginning is kept,
+    /// and its secret is one that no caller has.
     pub(super) fn whose(&self, kind: Kind, job: &str) -> (Prover, Secret) {
         match kind {
             Kind::Admin => (Prover::Admin, self.store.admin),

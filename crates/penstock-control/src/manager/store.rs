@@ -37,7 +37,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// The system refused.
-    #[error("the state `{}`: {reason}", path.display())]
+    #[error("the state file or directory `{}` cannot be used: {reason}", path.display())]
     System {
         /// The file or directory.
         path: PathBuf,

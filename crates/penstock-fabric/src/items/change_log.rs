@@ -16,8 +16,8 @@ const ATTEMPTS: usize = 8;
 #[derive(Debug, Default)]
 pub struct Position(u64);
 
-/// `begun` is never less than the number of entries that were ever stored, of sets that were finished or not. So whoever has
-/// read an entry of a later round in the place of one of its own finds it too large, whichever of its values it sees.
+/// `begun` is never less than the number of entries that were ever stored, of sets that were finished or not. So a follower
+/// that has read an entry of a later round in place of its own finds `begun` too large, whichever of its values it sees.
 impl Progress {
     /// For the writer: entries up to `begun` are about to be written.
     pub fn begin_log(&self, begun: u64) {

@@ -17,7 +17,7 @@
 //! - **I-2** The numbers and clocks that one reader gets of one row never fall.
 //! - **I-3** Rows that one set wrote are seen together or not at all, by a reader that reads them together; also when the
 //!   writer dies inside.
-//! - **I-4** Nobody sleeps through a set that brings what it waits for.
+//! - **I-4** No reader sleeps through a set that brings what it waits for.
 //!
 //! Lapser's algorithms 3.1 to 3.4 guard a row by a checksum over value and clock, and a reader that meets a writer waits for it.
 //! Here the writer writes beside the newest value: a reader never waits for a writer that is inside, and a writer that dies

@@ -1,6 +1,6 @@
-//! The steps of a partition's writer, in the order on which the promises to readers rest (I-1 to I-3, N-1). That order stands
-//! here and nowhere else: the program takes these steps over mapped memory ([`Writer`](super::partition::Writer)), the models
-//! over their own.
+//! The steps of a partition's writer, in the order on which the promises to readers rest (I-1 to I-3, N-1). That order is
+//! written here and nowhere else: the program takes these steps over mapped memory ([`Writer`](super::partition::Writer)), the
+//! models over their own.
 
 use super::slot::{Buffers, Progress, RowGroup, Slot, Spot, UNFINISHED, age, newest, target};
 use crate::sync::{Ordering, OwnedU64};

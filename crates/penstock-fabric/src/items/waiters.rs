@@ -1,8 +1,8 @@
 //! Readers that must wait sleep on a line of the partition's waiters' page, which says what they wait for; the writer wakes those
 //! whose row has come. While no reader sleeps a set costs the writer one look.
 //!
-//! The page is writable by all readers of the partition, all of one job. One that lies in it can make the writer ring for
-//! nothing, or take a line away from another reader, which then looks again by itself after a short sleep.
+//! The page is writable by all readers of the partition, all of one job. A reader that writes lies into it can make the writer
+//! ring for nothing, or take a line away from another reader, which then looks again by itself after a short sleep.
 //!
 //! Each side has a sequentially consistent fence between its store and its look (I-4), as in [`crate::doorbell`]. The writer
 //! takes the summary with a swap, so that it sees the line of the reader that set it.

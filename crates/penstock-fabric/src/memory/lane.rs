@@ -58,8 +58,8 @@ impl LaneView {
         Ok((0..shards).map(view).collect())
     }
 
-    /// Takes a lane from a slab of its worker's, at byte `at`, likewise: received into if no other process has the slab. `None`
-    /// if the slab does not have that piece to lend.
+    /// Takes a lane from a slab of its worker's, at byte `at`, likewise: if no other process has the slab, what the worker
+    /// sends is received into it. `None` if the slab does not have that piece to lend.
     pub fn in_slab(
         slab: &mut Slab,
         at: usize,

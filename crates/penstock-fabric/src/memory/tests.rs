@@ -8,8 +8,8 @@ use penstock_proto::placement::Extent;
 use std::ops::Range;
 use std::sync::Arc;
 
-// Each is the only one that may write something, so none can be cloned: of a type that can be, two traits would have a `there`,
-// and this would not compile.
+// Each is the only one that may write something, so none may be cloned. For a type that can be cloned, `there` would come from
+// two traits, and this would not compile.
 const _: fn() = || {
     trait Has<Which> {
         fn there() {}

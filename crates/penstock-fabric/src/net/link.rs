@@ -10,8 +10,8 @@
 //! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and
 //!   writing fails from then on.
 //!
-//! Where connections are made there is one kind: the worker's dialer, the server's acceptor, and the threads that poll what
-//! these make, name [`Stream`](super::stream::Stream).
+//! Only the code that makes connections names a kind: the worker's dialer, the server's acceptor, and the threads that poll
+//! what these make, name [`Stream`](super::stream::Stream).
 
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -38,7 +38,7 @@ pub trait Link {
     /// Sizes what may be under way, each way, in bytes: a wish, which the link meets as far as it can.
     fn resize(&self, bytes: usize) -> io::Result<()>;
 
-    /// What has to be waited for before the link goes on. `more`: the caller has bytes that it did not take.
+    /// What to wait for before the link can go on. `more`: the caller has bytes that the link did not take.
     fn interest(&self, more: bool) -> Interest {
         Interest { read: true, write: more || self.holds_output() }
     }

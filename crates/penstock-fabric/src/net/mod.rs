@@ -5,6 +5,7 @@
 //! | [`link`] | a connection that never blocks, whatever it is made of |
 //! | [`stream`] | one over TCP, plain or under TLS 1.3 |
 //! | `backlog` | what a link did not take, until it does |
+//! | [`gate`] | where connections come in, and which of them goes when there is no room for one more |
 //! | [`quiet`] | writing to a socket without a signal where its peer has gone |
 //! | [`tls`] | who is trusted, and with which certificate a server shows itself |
 //! | [`frames`] | frames of a link and onto it |
@@ -15,6 +16,7 @@
 mod backlog;
 pub mod endpoint;
 pub mod frames;
+pub mod gate;
 pub mod link;
 pub mod messages;
 pub mod quiet;

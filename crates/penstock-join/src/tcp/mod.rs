@@ -23,20 +23,30 @@ pub use root::{Collected, Root, STRANGERS};
 pub use round::{Rendezvous, RoundError};
 pub use visitor::Visitor;
 
-use crate::patience::Interrupted;
+use crate::patience::{Interrupted, Patience};
 use penstock_proto::message::{MAX_WORKERS, Secret};
-use penstock_proto::redial::Pauses;
+use penstock_proto::redial::{Pauses, Redial};
 use proof::Nonce;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
 use std::str::FromStr;
 use std::time::Duration;
 
 /// Time in which a connection must prove itself, and then again in which it must give something.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
 
-/// Pauses before a process tries again what may yet come to be: rank 0 may not be listening yet, its name not be known.
+/// Pauses before a process tries again: rank 0 may not be listening yet, or its name not be known yet.
 const PAUSES: Pauses = Pauses::doubling(Duration::from_millis(50), Duration::from_secs(1));
+
+/// Makes attempts until one breaks off, or the time is over.
+fn again<Done, Failed>(
+    patience: &Patience<'_>,
+    attempt: impl FnMut() -> Result<ControlFlow<Done, Failed>, RendezvousError>,
+) -> Result<ControlFlow<Done, Failed>, RendezvousError> {
+    let redial = Redial::until(PAUSES, patience.waited() + patience.left());
+    redial.run(|| patience.waited(), |pause| Ok(patience.sleep(pause)?), attempt)
+}
 
 /// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,13 +71,14 @@ impl fmt::Display for RendezvousAddress {
 impl FromStr for RendezvousAddress {
     type Err = NoRendezvousAddress;
 
+    /// What was not UTF-8 comes with a character in its place that no name has.
     fn from_str(text: &str) -> Result<Self, NoRendezvousAddress> {
         let refused = || NoRendezvousAddress { got: text.to_owned() };
         let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = bare
             .or_else(|| (!host.contains(':')).then_some(host))
-            .filter(|host| !host.is_empty() && !host.contains(['[', ']']));
+            .filter(|host| !host.is_empty() && !host.contains(['[', ']', char::REPLACEMENT_CHARACTER]));
         let port = Some(port).filter(|port| port.bytes().all(|digit| digit.is_ascii_digit()));
         let port = port.and_then(|port| port.parse().ok()).filter(|&port| port != 0);
         match (host, port) {
@@ -119,7 +130,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Rank 0 does not know the secret, or says that this process does not.
-    #[error("the rendezvous at {at} has another secret or job name than rank {rank}")]
+    #[error("the rendezvous at {at} has a different secret or job name from rank {rank}'s")]
     OtherSecret {
         /// Where.
         at: RendezvousAddress,
@@ -128,7 +139,7 @@ pub enum RendezvousError {
     },
     /// Rank 0 was told another number of processes.
     #[error(
-        "rank 0 at {at} expects {expected} processes, this one was told that it is rank {rank} of {size}"
+        "rank 0 at {at} expects {expected} processes, but this process was told that it is rank {rank} of {size}"
     )]
     OtherSize {
         /// Where.
@@ -376,6 +387,7 @@ mod tests {
             "[fd00::1]",
             "[]:1",
             "[[a]]:1",
+            "a\u{fffd}:70",
             "a]:1",
             "a:\u{ff11}",
         ] {

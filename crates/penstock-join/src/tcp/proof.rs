@@ -100,7 +100,7 @@ impl Claim {
 
 /// What came is not the next frame of this conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("what came is not the next frame of this conversation")]
+#[error("expected the next frame of this conversation, got something else")]
 pub struct BadFrame;
 
 /// What two sides that know the secret derive from both nonces.

@@ -1,33 +1,26 @@
 //! Rank 0's end of a rendezvous: it listens.
 
 use super::caller::{Caller, Expected};
-use super::{PAUSES, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, nonce};
+use super::{Party, RendezvousAddress, RendezvousError, STRANGER_TIME, again, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
 use penstock_fabric::descriptors;
+use penstock_fabric::net::gate::{self, Gate, SILENT};
 use penstock_fabric::net::quiet::Quiet;
 use penstock_proto::strangers::{Places, Stranger};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Connections of one host that have not proved themselves and are listened to at once; one more drops the oldest.
 pub const STRANGERS: usize = 256;
 /// The same for all hosts, and how many of one network are few.
 const PLACES: Places = Places { a_host: STRANGERS, all: 4 * STRANGERS, few: 64 };
-/// A connection that has said nothing for this long is not a process that is joining: the first words of one follow at once, but
-/// for a lost packet.
-const SILENT: Duration = Duration::from_secs(1);
-/// Connections that may stand in the kernel's queue, if the system allows as many.
-const QUEUE: i32 = 4096;
-/// Connections accepted in one turn.
-const TURN: usize = 64;
-/// How long nothing is accepted where the system had no descriptor left: there is no event for that.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// After the failure of another process, rank 0 stays this long to tell those that are about to come.
 const LATE: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 8192;
@@ -76,6 +69,53 @@ impl Connection {
     }
 }
 
+/// Connections that have not proved themselves.
+#[derive(Default)]
+struct Strangers {
+    /// In the order in which they came.
+    connections: VecDeque<Connection>,
+    /// What the system said where it had no room, until one could be let in without another being dropped, or none knocks any more.
+    no_room: Option<String>,
+}
+
+impl gate::Strangers for Strangers {
+    type Key = usize;
+
+    fn all(&self) -> impl Iterator<Item = Stranger<usize>> + Clone {
+        let now = Instant::now();
+        self.connections.iter().enumerate().map(move |(key, one)| Stranger {
+            key,
+            host: one.host,
+            silent: one.caller.is_silent() && now - one.since >= SILENT,
+        })
+    }
+
+    fn insert(&mut self, stream: TcpStream, host: IpAddr) {
+        let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
+        let since = Instant::now();
+        self.connections.push_back(Connection { stream, host, since, caller: Caller::new(nonce) });
+    }
+
+    fn remove(&mut self, key: usize) {
+        self.connections.remove(key);
+    }
+
+    fn flows(&mut self) {
+        self.no_room = None;
+    }
+
+    fn is_stuck(&mut self, error: &io::Error) -> bool {
+        if !descriptors::is_no_room(error) {
+            return false;
+        }
+        let raised = matches!(descriptors::raise_limit(), Ok(true));
+        if !raised {
+            self.no_room = Some(plain(error));
+        }
+        raised
+    }
+}
+
 /// What has come to rank 0 in a round.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Collected {
@@ -99,19 +139,14 @@ impl fmt::Debug for Collected {
 /// Rank 0's end.
 pub struct Root {
     expected: Expected,
-    listener: TcpListener,
+    gate: Gate,
     port: u16,
-    /// Until when nothing is accepted: the system could not, most often for want of a descriptor.
-    full: Option<Instant>,
-    /// What it said where it had no room, until one could be let in without another being dropped, or none knocks any more.
-    no_room: Option<String>,
-    /// In the order in which they came.
-    strangers: VecDeque<Connection>,
+    strangers: Strangers,
     members: BTreeMap<u32, Connection>,
     came: Contributions,
     /// Ranks that have ever given something.
     heard: BTreeSet<u32>,
-    /// Where the last one came from that could not prove that it knows the secret.
+    /// Where the last process came from that could not prove that it knows the secret.
     unproved: Option<IpAddr>,
 }
 
@@ -154,18 +189,13 @@ impl Root {
             ErrorKind::AddrInUse => RendezvousError::InUse { port: at.port },
             _ => RendezvousError::Listen { at: at.clone(), reason: plain(&error) },
         };
-        let listener = TcpListener::bind(address).map_err(refused)?;
-        listener.set_nonblocking(true).map_err(refused)?;
-        // std asks for a queue of 128; the system takes what it allows at most.
-        let _ = rustix::net::listen(&listener, QUEUE);
+        let listener = gate::listen(address).map_err(refused)?;
         let port = listener.local_addr().map_err(refused)?.port();
         Ok(Self {
             expected: Expected { size, secret, job },
-            listener,
+            gate: Gate::new(vec![listener], PLACES),
             port,
-            full: None,
-            no_room: None,
-            strangers: VecDeque::new(),
+            strangers: Strangers::default(),
             members: BTreeMap::new(),
             came: Contributions::new(),
             heard: BTreeSet::new(),
@@ -178,7 +208,7 @@ impl Root {
         self.port
     }
 
-    /// From which host a process came, if one did, that spoke as a process of a job does and had another secret or job name.
+    /// The host of a process that spoke as a process of a job does but had another secret or job name, if there was one.
     pub fn unproved(&self) -> Option<IpAddr> {
         self.unproved
     }
@@ -192,7 +222,7 @@ impl Root {
         for rank in self.members.keys().copied().collect::<Vec<_>>() {
             self.hear(rank);
         }
-        // Where it cannot go on itself it stays just long enough to tell those that come. Where another cannot, a little shorter.
+        // If this process cannot go on, it stays just long enough to tell those that come; if another cannot, a little less.
         let (mut patience, mut ending) = (*patience, false);
         while self.came.len() < self.expected.size as usize {
             if !ending && self.came.values().any(|one| is_failure(one)) {
@@ -202,7 +232,11 @@ impl Root {
             if patience.is_over() {
                 let missing = (0..self.expected.size).filter(|rank| !self.came.contains_key(rank));
                 let missing = if ending { Vec::new() } else { missing.collect() };
-                return Ok(Collected { came: self.came.clone(), missing, no_room: self.no_room.clone() });
+                return Ok(Collected {
+                    came: self.came.clone(),
+                    missing,
+                    no_room: self.strangers.no_room.clone(),
+                });
             }
             self.step(&patience)?;
         }
@@ -229,23 +263,23 @@ impl Root {
     /// Waits for something to happen, and deals with it.
     fn step(&mut self, patience: &Patience<'_>) -> Result<(), Interrupted> {
         let now = Instant::now();
-        self.strangers.retain(|one| now - one.since < STRANGER_TIME);
+        self.strangers.connections.retain(|one| now - one.since < STRANGER_TIME);
         let unheard = self.members.iter().filter(|(rank, _)| !self.heard.contains(rank)).map(|(_, one)| one);
-        let due = self.strangers.front().into_iter().chain(unheard);
+        let due = self.strangers.connections.front().into_iter().chain(unheard);
         let due = due.map(|one| (one.since + STRANGER_TIME).saturating_duration_since(now)).min();
-        self.full = self.full.filter(|&until| until > now);
-        let due = due.into_iter().chain(self.full.map(|until| until - now)).min().unwrap_or(Duration::MAX);
+        let closed = self.gate.closed_for(now);
+        let due = due.into_iter().chain(closed).min().unwrap_or(Duration::MAX);
         let ranks: Vec<u32> = self.members.keys().copied().collect();
-        // While nothing can be accepted it is not watched: it would be ready all the time for the same connection.
-        let accepts = if self.full.is_none() { PollFlags::IN } else { PollFlags::empty() };
-        let mut watched = vec![PollFd::new(&self.listener, accepts)];
-        watched.extend(self.strangers.iter().chain(self.members.values()).map(Connection::watch));
+        let accepts = if closed.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        let mut watched = vec![PollFd::new(&self.gate.listeners()[0], accepts)];
+        watched.extend(self.strangers.connections.iter().chain(self.members.values()).map(Connection::watch));
         patience.poll(&mut watched, due)?;
         let seen: Vec<PollFlags> = watched.iter().map(PollFd::revents).collect();
         drop(watched);
 
-        let (strangers, members) = seen[1..].split_at(self.strangers.len());
-        for (connection, &seen) in std::mem::take(&mut self.strangers).into_iter().zip(strangers) {
+        let (strangers, members) = seen[1..].split_at(self.strangers.connections.len());
+        for (connection, &seen) in std::mem::take(&mut self.strangers.connections).into_iter().zip(strangers)
+        {
             self.attend(connection, seen);
         }
         for (rank, &seen) in ranks.into_iter().zip(members) {
@@ -258,74 +292,19 @@ impl Root {
             }
         }
         if seen[0].contains(PollFlags::IN) {
-            self.accept();
+            self.gate.accept(0, &mut self.strangers);
         } else if accepts == PollFlags::IN && seen[1..].iter().any(|seen| !seen.is_empty()) {
             // The system has looked, and none stands in the queue: the one that a place was wanted for has it, or went. An
             // accept would not say so: it wants a descriptor before it looks at the queue.
-            self.no_room = None;
+            self.strangers.no_room = None;
         }
         Ok(())
-    }
-
-    fn accept(&mut self) {
-        let mut replaced = false;
-        for _ in 0..TURN {
-            match self.listener.accept() {
-                Ok((stream, from)) => {
-                    self.let_in(stream, from.ip().to_canonical());
-                    // One at a time: those that talk go on in between.
-                    if replaced {
-                        return;
-                    }
-                    self.no_room = None;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // It ended before it was accepted.
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    let no_room = descriptors::is_no_room(&error);
-                    if no_room && matches!(descriptors::raise_limit(), Ok(true)) {
-                        continue;
-                    }
-                    if no_room {
-                        self.no_room = Some(plain(&error));
-                    }
-                    let places = Places { all: self.strangers.len(), ..PLACES };
-                    // If there is a stranger it goes, as when all places are taken. Else the newcomer stands in the queue.
-                    replaced = no_room && !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
-                    if !replaced {
-                        self.full = Some(Instant::now() + LOOK_AGAIN);
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// One more stranger. If there is no room another goes.
-    fn let_in(&mut self, stream: TcpStream, host: IpAddr) {
-        let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
-        self.make_room(PLACES, host);
-        let since = Instant::now();
-        self.strangers.push_back(Connection { stream, host, since, caller: Caller::new(nonce) });
-    }
-
-    /// Whether another had to go for one more of `host`.
-    fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
-        let now = Instant::now();
-        let strangers = self.strangers.iter().enumerate().map(|(key, one)| Stranger {
-            key,
-            host: one.host,
-            silent: one.caller.is_silent() && now - one.since >= SILENT,
-        });
-        let gone = places.who_goes(strangers, host).and_then(|oldest| self.strangers.remove(oldest));
-        gone.is_some()
     }
 
     /// A connection that has not proved itself: it stays one, becomes a member, or is dropped.
     fn attend(&mut self, mut connection: Connection, seen: PollFlags) {
         if seen.is_empty() {
-            return self.strangers.push_back(connection);
+            return self.strangers.connections.push_back(connection);
         }
         if connection.read().is_err() {
             return;
@@ -339,7 +318,7 @@ impl Root {
         // A stranger is told why, if that goes at once.
         let sent = connection.send();
         match (rank, sent) {
-            (Ok(None), Ok(())) => self.strangers.push_back(connection),
+            (Ok(None), Ok(())) => self.strangers.connections.push_back(connection),
             (Ok(Some(rank)), Ok(())) => {
                 connection.since = Instant::now();
                 self.members.insert(rank, connection);
@@ -390,23 +369,18 @@ fn first_address(
     patience: &Patience<'_>,
     resolver: Resolver,
 ) -> Result<SocketAddr, RendezvousError> {
-    let (mut lookup, mut pauses) = (Lookup::default(), PAUSES);
+    let mut lookup = Lookup::default();
     let host = || at.host.clone();
-    loop {
-        match lookup.resolve(&at.host, at.port, patience, resolver) {
-            Ok(found) => return Ok(found[0]),
-            Err(Unresolved::Refused(reason)) if patience.is_over() => {
-                return Err(RendezvousError::NoAddress { host: host(), reason });
-            }
-            Err(Unresolved::Refused(_)) => patience.sleep(pauses.pause())?,
-            Err(Unresolved::Late) => {
-                return Err(RendezvousError::Unresolved { host: host(), waited: patience.waited() });
-            }
-            Err(Unresolved::NotAsked(reason)) => {
-                return Err(RendezvousError::System { what: "look up a name", reason });
-            }
-            Err(Unresolved::Interrupted(interrupted)) => return Err(interrupted.into()),
-        }
+    let attempt = || match lookup.resolve(&at.host, at.port, patience, resolver) {
+        Ok(found) => Ok(ControlFlow::Break(found[0])),
+        Err(Unresolved::Refused(reason)) => Ok(ControlFlow::Continue(reason)),
+        Err(Unresolved::Late) => Err(RendezvousError::Unresolved { host: host(), waited: patience.waited() }),
+        Err(Unresolved::NotAsked(reason)) => Err(RendezvousError::System { what: "look up a name", reason }),
+        Err(Unresolved::Interrupted(interrupted)) => Err(interrupted.into()),
+    };
+    match again(patience, attempt)? {
+        ControlFlow::Break(address) => Ok(address),
+        ControlFlow::Continue(reason) => Err(RendezvousError::NoAddress { host: host(), reason }),
     }
 }
 

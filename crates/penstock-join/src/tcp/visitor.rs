@@ -4,7 +4,7 @@ use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
     WRONG_SIZE,
 };
-use super::{Cause, PAUSES, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, nonce};
+use super::{Cause, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, again, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// How long rank 0 may say that another process has this rank. An earlier connection of this process, or one that says nothing,
@@ -59,30 +60,9 @@ impl Visitor {
     /// Hands a contribution to rank 0.
     pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         self.party.refuse_too_many()?;
-        let mut pauses = PAUSES;
-        let (mut last, mut taken_since) = (None, None);
-        let (mut stream, mut conversation) = loop {
-            if let Some(met) = self.met.take() {
-                break met;
-            }
-            match self.come(patience) {
-                Ok(met) => break met,
-                Err(Unfit::Final(error)) => return Err(error),
-                Err(Unfit::Passing(cause)) => last = Some(cause),
-                // Where the time was up in the middle of an attempt, the one before says more.
-                Err(Unfit::Late) if last.is_some() && patience.is_over() => {}
-                Err(Unfit::Late) => last = Some(Cause::Silent),
-            }
-            if !matches!(last, Some(Cause::Taken { .. })) {
-                taken_since = None;
-            } else if taken_since.get_or_insert_with(Instant::now).elapsed() > TAKEN_TIME {
-                return Err(RendezvousError::Taken { at: self.at.clone(), rank: self.party.rank });
-            }
-            if patience.is_over() {
-                return Err(self.late(last.unwrap_or(Cause::Silent)));
-            }
-            // Nothing tells when a port on another host begins to listen.
-            patience.sleep(pauses.pause())?;
+        let (mut stream, mut conversation) = match self.met.take() {
+            Some(met) => met,
+            None => self.meet(patience)?,
         };
         let sent = send(&mut stream, &conversation.frame(contribution), patience);
         self.met = Some((stream, conversation));
@@ -124,6 +104,32 @@ impl Visitor {
             Unfit::Late => RendezvousError::Undecided { at: self.at.clone() },
             Unfit::Passing(_) => RendezvousError::Left { at: self.at.clone() },
         })
+    }
+
+    /// Comes to rank 0, again and again. Nothing tells when a port on another host begins to listen.
+    fn meet(&mut self, patience: &Patience<'_>) -> Result<(TcpStream, Conversation), RendezvousError> {
+        let (mut last, mut taken_since) = (None, None);
+        let attempt = || {
+            let cause = match self.come(patience) {
+                Ok(met) => return Ok(ControlFlow::Break(met)),
+                Err(Unfit::Final(error)) => return Err(error),
+                Err(Unfit::Passing(cause)) => cause,
+                // Where the time was up in the middle of an attempt, the one before says more.
+                Err(Unfit::Late) if patience.is_over() => last.take().unwrap_or(Cause::Silent),
+                Err(Unfit::Late) => Cause::Silent,
+            };
+            if !matches!(cause, Cause::Taken { .. }) {
+                taken_since = None;
+            } else if taken_since.get_or_insert_with(Instant::now).elapsed() > TAKEN_TIME {
+                return Err(RendezvousError::Taken { at: self.at.clone(), rank: self.party.rank });
+            }
+            last = Some(cause.clone());
+            Ok(ControlFlow::Continue(cause))
+        };
+        match again(patience, attempt)? {
+            ControlFlow::Break(met) => Ok(met),
+            ControlFlow::Continue(cause) => Err(self.late(cause)),
+        }
     }
 
     /// Connects, and each side proves itself to the other.
@@ -301,7 +307,7 @@ mod tests {
         Ok(Vec::new())
     }
 
-    // It heard neither its deadline nor Ctrl-C.
+    // It ignored both its deadline and Ctrl-C.
     #[test]
     fn a_name_server_that_does_not_answer_ends_at_the_deadline_and_with_the_caller() {
         let (host, secret, job) =

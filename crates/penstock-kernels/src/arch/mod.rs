@@ -72,8 +72,9 @@ pub(crate) trait Dispatch: Sized {
     fn on<I: Isa>(self, isa: I) -> Self::Output;
 }
 
-/// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test. With
-/// `--cfg penstock_portable`, and under Miri, portably: what watches over memory does not see into assembly.
+/// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test.
+/// With `--cfg penstock_portable`, and under Miri, the portable variant is used: tools that check memory cannot see into
+/// assembly.
 pub(crate) fn on_best<D: Dispatch>(work: D) -> D::Output {
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
     {

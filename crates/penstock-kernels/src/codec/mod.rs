@@ -1,8 +1,8 @@
 //! Codecs: the bytes of what travels of a chunk.
 //!
-//! A codec loses nothing: a receiver that holds the same base has the same chunk afterwards, bit for bit. Whatever loses bits
-//! happens before, in a [`filter`](crate::filter). So codecs may be chosen chunk by chunk, by what they cost, and what has to
-//! be sent again is simply encoded again.
+//! A codec loses nothing: a receiver that holds the same base has the same chunk afterwards, bit for bit. Anything that loses
+//! bits happens earlier, in a [`filter`](crate::filter). So codecs may be chosen chunk by chunk, by what they cost, and what
+//! has to be sent again is simply encoded again.
 //!
 //! | file | what travels |
 //! |---|---|

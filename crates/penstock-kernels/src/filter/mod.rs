@@ -57,12 +57,13 @@ pub enum Unfit {
 
 /// Decides what travels. Slices in, slices out: no allocation, no waiting.
 pub trait Filter: fmt::Debug + Send + Sync {
-    /// Whether it may hold something back. For one that never does nobody keeps what receivers hold: they hold the value.
+    /// Whether it may hold something back. If it never does, receivers hold the value itself, and no copy is kept of what they
+    /// hold.
     fn holds_back(&self) -> bool {
         true
     }
 
-    /// Writes what the receivers of a chunk with this `value` are to hold next over `held`, which is what they hold now and as
-    /// long. Where both are the same they stay so.
+    /// Overwrites `held`, what the receivers of a chunk hold now, with what they are to hold next, given its `value` of the
+    /// same length. Where the two agree already, they still agree afterwards.
     fn next(&self, value: &[u8], held: &mut [u8]);
 }

@@ -40,8 +40,8 @@ pub enum TableAsk {
         /// The table.
         name: String,
     },
-    /// This worker has mapped and subscribed to what it needs; answered when all have. Then no worker that leaves takes rows with
-    /// it that another is about to ask for.
+    /// This worker has mapped, or subscribed to, what it needs; answered when all have. From then on, no worker that leaves
+    /// takes rows with it that another is about to ask for.
     Ready {
         /// The table.
         name: String,
@@ -73,7 +73,7 @@ pub enum TableAsk {
         /// The first byte.
         from: u64,
     },
-    /// On the home's host: the memory of a partition. The producer makes it be; others wait for that.
+    /// On the home's host: the memory of a partition. The producer's request creates it; others wait for that.
     Partition {
         /// Which.
         partition: PartitionId,

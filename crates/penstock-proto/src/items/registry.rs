@@ -83,7 +83,7 @@ struct Table {
     /// Workers that have heard that it failed.
     heard: BTreeSet<Rank>,
     _charge: Charge,
-    /// Whether some worker knows who produces what: from then on no worker's rows change.
+    /// Whether some worker has been told which worker produces what: from then on no worker's rows change.
     told: bool,
 }
 
@@ -159,7 +159,7 @@ impl Registry {
         if table.told {
             result?;
         } else if let Err(error) = result {
-            // It fails for all: the others would wait for this worker for ever.
+            // It fails for all of them: otherwise the others would wait for this worker for ever.
             table.failed.get_or_insert_with(|| error.clone());
             table.heard.insert(rank);
             return Err(error);

@@ -40,7 +40,7 @@ pub struct Unlisted {
     pub until: u32,
 }
 
-/// The writer came round while the reader looked. Look again, from a later moment.
+/// The writer overtook the reader. Look again, from a later moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Torn;
 
@@ -59,10 +59,11 @@ pub trait Memory {
     /// The same, and its value.
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn>;
 
-    /// Rows that stand together, and can be read at once, begin at multiples of this, and are as many. 0: there are none.
+    /// Rows that can be read at once come in runs of this length, which begin at its multiples. 0: there are no such runs.
     fn run(&self) -> u32;
 
-    /// Reads those from `first` on, if one set wrote the newest of each; `None` if they must be read one by one.
+    /// Reads the run that begins at `first`, if one set wrote the newest value of each of its rows; `None` if they must be read
+    /// one by one.
     fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn>;
 
     /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun

@@ -226,7 +226,7 @@ impl RowSet {
     }
 }
 
-/// For people: the first ranges.
+/// For people: the first few ranges.
 impl fmt::Display for RowSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, range) in self.ranges.iter().take(SHOWN).enumerate() {

@@ -65,7 +65,7 @@ impl FromStr for Propagation {
 pub enum Slack {
     /// At most this many clocks: 0 is BSP, more is SSP (lapser.md, 3.1.3.C).
     Bound(u32),
-    /// As old as it is: ASP.
+    /// However old it is: ASP.
     Unbounded,
 }
 

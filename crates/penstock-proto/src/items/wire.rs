@@ -1,7 +1,7 @@
 //! What travels where producer and consumer share no memory: messages of one connection for each worker and server.
 //!
-//! A message is a [record](crate::record): kind, numbers of seven bits a byte, perhaps rows. Everything is
-//! state, not change: a message that comes twice, or whose connection broke before it came, does no harm.
+//! A message is a [record](crate::record): kind, numbers of seven bits a byte, perhaps rows. Messages say what is, not what has
+//! changed: one that comes twice, or is lost with its connection, does no harm.
 
 use super::rows::{RowSet, pop, push};
 use super::spec::{MAX_ROW_BYTES, Propagation, TableId};

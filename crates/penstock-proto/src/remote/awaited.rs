@@ -1,7 +1,7 @@
 //! Versions of one thing that are awaited, kept as the least and the greatest of them.
 //!
-//! Each that comes from the least on counts, up to the greatest: so a reader that asked for an earlier version does not wait for
-//! the later one that another asked for.
+//! Every version from the least to the greatest counts as awaited when it comes: so a reader that asked for an earlier version
+//! does not wait for the later one that another reader asked for.
 
 /// Versions that are awaited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -179,8 +179,8 @@ struct Held {
     ticket: u64,
 }
 
-/// Tickets that are returned as one. What comes while it is under way goes with the next: so however often the subscriber asks, it
-/// comes to an end, and the next as well.
+/// Tickets that are returned as one. Tickets that come while a batch is under way join the next one: so, however often the
+/// subscriber asks, each batch comes to an end.
 #[derive(Debug, Clone, Copy)]
 struct Batch {
     /// The newest of them.
@@ -200,7 +200,7 @@ enum Due {
     Fetched { tensor: TensorId },
 }
 
-/// It said goodbye, and went on.
+/// It said goodbye, and went on sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it went on after it had said goodbye")]
 pub struct WentOn;
@@ -456,7 +456,7 @@ impl Subscriber {
         }
         let [first, second] = &mut self.known(id).batches;
         let begins = first.is_none();
-        // A state that is asked for anew is not what is under way.
+        // A newly requested state is not the one that is under way.
         let fits = |batch: &Batch| !batch.queued && states == 0 && second.is_none();
         let batch = if first.as_ref().is_none_or(fits) { first } else { second };
         let before = batch.unwrap_or(Batch { ticket, states, queued: false });

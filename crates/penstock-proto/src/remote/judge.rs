@@ -1,6 +1,6 @@
 //! What a frame may be, judged by its header before its payload is let in: at a home, and at a mirror.
 //!
-//! Where a payload goes only the caller knows: it is asked which bytes of a lane, or of a value, the frame may carry.
+//! Only the caller knows where a payload goes: it is asked which bytes of a lane, or of a value, the frame may carry.
 
 use super::home::Subscriber;
 use crate::encoding::Agreed;
@@ -65,7 +65,7 @@ pub fn submission(
             Err("it sent a payload for nothing".to_owned())
         };
     };
-    // Who contributes is a worker: anybody else was refused above.
+    // Only workers contribute: any other peer was refused above.
     let rank = peer.rank().filter(|_| count == 1);
     let part = rank.and_then(|rank| Some((rank, lane(rank, tensor, chunk)?)));
     let Some((rank, (range, agreed))) = part else {

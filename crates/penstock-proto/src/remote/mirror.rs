@@ -1,4 +1,4 @@
-//! What a subscriber has of a shard on another host, and what it asks it for.
+//! What a subscriber has of a shard on another host, and what it asks of that shard.
 //!
 //! It stands in for the shard: its worker's submissions go in here, become frames, and are kept until the shard has taken them;
 //! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes

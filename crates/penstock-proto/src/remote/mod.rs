@@ -8,14 +8,15 @@
 //! | [`judge`] | at both: what a frame may be, before its payload is let in |
 //! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
 //!
-//! Frames and bytes are others' business: the server's and the worker's over sockets, the simulator's over links that break. What
-//! the two promise together:
+//! Frames and bytes are left to others: to the server and the worker over sockets, and to the simulator over links that break.
+//! What the two promise together:
 //!
 //! - **S-1** of [`outbox`](crate::outbox): submissions are taken all, in order, once.
 //! - **S-2** What was asked for comes, at the version that was asked for or a newer one, wherever connections break.
 //! - **S-3** A ticket comes back behind everything that was there when it was asked for and that was fetched with it or before,
 //!   as new as it was then; it waits for no version that is still to come, whether pushes or fetches asked for that.
-//! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read makes it no longer.
+//! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read cannot make the list
+//!   longer.
 
 pub mod asking;
 mod awaited;

@@ -1,5 +1,5 @@
-//! The calls that are made a million times a second: set, add and get of arguments that the core takes as they are. Whatever
-//! else may be given is looked at in Python (`penstock/table.py`), which also says what is wrong with it.
+//! The calls that are made a million times a second: set, add and get of arguments that the core takes as they are. Everything
+//! else is handled in Python (`penstock/table.py`), which also reports what is wrong with it.
 
 use super::{AT_ONCE, Table};
 use crate::buffers::{Held, words};
@@ -380,13 +380,9 @@ impl TableCalls {
     /// UnknownRow
     ///     A row is outside the table, or was not declared by this worker.
     /// NeverSet
-    ///     One of this worker's own rows is older than that: nobody else could set it, so there is no point in waiting.
-    /// GetTimeout
-    ///     A row was not fresh enough in time; the message names it and its producer.
-    /// ShapeError, DtypeError, OptionError
-    ///     `out`, `slack` or `clock` is not valid.
-    /// JobClosed
-    ///     The job has ended.
+    ///     One of this worker's own rows is older than that: no other worker could set it, so there is no point in waiting.
+    ///     GetTimeout A row was not fresh enough in time; the message names it and its producer. ShapeError, DtypeError,
+    ///     OptionError `out`, `slack` or `clock` is not valid. JobClosed The job has ended.
     ///
     /// Examples
     /// --------

@@ -12,9 +12,9 @@ use crate::wait;
 use crate::wire::dial::PLAIN;
 use crate::wire::random;
 use crate::wire::records::RecordStream;
-use penstock_fabric::descriptors;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::gate::{self, Gate, SILENT};
 use penstock_fabric::net::link::{Got, Link as _};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls;
@@ -27,7 +27,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,17 +36,8 @@ use std::time::{Duration, Instant};
 
 /// For connections that have not proved who they are.
 const PLACES: Places = Places { a_host: 256, all: 2048, few: 64 };
-/// A connection that has said nothing for this long is not a worker that is joining: the first words of one follow at once, but
-/// for a lost packet.
-const SILENT: Duration = Duration::from_secs(1);
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
-/// How long nothing is accepted where the system had no descriptor left: there is no event for that.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Connections that may stand in the kernel's queue, if the system allows as many.
-const QUEUE: i32 = 4096;
-/// Connections accepted in one turn.
-const TURN: usize = 64;
 
 const WAKEUP: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1024;
@@ -120,16 +111,17 @@ impl Acceptor {
         }
         let run = Loop {
             state: Arc::clone(&state),
-            listeners,
-            epoll,
+            gate: Gate::new(listeners, PLACES),
+            strangers: Strangers {
+                epoll,
+                patience: options.lease,
+                by_token: HashMap::new(),
+                next: 0,
+                warned: false,
+            },
             tls,
             security: options.security,
-            patience: options.lease,
-            strangers: HashMap::new(),
-            next: 0,
             accepting: false,
-            full: None,
-            warned: false,
         };
         let thread = thread::spawn("penstock-accept", move || run.run());
         let thread = thread.map_err(StartError::thread)?;
@@ -194,12 +186,7 @@ fn bind(address: &Address) -> Result<TcpListener, StartError> {
         |error: io::Error| StartError::Bind { address: address.to_string(), reason: error.to_string() };
     let addresses: Vec<SocketAddr> =
         (&address.host[..], address.port).to_socket_addrs().map_err(failed)?.collect();
-    // std sets SO_REUSEADDR: a server that was killed can be started again at once.
-    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    // std asks for a queue of 128; the system takes what it allows at most.
-    let _ = rustix::net::listen(&listener, QUEUE);
-    Ok(listener)
+    gate::listen(&addresses[..]).map_err(failed)
 }
 
 /// How far a stranger has come.
@@ -254,44 +241,85 @@ enum Next {
     Refuse(Box<RecordStream>, Refusal),
 }
 
+/// The connections that have not proved which job they belong to.
+struct Strangers {
+    epoll: OwnedFd,
+    patience: Duration,
+    by_token: HashMap<u64, Stranger>,
+    next: u64,
+    /// Whether it was said that the system accepts no connection, and still is so.
+    warned: bool,
+}
+
+impl gate::Strangers for Strangers {
+    type Key = u64;
+
+    fn all(&self) -> impl Iterator<Item = strangers::Stranger<u64>> + Clone {
+        let now = Instant::now();
+        self.by_token.iter().map(move |(&key, stranger)| strangers::Stranger {
+            key,
+            host: stranger.host,
+            silent: matches!(stranger.phase, Phase::Silent(_)) && now - stranger.since >= SILENT,
+        })
+    }
+
+    fn insert(&mut self, socket: TcpStream, host: IpAddr) {
+        let Ok(stream) = Stream::plain(socket, self.patience) else { return };
+        let token = self.next;
+        self.next += 1;
+        let flags = epoll::EventFlags::IN;
+        if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), flags).is_ok() {
+            let phase = Phase::Silent(stream);
+            self.by_token.insert(token, Stranger { phase, since: Instant::now(), host });
+        }
+    }
+
+    fn remove(&mut self, key: u64) {
+        self.by_token.remove(&key);
+    }
+
+    fn flows(&mut self) {
+        self.warned = false;
+    }
+
+    fn is_stuck(&mut self, error: &io::Error) -> bool {
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(%error, "a connection could not be accepted so far");
+        }
+        false
+    }
+}
+
 struct Loop {
     state: Arc<State>,
-    listeners: Vec<TcpListener>,
-    epoll: OwnedFd,
+    gate: Gate,
+    strangers: Strangers,
     tls: Arc<ServerConfig>,
     security: Security,
-    patience: Duration,
-    strangers: HashMap<u64, Stranger>,
-    next: u64,
     /// Whether the poll watches the listeners.
     accepting: bool,
-    /// Until when nothing is accepted: the system could not, most often for want of a descriptor.
-    full: Option<Instant>,
-    /// Whether that was said, and still is so.
-    warned: bool,
 }
 
 impl Loop {
     fn run(mut self) {
         while !self.state.stop.load(Ordering::Acquire) {
-            let now = Instant::now();
-            self.full = self.full.filter(|&until| until > now);
-            self.watch_listeners(self.state.open.load(Ordering::Acquire) && self.full.is_none());
-            let longest = (!self.strangers.is_empty()).then_some(Duration::from_secs(1));
-            let longest = self.full.map(|until| until - now).or(longest);
-            let events = wait::events(&self.epoll, 64, longest);
+            let closed = self.gate.closed_for(Instant::now());
+            self.watch_listeners(self.state.open.load(Ordering::Acquire) && closed.is_none());
+            let longest = (!self.strangers.by_token.is_empty()).then_some(Duration::from_secs(1));
+            let events = wait::events(&self.strangers.epoll, 64, closed.or(longest));
             for event in events {
                 match event.data.u64() {
                     WAKEUP => self.state.wakeup.clear(),
-                    token if token >= LISTENERS => self.accept((token - LISTENERS) as usize),
+                    token if token >= LISTENERS => {
+                        self.gate.accept((token - LISTENERS) as usize, &mut self.strangers);
+                    }
                     token => self.hear(token),
                 }
             }
-            self.strangers.retain(|_, stranger| stranger.since.elapsed() < PROVE_WITHIN);
+            self.strangers.by_token.retain(|_, stranger| stranger.since.elapsed() < PROVE_WITHIN);
         }
     }
 
-    /// While nothing can be let in the listeners are not watched: they would ring all the time for the same connection.
     fn watch_listeners(&mut self, accepting: bool) {
         if self.accepting == accepting {
             return;
@@ -299,78 +327,20 @@ impl Loop {
         self.accepting = accepting;
         let mut flags = epoll::EventFlags::empty();
         flags.set(epoll::EventFlags::IN, accepting);
-        for (listener, token) in self.listeners.iter().zip(LISTENERS..) {
-            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags);
+        for (listener, token) in self.gate.listeners().iter().zip(LISTENERS..) {
+            let _ = epoll::modify(&self.strangers.epoll, listener, epoll::EventData::new_u64(token), flags);
         }
-    }
-
-    fn accept(&mut self, listener: usize) {
-        let mut replaced = false;
-        for _ in 0..TURN {
-            match self.listeners[listener].accept() {
-                Ok((socket, from)) => {
-                    self.let_in(socket, from.ip().to_canonical());
-                    // One at a time: those that talk go on in between.
-                    if replaced {
-                        return;
-                    }
-                    self.warned = false;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {} // it ended before it was accepted
-                Err(error) => {
-                    if !std::mem::replace(&mut self.warned, true) {
-                        tracing::warn!(%error, "a connection could not be accepted so far");
-                    }
-                    let places = Places { all: self.strangers.len(), ..PLACES };
-                    // If there is a stranger it goes, as when all places are taken. Else the newcomer stands in the queue.
-                    replaced = descriptors::is_no_room(&error)
-                        && !replaced
-                        && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
-                    if !replaced {
-                        self.full = Some(Instant::now() + LOOK_AGAIN);
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// One more stranger. If there is no room another goes.
-    fn let_in(&mut self, socket: TcpStream, host: IpAddr) {
-        self.make_room(PLACES, host);
-        let Ok(stream) = Stream::plain(socket, self.patience) else { return };
-        let token = self.next;
-        self.next += 1;
-        let flags = epoll::EventFlags::IN;
-        if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), flags).is_ok() {
-            let phase = Phase::Silent(stream);
-            self.strangers.insert(token, Stranger { phase, since: Instant::now(), host });
-        }
-    }
-
-    /// Whether another had to go for one more of `host`.
-    fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
-        let now = Instant::now();
-        let strangers = self.strangers.iter().map(|(&key, stranger)| strangers::Stranger {
-            key,
-            host: stranger.host,
-            silent: matches!(stranger.phase, Phase::Silent(_)) && now - stranger.since >= SILENT,
-        });
-        let gone = places.who_goes(strangers, host).and_then(|key| self.strangers.remove(&key));
-        gone.is_some()
     }
 
     fn hear(&mut self, token: u64) {
-        let Some(Stranger { phase, since, host }) = self.strangers.remove(&token) else { return };
+        let Some(Stranger { phase, since, host }) = self.strangers.by_token.remove(&token) else { return };
         match self.advance(phase) {
             Ok(Next::Wait(phase)) => {
                 let mut flags = epoll::EventFlags::IN;
                 flags.set(epoll::EventFlags::OUT, phase.holds_output());
-                let watched =
-                    epoll::modify(&self.epoll, phase.stream(), epoll::EventData::new_u64(token), flags);
-                if watched.is_ok() {
-                    self.strangers.insert(token, Stranger { phase, since, host });
+                let event = epoll::EventData::new_u64(token);
+                if epoll::modify(&self.strangers.epoll, phase.stream(), event, flags).is_ok() {
+                    self.strangers.by_token.insert(token, Stranger { phase, since, host });
                 }
             }
             Ok(Next::Enter { records, job, purpose, long }) => self.enter(*records, &job, purpose, long),
@@ -468,7 +438,7 @@ impl Loop {
     }
 
     fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose, long: bool) {
-        let _ = epoll::delete(&self.epoll, records.stream());
+        let _ = epoll::delete(&self.strangers.epoll, records.stream());
         // A worker that comes when the job has ended is told so, as long as the server is there to tell.
         let outcome = self.state.jobs().get(job).and_then(|job| job.control.outcome());
         let said = match outcome {

@@ -1,5 +1,5 @@
-//! The bells of the thread that passes rows on: one for each worker of this host that sets rows, so that whatever one of them
-//! does to its own (fills its count, clears its flags) affects no other.
+//! The bells of the thread that passes rows on: one for each worker of this host that sets rows, so that nothing that one of
+//! them does to its own (fill its count, clear its flags) affects another.
 //!
 //! The server never reads them, and never writes them: the worker has the same open file, and could make either wait for ever.
 //! Each ring is an edge in the poll, whatever stands in the count.

@@ -70,8 +70,8 @@ fn control_groups(own: &str, mounted: &Path) -> Option<u64> {
     left.min()
 }
 
-/// The least that is left on the way from `path` up to `root`. In a container the path may be one of the host's, of which nothing
-/// is mounted but the group itself, at the root.
+/// The least that is left on the way from `path` up to `root`. In a container the path may be one of the host's, and of that
+/// hierarchy only the group itself is mounted, at the root.
 fn least_left(root: &Path, path: &str, files: &Files) -> Option<u64> {
     let own = root.join(path.trim_start_matches('/'));
     let groups = own.ancestors().take_while(|group| group.starts_with(root));

@@ -54,9 +54,9 @@ fn loss(ended: Ended) -> Loss {
 /// Why a message did not go.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unsent {
-    /// For what the worker did: it is lost.
+    /// Because of what the worker did: it is lost.
     Lost(Loss),
-    /// For what the system has no more of, which is not the worker's fault.
+    /// Because the system has run out of something, which is not the worker's fault.
     System(Errno),
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Client {
     pub(super) since: u64,
     /// Whether it has proved that it knows the job's secret. Before, nothing else is heard.
     pub(super) proof: Proof,
-    /// Whose it is; `None` before it has said hello.
+    /// The peer at the other end; `None` before it has said hello.
     pub(super) peer: Option<PeerId>,
     /// The peer on another host that is told the last word by this connection: it has left, or the job has failed.
     pub(super) parting: Option<PeerId>,

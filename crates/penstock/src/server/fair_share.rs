@@ -6,10 +6,10 @@
 //! most. Connections that queue at one bottleneck get rates in proportion to what they have under way, so both are mended in the
 //! same way: all connections together have [`TOTAL`] under way, and each job the part of it that is its share.
 //!
-//! What is under way is the means; what a job gets is looked at ten times a second. A job that computes between exchanges, or has
-//! few connections, is not under way all the time and would get less than its part of a full link: as long as the link is full
-//! (all together move nearly as much as they did lately), jobs above their shares shrink and those below grow; when it is not, no
-//! job is in another's way, and the corrections fade. So correcting never costs more than the margin.
+//! The bytes under way are what is set; what each job gets by it is measured ten times a second. A job that computes between
+//! exchanges, or has few connections, is not under way all the time and would get less than its part of a full link: as long as
+//! the link is full (all together move nearly as much as they did lately), jobs above their shares shrink and those below grow;
+//! when it is not, no job is in another's way, and the corrections fade. So correcting never costs more than the margin.
 //!
 //! No rate has to be known, a job that is not connected costs the others nothing, and a worker that does not play
 //! along cannot change it: its receive window and the server's send buffer are the server's. A connection with a long round
@@ -188,7 +188,7 @@ impl Shares {
         let all: f64 = connected().map(Tenant::weight).sum();
         let each = |tenant: &Tenant| TOTAL * tenant.weight() / all / f64::from(tenant.connections);
         let own = tenants.get(&job).filter(|tenant| tenant.connections > 0)?;
-        // Where one job's would be larger than may be, all shrink in proportion: the proportions are what counts.
+        // Where one job's buffers would be larger than allowed, all shrink in proportion: only the proportions count.
         let most = connected().map(each).fold(0.0, f64::max);
         let least = if connected().count() > 1 { FLOOR } else { LEAST };
         Some((each(own) * (LARGEST / most).min(1.0)).max(least) as usize)

@@ -1,5 +1,5 @@
-//! Passes rows of tables on to workers that share no memory with their producer: one thread for a job on a server, started with
-//! the first such worker. What is sent to whom is [`penstock_proto::items::node`]'s to say.
+//! Passes rows of tables on to workers that share no memory with their producer: one thread for each job on a server, started
+//! with the first such worker. [`penstock_proto::items::node`] decides what is sent to which peer.
 
 use super::bells;
 use super::shard::Report;
@@ -138,7 +138,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     Ok(Handle { thread, kept })
 }
 
-/// Tokens of the poll; the others count connections.
+/// Tokens of the poll; all others number connections.
 const COMMANDS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
 /// Longest sleep while rows of this host are passed on.
@@ -289,7 +289,8 @@ impl Passer {
         }
     }
 
-    /// Sleeps until something comes. A consumer that takes away what says that this thread sleeps delays others by a second.
+    /// Sleeps until something comes. A consumer that clears the flag which says that this thread sleeps delays others by a
+    /// second.
     fn wait(&mut self) {
         // Without a peer at the other end there is none to show that this thread lives.
         let longest = look_every(self.setup.lease);

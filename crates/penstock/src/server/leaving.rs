@@ -11,11 +11,13 @@ use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Departure};
 
-/// How long workers that know better than one that has heard of a failure may take to say so, in milliseconds; at least a quarter
-/// of a lease, within which all workers on the network notice that a server gives no more signs of life.
+/// After one worker reports a failure that it has heard of: how long workers that know better may take to say so, in
+/// milliseconds. At least a quarter of a lease, within which all workers on the network notice that a server gives no more
+/// signs of life.
 const HEARSAY_WITHIN_MS: u64 = 2_000;
 
-/// Whether two words are of one thing: who was lost, and not how that was noticed, which differs from worker to worker.
+/// Whether two reports are of the same loss: what counts is who was lost, not how that was noticed, which differs from worker
+/// to worker.
 fn is_same(one: &JobFailure, other: &JobFailure) -> bool {
     use JobFailure::{NoValue, NonFinite, ServerLost, SettingsConflict, Stopped, WorkerLost};
     match (one, other) {
@@ -71,13 +73,13 @@ impl Control {
         self.config.options.on_worker_loss == OnWorkerLoss::Continue
     }
 
-    /// Ends the job for what workers have heard elsewhere, if that can be so or all that are here say the same. Else those that
-    /// know better have some time to say so themselves; then it is one worker's word against another's, and stands with the name
-    /// of the one that said it.
+    /// Ends the job because of what workers have heard elsewhere, if this server knows nothing against it or all workers here
+    /// say the same. Otherwise those that know better have some time to say so; after that it is one worker's word against
+    /// another's, and the failure is reported in the name of the worker that said it.
     ///
-    /// Where the others go on without a worker, one's word ends nothing: it may be its own line that it lost. Nor is
-    /// it gone before the others had that time: without it they may not be able to go on, and would be told so instead
-    /// of what it noticed first.
+    /// Where the others go on without a lost worker, one worker's word ends nothing: it may be its own line that failed. Nor
+    /// does it count as gone before the others have had that time: they may be unable to go on without it, and would be told
+    /// that instead of what it noticed first.
     pub(super) fn judge_hearsay(&mut self) {
         if let Some(failure) = self.believed_at_once().or_else(|| self.agreed()).cloned() {
             return self.end(failure);
@@ -95,7 +97,7 @@ impl Control {
         heard.find(|failure| !self.goes_on() && self.may_be(failure))
     }
 
-    /// What all that are here say, if it can be so.
+    /// What all workers here say, if it is possible.
     fn agreed(&self) -> Option<&JobFailure> {
         let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
             && self.roster.awaited().next().is_none();
@@ -124,7 +126,7 @@ impl Control {
     /// its launcher.
     fn can_be(&self, failure: &JobFailure) -> bool {
         let is_worker = |rank: &Rank| *rank < self.config.workers;
-        // What a tensor's home finds out, this server has found out itself where there is no other.
+        // Where this is the only server, it has found out itself whatever a tensor's home finds out.
         let others = self.config.servers > 1;
         match failure {
             JobFailure::WorkerLost { rank, loss: Loss::Ended { .. } } => is_worker(rank),

@@ -2,6 +2,9 @@
 //!
 //! | file | thread | does |
 //! |---|---|---|
+//! | `mod.rs` | the owner's | starts and stops a server, waits for its end |
+//! | [`error`] | the owner's | why a server did not start |
+//! | [`outcome`] | all | how the job ended, also if a thread panics |
 //! | [`control`] | control | takes workers in, declares tensors, watches leases, ends the job |
 //! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
@@ -28,9 +31,11 @@ mod budget;
 mod catalog;
 mod client;
 mod control;
+mod error;
 pub(crate) mod fair_share;
 mod items;
 mod leaving;
+mod outcome;
 mod pace;
 mod ports;
 mod proof;
@@ -40,17 +45,17 @@ mod shard_memory;
 mod slabs;
 mod tables;
 
-use crate::limits::explain_io;
 use crate::options::Options;
-use crate::thread::{self, Wakeup};
+use crate::thread;
 use acceptor::Acceptor;
+pub use error::StartError;
 use fair_share::Place;
+use outcome::{LastWill, Obituary, Shared};
 use penstock_fabric::descriptors;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
-use penstock_fabric::net::tls::TlsError;
-use penstock_fabric::socket::{Connection, ListenError, Listener};
+use penstock_fabric::socket::{Connection, Listener};
 use penstock_proto::Rank;
 use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
@@ -58,9 +63,9 @@ use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -85,93 +90,6 @@ pub struct ServerConfig {
     pub options: Options,
 }
 
-/// Why a server did not start.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// Its socket.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// A number is out of range.
-    #[error("expected {expected}, got {got} {what}")]
-    OutOfRange {
-        /// Of what.
-        what: &'static str,
-        /// The range.
-        expected: String,
-        /// What came.
-        got: u32,
-    },
-    /// A network address.
-    #[error("the server could not listen on {address}: {reason}")]
-    Bind {
-        /// The address.
-        address: String,
-        /// What the system said.
-        reason: String,
-    },
-    /// Certificate or key.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// A certificate without its key, or the other way round.
-    #[error("expected both of the options `certificate` and `key`, or neither, got one of them")]
-    HalfCertificate,
-    /// There is a job of this name behind the same acceptor.
-    #[error("this server already hosts a job named {name:?}")]
-    JobExists {
-        /// The name.
-        name: String,
-    },
-    /// The system refused a thread, a descriptor or memory.
-    #[error("the server could not {what}: {reason}")]
-    System {
-        /// What it tried.
-        what: &'static str,
-        /// What the system said.
-        reason: String,
-    },
-}
-
-impl StartError {
-    /// What to do.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Listen(ListenError::InUse { .. }) => {
-                Some("give each server a socket path of its own".to_owned())
-            }
-            Self::Listen(ListenError::PathTooLong { .. }) => {
-                Some("choose a shorter directory, such as one under /tmp".to_owned())
-            }
-            Self::Listen(ListenError::NoSocket { .. }) => {
-                Some("give a path where nothing exists, or a socket that a server has left behind".to_owned())
-            }
-            Self::Listen(ListenError::NoLock { .. }) => {
-                Some("give another path, beside which nothing of that name is".to_owned())
-            }
-            Self::Listen(ListenError::System { .. }) => {
-                Some("the directory must exist and be writable".to_owned())
-            }
-            Self::OutOfRange { .. } | Self::JobExists { .. } => None,
-            Self::Bind { .. } => {
-                Some("choose an address of this host, and a port that is free (0: any)".to_owned())
-            }
-            Self::Tls(_) | Self::HalfCertificate => {
-                Some("`penstock cert` makes a certificate authority, certificates and keys".to_owned())
-            }
-            Self::System { .. } => Some("run `penstock doctor` on this host".to_owned()),
-        }
-    }
-
-    /// What the system said when `what` was tried, with the limit that was reached, if it was one.
-    pub(crate) fn system<E: Into<std::io::Error>>(what: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::System { what, reason: explain_io(&error.into()) }
-    }
-
-    fn thread(error: std::io::Error) -> Self {
-        Self::system("start a thread")(error)
-    }
-}
-
 /// A running server. It is stopped when dropped.
 #[derive(Debug)]
 pub struct Server {
@@ -184,7 +102,7 @@ pub struct Server {
     acceptor: Option<Arc<Acceptor>>,
 }
 
-/// Threads of a server, which are not left alone: letting go of them waits until they have ended. A shard ends when its
+/// Threads of a server, which never outlive it: dropping this waits until they have ended. A shard ends when its
 /// [handle](shard::Handle) goes.
 #[derive(Debug, Default)]
 struct Threads(Vec<JoinHandle<()>>);
@@ -219,72 +137,6 @@ enum Order {
         how: Option<String>,
     },
     Stop,
-}
-
-#[derive(Debug)]
-struct Shared {
-    outcome: Mutex<Option<Result<(), JobFailure>>>,
-    ended: Condvar,
-    wakeup: Wakeup,
-    /// Workers that are here, and bytes that tensors take.
-    workers: AtomicU32,
-    memory: AtomicU64,
-}
-
-impl Shared {
-    fn new() -> Result<Self, StartError> {
-        Ok(Self {
-            outcome: Mutex::default(),
-            ended: Condvar::new(),
-            wakeup: Wakeup::new().map_err(StartError::system("make a wake-up descriptor"))?,
-            workers: AtomicU32::new(0),
-            memory: AtomicU64::new(0),
-        })
-    }
-}
-
-impl Shared {
-    /// How the job ended; `None` as long as it goes on.
-    fn outcome(&self) -> Option<Result<(), JobFailure>> {
-        self.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
-    }
-}
-
-/// Held by the control thread: should it end before the job has, those that wait for the server hear that it is gone.
-struct LastWill {
-    shared: Arc<Shared>,
-    index: u32,
-}
-
-impl Drop for LastWill {
-    fn drop(&mut self) {
-        let mut outcome = self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        outcome.get_or_insert_with(|| {
-            let reason = "its control thread panicked, which is a bug in Penstock".to_owned();
-            Err(JobFailure::ServerLost { server: self.index, reason })
-        });
-        self.shared.ended.notify_all();
-    }
-}
-
-/// Held by a thread that the job cannot do without: should it panic, the job ends at once, and with what was to blame.
-struct Obituary {
-    /// What the thread does.
-    thread: &'static str,
-    server: u32,
-    reports: Sender<shard::Report>,
-    control: Arc<Shared>,
-}
-
-impl Drop for Obituary {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let reason = format!("the thread that {} panicked, which is a bug in Penstock", self.thread);
-            let failure = JobFailure::ServerLost { server: self.server, reason };
-            let _ = self.reports.send(shard::Report::Failed(failure));
-            self.control.wakeup.ring();
-        }
-    }
 }
 
 impl Server {
@@ -479,7 +331,7 @@ fn shard_count(config: &ServerConfig) -> u32 {
 /// Threads of the job on this host beside this server's shards, as a [`Welcome`](penstock_proto::message::Welcome) says it.
 fn others(config: &ServerConfig, is_shared: bool) -> u32 {
     match is_shared {
-        // A thread that spins would take what is another job's.
+        // A thread that spins would take time that belongs to another job.
         true => u32::MAX,
         false => config.workers + config.servers.saturating_sub(1) * shard_count(config),
     }
@@ -519,45 +371,4 @@ fn start_shards(
         threads.0.push(thread);
     }
     Ok(control::Shards { handles, reports: inbox, sender: reports, flags })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_whose_control_thread_panics_has_ended_for_who_waits_for_it() {
-        let shared = Arc::new(Shared::new().unwrap());
-        let last_will = LastWill { shared: Arc::clone(&shared), index: 3 };
-        let thread = std::thread::spawn(move || {
-            let _last_will = last_will;
-            panic!("a mistake");
-        });
-        assert!(thread.join().is_err());
-        assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))));
-        drop(LastWill { shared: Arc::clone(&shared), index: 4 });
-        assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))), "it stays");
-    }
-
-    // It was not noticed that the thread that passes rows on had gone: workers waited for rows until their deadline.
-    #[test]
-    fn a_thread_that_panics_ends_the_job_with_the_server_and_the_reason() {
-        let (control, (reports, inbox)) = (Arc::new(Shared::new().unwrap()), channel());
-        let obituary = |thread| {
-            let (reports, control) = (reports.clone(), Arc::clone(&control));
-            Obituary { thread, server: 3, reports, control }
-        };
-        let held = obituary("passes rows on");
-        let thread = std::thread::spawn(move || {
-            let _held = held;
-            panic!("a mistake");
-        });
-        assert!(thread.join().is_err());
-        let Ok(shard::Report::Failed(JobFailure::ServerLost { server: 3, reason })) = inbox.try_recv() else {
-            panic!("the job goes on");
-        };
-        assert!(reason.contains("passes rows on panicked"), "{reason}");
-        drop(obituary("ends well"));
-        assert!(inbox.try_recv().is_err());
-    }
 }

@@ -7,7 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long one that has spent all is not heard, in what it may spend meanwhile: fewer looks at it, each for more.
+/// How long a connection that has spent everything is not heard, counted in what it earns meanwhile: so it is looked at less
+/// often, for more each time.
 pub(super) const BREATH: Duration = Duration::from_millis(10);
 /// Bytes of payload that make up for one frame.
 const BYTES_A_FRAME: f64 = 128.0;
@@ -23,7 +24,7 @@ pub(super) struct Pace {
     burst: f64,
     left: f64,
     filled: Instant,
-    /// It has spent all, and draws breath.
+    /// It has spent everything, and must wait.
     out: bool,
 }
 

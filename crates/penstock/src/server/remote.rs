@@ -240,16 +240,17 @@ impl<L: Link> Remote<L> {
             .is_some_and(|wire| (wire.readable && !wire.paused) || (wire.writable && self.has_output(wire)))
     }
 
-    /// Whether it is a worker that is sending, and how far ahead it is. Nobody is held back for who contributes nothing.
+    /// Whether it is a worker that is sending, and how far ahead it is. No worker is held back for a peer that contributes
+    /// nothing.
     pub(super) fn progress(&self, now: Instant) -> Option<u64> {
         let sends =
             self.peer.rank().is_some() && self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
         sends.then(|| self.subscriber.lead())
     }
 
-    /// Whether the worker is so far ahead that another, which is sending and that it has to wait for anyway, should have the
-    /// link instead. Without that a worker that gets the larger part of a shared link is done early, the other's chunks come
-    /// last and alone, and the way back stands idle meanwhile.
+    /// Whether the worker is so far ahead that another worker, which is sending and which it has to wait for anyway, should
+    /// have the link instead. Without that a worker that gets the larger part of a shared link is done early, the other's
+    /// chunks come last and alone, and the way back stands idle meanwhile.
     pub(super) fn is_too_far_ahead(&self, least_of_others: Option<u64>) -> bool {
         let lead = self.subscriber.lead();
         lead > LEAD && least_of_others.is_some_and(|least| least + LEAD / 2 < lead)

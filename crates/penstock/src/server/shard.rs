@@ -1,5 +1,6 @@
 //! A shard: one thread that owns its chunks, with one loop. It takes orders, pops submissions, lets the machine of
-//! `penstock-proto` decide, folds in shared memory, publishes, rings for who waits, and sleeps when there is nothing to do.
+//! `penstock-proto` decide, folds in shared memory, publishes, wakes the workers that wait, and sleeps when there is nothing to
+//! do.
 
 use super::bells;
 use super::pace::Pace;
@@ -219,7 +220,7 @@ struct Loop {
     epoll: OwnedFd,
     machine: Shard,
     ports: Ports,
-    /// Whom values are sent to.
+    /// The peers that values are sent to.
     overlay: Direct,
     memory: Memory,
     /// Whether some peer is on another host: then the poll is asked at every look.
@@ -247,7 +248,8 @@ impl Loop {
             others: self.setup.others,
             cores: self.setup.cores,
         });
-        // Whose threads on other hosts are awake does not show here, and a look at connections is no look at memory.
+        // Which threads of other hosts are awake cannot be seen from here, and looking at connections takes system calls,
+        // unlike looking at memory.
         let everybody = Crowd::Taken(self.setup.others.saturating_add(self.setup.shards) > self.setup.cores);
         let fresh = |networked: bool| Patience::new(if networked { &everybody } else { &crowd });
         let mut patience = fresh(self.networked);
@@ -257,7 +259,8 @@ impl Loop {
                 patience = fresh(self.networked);
             } else if !busy && !patience.pause() {
                 self.sleep();
-                // Beside other jobs only who moves values is waited for awake: it takes processor time, which is theirs too.
+                // Beside other jobs this thread stays awake only for peers that move values: staying awake takes processor
+                // time, which is theirs too.
                 if !self.is_shared() {
                     patience = fresh(self.networked);
                 }
@@ -310,7 +313,8 @@ impl Loop {
         sleeping.announce();
         if !self.has_work() {
             let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
-            // Whom a paused peer waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
+            // A paused peer waits for others, and one of those may stop sending, which rings no bell: so look again soon. And a
+            // shard that sleeps still has to show that it lives.
             let paused = self.ports.iter().any(paused);
             let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
             self.poll(longest);
@@ -489,7 +493,7 @@ impl Loop {
             self.close_port(place);
         }
         self.overlay.leave(peer);
-        // Nothing waits for who contributes nothing.
+        // Nothing waits for a peer that contributes nothing.
         let Some(rank) = peer.rank().filter(|_| !self.failed) else { return };
         let result = self.machine.remove(rank, &mut self.memory);
         self.tell_waiting();
@@ -585,7 +589,7 @@ impl Loop {
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
                 Heard::Header => {}
-                // It costs a look like any other frame: who says nothing else must not have all of them.
+                // It costs a look like any other frame: a peer that sends nothing else must not take them all.
                 Heard::Alive => {
                     taken += 1;
                     self.pace.frame(0);

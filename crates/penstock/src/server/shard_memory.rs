@@ -91,7 +91,7 @@ impl Memory {
         self.tensors.insert(id, tensor);
     }
 
-    /// A worker's own second declaration brings no second lane, nor may it: contributions may wait in the first.
+    /// When a worker declares a tensor again it must not get a second lane: contributions may wait in the first.
     pub(super) fn give_lane(&mut self, id: TensorId, rank: Rank, lane: LaneView) {
         let slot = &mut self.tensor(id).lanes[rank as usize];
         let taken = slot.as_ref().is_some_and(LaneView::is_private);

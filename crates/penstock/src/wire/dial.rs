@@ -32,11 +32,11 @@ pub(crate) const PLAIN: u8 = b'P';
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum DialError {
-    /// The server said no: there is no use in trying again.
+    /// The server refused: there is no use in trying again.
     Refused(Refusal),
     /// Its certificate is not trusted, or it does not speak TLS: there is no use in trying again either.
     Untrusted(String),
-    /// This process or host has no more of what a connection needs: why. The other end is not to blame.
+    /// This process or host has run out of something that a connection needs; the other end is not to blame. Why.
     Lacking(String),
     /// It could not be reached now.
     Unreachable(io::Error),

@@ -22,7 +22,7 @@ pub(crate) struct ItemWire<L = Stream> {
 }
 
 impl<L: Link> ItemWire<L> {
-    /// What it has to keep of the peer's beyond what any connection has is charged to `account`.
+    /// What it has to keep for the peer beyond what every connection keeps is charged to `account`.
     pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (reader, writer) = (MessageReader::new(account.clone()), MessageWriter::new(account));
         Self { stream, reader, writer, vigil: Vigil::new(lease) }

@@ -4,7 +4,8 @@
 use super::dial::{DialError, Dialer};
 use super::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
-use penstock_proto::error::Refusal;
+use penstock_proto::Rank;
+use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::redial::{self, Next, Pauses};
 use std::sync::Arc;
@@ -34,10 +35,35 @@ pub(crate) enum Failed {
     Refused(Refusal),
     /// Its certificate is not trusted: why.
     Untrusted(String),
-    /// Nothing came of the server for a lease, on whatever connection; why the last attempt failed, if one has.
+    /// Nothing came from the server for a lease, on any connection; why the last attempt failed, if one has.
     Gone(Option<String>),
     /// The caller has other things to do, or sees no point in another attempt.
     GivenUp,
+}
+
+impl Failed {
+    /// Why the job ends with this for a thread of worker `rank` that works for `server` and keeps this `vigil`. `None` if that is
+    /// not for the thread to say: on a refusal, the link's own thread hears whether the job has ended there, and why. A peer that
+    /// is gone is called `part`, and `place` says on which connection that showed, if that matters.
+    pub(crate) fn failure(
+        self,
+        vigil: &Vigil,
+        (server, rank): (u32, Rank),
+        part: &str,
+        place: &str,
+    ) -> Option<JobFailure> {
+        match self {
+            Self::Untrusted(reason) => {
+                let reason = format!("its certificate is not trusted: {reason}");
+                Some(JobFailure::ServerLost { server, reason })
+            }
+            Self::Gone(_) => {
+                let reason = format!("{part} {}{place}", vigil.epitaph());
+                Some(vigil.verdict(server, rank, reason))
+            }
+            Self::Refused(_) | Self::GivenUp => None,
+        }
+    }
 }
 
 /// The connection of one thread to a server, made again and again.
@@ -99,7 +125,7 @@ impl Redial {
                     (what, None)
                 }
             };
-            // A lack that is over is not why the server cannot be reached.
+            // A shortage that has passed is not why the server cannot be reached.
             vigil.lacks(lack);
             if self.reason.as_ref() != Some(&reason) {
                 tracing::info!(address = %self.dialer.address(), reason, "a connection could not be made");

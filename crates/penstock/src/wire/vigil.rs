@@ -81,7 +81,7 @@ impl Vigil {
         self.rule.is_silent(sign, self.clock.now())
     }
 
-    /// Whether nothing came of the peer for a lease, on whatever connection; `sign` counts over all of them.
+    /// Whether nothing came from the peer for a lease, on any connection; `sign` counts over all of them.
     pub(crate) fn is_gone(&mut self, sign: u64) -> bool {
         self.rule.is_gone(sign, self.clock.now())
     }
@@ -91,8 +91,8 @@ impl Vigil {
         self.rule.is_time_to_beat(self.clock.now())
     }
 
-    /// Why the job ends when the peer, a part of `server`, is gone: for a `reason` that is the server's, unless it is worker
-    /// `rank`, this one, that could not come back.
+    /// Why the job ends when the peer, a part of `server`, is gone. The server is to blame, for `reason`, unless it was this
+    /// worker, `rank`, that could not come back.
     pub(crate) fn verdict(&self, server: u32, rank: Rank, reason: String) -> JobFailure {
         match &self.lack {
             None => JobFailure::ServerLost { server, reason },

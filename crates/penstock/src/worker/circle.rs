@@ -1,4 +1,4 @@
-//! Whether a long wait is part of a circle of waits ([`penstock_proto::knot`]): what a worker says of it, and when.
+//! Whether a long wait is part of a circle of waits ([`penstock_proto::knot`]): what a worker says about its wait, and when.
 //!
 //! A wait is announced only while nothing else of this worker can happen: while the caller named no timeout of its own, after
 //! which it would do something else, and while no other thread could use the job. The second is looked at every time, and what
@@ -8,7 +8,7 @@ use super::Error;
 use super::job::Inner;
 use crate::wait::{ASK_WITHIN, Deadline};
 use penstock_fabric::sync::Ordering;
-use penstock_fabric::thread::this_thread;
+use penstock_fabric::this_thread::this_thread;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask};
 use std::sync::OnceLock;
@@ -54,8 +54,8 @@ impl Company {
     }
 }
 
-/// Whether this process has no threads but the calling one and those of this library, which are known by their names. Where that
-/// cannot be told, it has.
+/// Whether this process has no threads but the calling one and those of this library, which are known by their names. If that
+/// cannot be found out, it is assumed to have others.
 fn is_only_thread() -> bool {
     // A request of the C interface does in its thread what the program asked for. The kernel keeps 15 bytes of a name.
     let is_ours = |name: &str| name.starts_with("penstock-") && !name.starts_with("penstock-reques");
@@ -112,7 +112,7 @@ impl<'a> Circle<'a> {
         }
     }
 
-    /// Says that it no longer waits, or not alone.
+    /// Says that it no longer waits, or is no longer the only thread.
     fn end(&mut self) -> Result<(), Error> {
         self.said.take().map_or(Ok(()), |wait| self.say(wait, None).map(drop))
     }

@@ -104,7 +104,7 @@ pub enum Error {
         version: u64,
         /// The workers that it waits for.
         missing: Vec<Rank>,
-        /// Where none is known: the server that did not send it, or did not say for whom it waits.
+        /// Where none is known: the server that did not send it, or did not say which workers it waits for.
         silent: Option<u32>,
         /// How long.
         waited: Duration,
@@ -128,7 +128,7 @@ pub enum Error {
         iteration: u64,
         /// The workers that it waits for.
         missing: Vec<Rank>,
-        /// Where none is known: the server that did not take it, or did not say for whom it waits.
+        /// Where none is known: the server that did not take it, or did not say which workers it waits for.
         silent: Option<u32>,
         /// How long.
         waited: Duration,
@@ -154,7 +154,7 @@ pub enum Error {
         /// This worker.
         rank: Rank,
     },
-    /// A row that comes twice in one set: it could not be said which value counts.
+    /// A row that comes twice in one set: which of its values counts would be unclear.
     #[error("`{name}`: row {row} occurs twice in one set")]
     RowTwice {
         /// The table.

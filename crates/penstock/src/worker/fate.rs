@@ -45,7 +45,7 @@ pub(in crate::worker) struct Fate {
     joined: AtomicBool,
     /// Which shards do not know this worker's clock.
     pub(in crate::worker) untold: Untold,
-    /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
+    /// Set once. Not under a lock: calling it waits for Python's interpreter, and runs signal handlers.
     interrupt: OnceLock<Interrupt>,
 }
 
@@ -98,7 +98,8 @@ impl Fate {
         lock(&self.failure).clone()
     }
 
-    /// Whether a call of this thread has failed with the job's failure. What another thread was told, its end may have hidden.
+    /// Whether a call of this thread has failed with the job's failure. What another thread was told may have been hidden by
+    /// the end of that thread.
     pub(in crate::worker) fn was_told(&self) -> bool {
         lock(&self.told).contains(&std::thread::current().id())
     }

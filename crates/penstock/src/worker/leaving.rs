@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One thread leaves; others that want to leave meanwhile wait for it, and hear what became of it. Only that thread tells
-/// the servers how.
+/// One thread leaves; others that want to leave meanwhile wait for it and learn the outcome. Only that thread tells the servers
+/// how this worker leaves.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     turn: Turn,
@@ -115,9 +115,9 @@ impl Job {
         }
     }
 
-    /// Ends everything that this worker has. Servers that have not let it go are told why it goes.
+    /// Ends all links and threads of this worker. Servers that have not let it go are told why it leaves.
     fn part(&self, links: Vec<Link>, how: Departure) {
-        // What it heard says more than what became of it.
+        // What this worker has heard explains more than how it ended.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
         for relay in std::mem::take(&mut *lock(&self.inner.relays)).into_values() {
@@ -172,7 +172,8 @@ impl Inner {
         let asked = others.iter().map(Link::ask_to_leave).collect::<Result<Vec<_>, _>>()?;
         for ((link, asked), server) in others.iter().zip(asked).zip(1..) {
             link.confirm(asked, deadline)?;
-            // It would be taken for lost: it no longer listens to this worker, however long the first server takes.
+            // Otherwise it would be taken for lost, since it no longer listens to this worker, however long the first server
+            // takes.
             let relay = lock(&self.relays).remove(&server);
             relay.inspect(|relay| relay.end());
         }

@@ -51,8 +51,8 @@ pub(super) struct Sent {
 pub(super) struct Batch {
     pub(super) partition: PartitionId,
     pub(super) head: Head,
-    /// The turn in which all that was due was taken; for one that answers a fetch that in which the fetch came, since those
-    /// before it are answered first.
+    /// The turn in which all that was due was taken. For a batch that answers a fetch, the turn in which the fetch came, since
+    /// earlier fetches are answered first.
     pub(super) turn: u64,
     /// Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
@@ -242,7 +242,7 @@ pub(super) fn eager<M: Memory>(
         else {
             return Due::Unknown;
         };
-        // Memory that its producer shares may say so. A peer that heard it would take this side for one that breaks the protocol.
+        // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the protocol.
         if now.done < subscriber.done {
             subscriber.dirty = !ended;
             return if ended { Due::Nothing } else { Due::Unknown };

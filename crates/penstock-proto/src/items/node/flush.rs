@@ -1,11 +1,11 @@
 //! Flushes. There are two kinds, so that no producer delays what does not concern its rows:
 //!
 //! - *Take mine* ([`Node::flush`]): all that was set here has come to the peer, and all that the peer wants is known here. It
-//!   waits for what this side has unsent and for an answer, not for what the peer has for this side: that may be rows of a
-//!   producer that never brings them, or never leaves them whole. Whoever stands at a barrier, declares a table or leaves
-//!   waits for this one.
+//!   waits for what this side has not sent yet and for an answer, not for what the peer has for this side: those may be rows of
+//!   a producer that never brings them, or never leaves them whole. A worker that stands at a barrier, declares a table or
+//!   leaves waits for this kind.
 //! - *Bring* ([`Node::bring`]): of one partition, all that is due has come here. It waits for that partition's producer, and
-//!   its asker knows which one that is. A get after a barrier waits for this one.
+//!   the side that asks knows which one that is. A get after a barrier waits for this kind.
 
 use super::kept::{ENTRY_BYTES, Kept, keep};
 use super::{Broken, Host, Node};

@@ -107,7 +107,7 @@ impl<H: Host> Node<H> {
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
         }
-        // A few bytes may name any number of rows, which stand here one by one.
+        // A few bytes may name any number of rows, and here each row takes memory.
         let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
         let kept = keep(&account, "a fetch", bytes)?;
         let slots: Option<Vec<u32>> =
@@ -116,7 +116,8 @@ impl<H: Host> Node<H> {
         let Some(Partition { memory, ended, subscribers, .. }) = self.partitions.get_mut(&id) else {
             return Ok(());
         };
-        // What is not here never comes: a peer that asks for it hears that from those that know which workers have gone.
+        // Rows that are not here will never come. A peer that asks for them learns that from the processes that know which
+        // workers have gone.
         if *ended && !answers(memory, &slots, version) {
             return Ok(());
         }
@@ -203,7 +204,7 @@ impl<H: Host> Node<H> {
             return Err(Broken::Nonsense("rows by themselves where sets are sent, or the other way round"));
         }
         if head.first {
-            // The rows that are here would be torn for all that look at them from now on.
+            // To all that look at them from now on, the rows that are here would be torn.
             if exact && head.done < memory.now().done {
                 return Err(Broken::Nonsense("rows as of an earlier set than before"));
             }

@@ -10,8 +10,8 @@ use crate::peer::{PeerId, Role};
 /// the one that the next will ask for.
 const MOST_NEEDS: usize = 1024 + 2;
 
-/// Most versions that a peer's need may name: a peer that passes rows on says what all those behind it need, and cannot make
-/// them need less.
+/// Most versions that a peer's need may name: a peer that passes rows on speaks for all the consumers behind it, and cannot
+/// make them need less.
 pub(super) fn most_needs(peer: PeerId) -> usize {
     match peer.role {
         Role::Server | Role::Relay => MOST_NEEDS * MAX_WORKERS as usize,

@@ -29,10 +29,10 @@
 //!   subscriber lacks, and it has it.
 //! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has, and the rows that it
 //!   wants, where they come without being fetched, go on coming to the node that passes them on, since their producer may be
-//!   gone when it is back. Nor does what a producer had under way as it left: a flush that is answered behind another
+//!   gone when it is back. Nor is what a producer had under way lost when it leaves: a flush that is answered behind another
 //!   subscription is repeated.
 //! - **N-6** A flush waits for what its asker has set. Only one that asks for the rows of a partition waits for those, and for
-//!   no other producer's: one that brings nothing, or leaves a row torn, delays those who ask for its own rows.
+//!   no other producer's: a producer that brings nothing, or leaves a row torn, delays only those that ask for its rows.
 
 mod batch;
 mod flush;
@@ -437,7 +437,7 @@ impl<M: Memory> Partition<M> {
         }
     }
 
-    /// No peer is asked any more, and none waits for what has not come by now: those rows are as if they had never been set.
+    /// No peer is asked any more, and no reader waits for rows that have not come by now: it is as if those had never been set.
     fn end_with_its_producer(&mut self) {
         self.ended = true;
         self.away.clear();
@@ -453,7 +453,7 @@ impl<M: Memory> Partition<M> {
 }
 
 /// Whether the rows of a producer that has gone answer a fetch: they are fresh enough, and were current
-/// together. In doubt they do.
+/// together. If that is uncertain, they do.
 fn answers<M: Memory>(memory: &M, slots: &[u32], version: u64) -> bool {
     let now = memory.now();
     let (mut newest, mut as_of) = (0, u64::MAX);

@@ -1,4 +1,4 @@
-//! Peers that subscribe to a partition, wait for one that is not here yet, or go away and may come again.
+//! Peers that subscribe to a partition, wait for a partition that is not here yet, or are away and may come back.
 
 use super::batch::collect;
 use super::kept::{Away, Kept, Needs, keep, wanted_bytes};
@@ -130,7 +130,7 @@ impl<H: Host> Node<H> {
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
         let kept = keep(&account, "a subscription", bytes + had)?;
-        // What was heard before it came is not told to it.
+        // It is not told what was heard before it came.
         collect(partition, &mut self.scratch);
         let have = match shape.propagation {
             Propagation::Bounded => vec![(0, 0); rows.len() as usize],
@@ -163,8 +163,8 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    /// A peer is sent nothing more, at least until it subscribes again. What it has fetched is not asked of the source any
-    /// more, which hears that as it is told anew what is wanted: a subscription replaces all that it keeps.
+    /// A peer is sent nothing more, at least until it subscribes again. Its fetches are no longer asked of the source. The
+    /// source learns that from a new subscription, which replaces all that it keeps.
     pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
         let Self { partitions, changes, .. } = self;
         let partition = partitions.get_mut(&id)?;

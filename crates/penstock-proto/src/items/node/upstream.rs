@@ -166,7 +166,7 @@ impl<H: Host> Node<H> {
             if !first {
                 (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
             }
-            // Rows that are new to this node must come before it can say how they were after some set.
+            // Rows that are new to this node must arrive before it can say what they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
             upstream.synced = false;

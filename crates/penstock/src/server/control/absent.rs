@@ -60,7 +60,7 @@ impl Control {
         match how {
             None if self.roster.miss(rank, true) => self.go_on_without(rank),
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
-            // It said goodbye as one that is done, but it was not: the others would take what there is for the whole.
+            // It said goodbye as if it were done, but was not: otherwise the others would take what has come for everything.
             Some(how) if self.roster.disown(rank) => self.note_loss(rank, Loss::Ended { how }),
             // It has said itself why, and that is judged once others have had time to say more.
             _ if self.hearsay.contains_key(&rank) => {}
@@ -88,8 +88,8 @@ impl Control {
         }
     }
 
-    /// Whether the last connection of a worker whose process has ended has ended too. What it said of that itself is judged
-    /// in its own time.
+    /// Whether the last connection of a worker whose process has ended has ended too. What it reported itself is judged in its
+    /// own time.
     pub(super) fn look_at_end(&mut self, rank: Rank) {
         if self.hearsay.contains_key(&rank) {
             return;
@@ -147,8 +147,8 @@ impl Control {
         }
     }
 
-    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, its line was silent,
-    /// or it broke the protocol.
+    /// Tells a worker that it is lost, which it may not know, and why: it was suspended, its line was silent, or it broke the
+    /// protocol.
     fn dismiss(&mut self, token: u64, peer: PeerId, rank: Rank, loss: &Loss) {
         let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
         let reply = Reply { id: 0, body: Answer::Failed(failure) };
@@ -194,7 +194,7 @@ impl Control {
     pub(super) fn look_at_leases(&mut self) {
         let (now, lease_ms) = (self.clock.now(), self.lease_ms());
         if self.ended.is_none() {
-            // A worker that has said that the job failed says nothing more, and is no longer judged by that.
+            // A worker that has reported the job's failure says nothing more, and is no longer judged by its silence.
             let expected = |(rank, _): &(&Rank, &mut Worker)| !self.hearsay.contains_key(rank);
             let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
             let silent: Vec<Rank> = self.workers.iter_mut().filter(expected).filter_map(silent).collect();

@@ -95,7 +95,7 @@ impl Control {
         true
     }
 
-    /// Hears a connection that has not proved to belong to the job. `false` if it has, and its message is a request.
+    /// Hears a connection that has not proved that it belongs to the job. `false` if it has, and its message is a request.
     pub(super) fn examine(&mut self, token: u64, words: &[u8]) -> bool {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.proof.is_given()) else {
             return false;
@@ -222,7 +222,7 @@ impl Control {
             }
             (None, None) => None,
         };
-        // It has said its last word and hangs up behind it: nothing more is heard of it, nor does its time begin again.
+        // It has said its last word and is about to hang up: nothing more is heard from it, and its time does not begin again.
         if let (None, Some((_, its))) = (&word, self.hearsay.get(&rank).filter(|_| here)) {
             return Ok((Answer::Failed(its.clone()), Vec::new()));
         }

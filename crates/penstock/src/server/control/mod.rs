@@ -9,7 +9,6 @@ mod entry;
 mod requests;
 mod tables;
 
-use super::acceptor::LOOK_AGAIN;
 use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
@@ -22,6 +21,7 @@ use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
 use penstock_fabric::layout::flags;
+use penstock_fabric::net::gate::LOOK_AGAIN;
 use penstock_fabric::socket::Listener;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Limits, Resource};
@@ -52,7 +52,7 @@ const EVENTS: usize = 64;
 
 /// Requests taken of one client before others get their turn.
 const REQUESTS: usize = 64;
-/// Longest time that one client's requests take before others get their turn; the last of them may take longer.
+/// Longest time for one client's requests before others get their turn; the last request may overrun it.
 const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
@@ -125,7 +125,7 @@ pub(super) struct Control {
     pub(super) hearsay: BTreeMap<Rank, (u64, JobFailure)>,
     /// How worker 0 was lost, for workers that wait for a value that only it gives.
     loss_of_first: Option<Loss>,
-    /// Whether the process wants the server to end now, even if some have not heard of it.
+    /// Whether the process wants the server to end now, even if some workers have not heard of the job's end.
     stopping: bool,
     /// Since when those that came have gone, while others are awaited.
     deserted_since: Option<u64>,
@@ -240,7 +240,7 @@ impl Control {
         if let Err(failure) = &outcome {
             self.tell_all(failure);
         }
-        // Those that have not come yet are about to: no other process would tell them why there is no job.
+        // Workers that have not come yet are about to, and no other process would tell them why there is no job.
         let late_until = self.clock.now() + if outcome.is_err() { RETURN_WITHIN_MS } else { 0 };
         while !self.stopping && self.roster.awaited().next().is_some() && self.clock.now() < late_until {
             self.turn();
@@ -303,7 +303,7 @@ impl Control {
             }
             longest = Duration::ZERO;
         }
-        // What TLS has already decrypted no longer rings.
+        // Bytes that TLS has already decrypted do not wake the poll again.
         for client in std::mem::take(&mut self.unfinished) {
             self.serve(client);
         }

@@ -33,7 +33,7 @@ impl Control {
     pub(super) fn serve(&mut self, token: u64) {
         let since = Instant::now();
         for _ in 0..REQUESTS {
-            // However long each of them takes, this thread lives.
+            // However long each of them takes, this shows that the thread lives.
             self.shards.flags.beat(flags::CONTROL);
             if since.elapsed() > REQUESTS_WITHIN {
                 break;
@@ -152,7 +152,7 @@ impl Control {
         self.clients.get_mut(&token).map_or(Ok(()), |client| client.channel.send(bytes, descriptors))
     }
 
-    /// A worker that cannot be told something waits for it in vain, and is lost, whatever is to blame.
+    /// A worker that cannot be told its answer would wait for it in vain, so it counts as lost, whatever is to blame.
     pub(super) fn conclude(&mut self, token: u64, sent: Result<(), Unsent>) {
         match sent {
             Ok(()) => self.watch(token),

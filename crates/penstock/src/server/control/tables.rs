@@ -65,7 +65,7 @@ impl Control {
         self.answer_tables(answers);
     }
 
-    /// The rows of a worker of another host come by the network: a worker that asked to map them is refused.
+    /// Rows of a worker on another host come over the network: a worker that asked to map them is refused.
     pub(super) fn table_elsewhere(&mut self, rank: Rank) {
         let answers = self.tables.come_from_elsewhere(rank);
         self.answer_tables(answers);

@@ -71,7 +71,7 @@ impl Inner {
         self.tell_clock(deadline)
     }
 
-    /// Waits until nothing is being stamped, so that the clock may move.
+    /// Waits until no thread is stamping anything, so that the clock may move.
     fn stop_clock(&self, what: &str, deadline: Deadline) -> Result<Place<'_>, Error> {
         self.stamping.alone(|| self.look(what, deadline))
     }

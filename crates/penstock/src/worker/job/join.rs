@@ -17,7 +17,9 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Session;
 use penstock_proto::message::{Departure, Secret};
-use penstock_proto::redial::Pauses;
+use penstock_proto::redial::{Pauses, Redial};
+use rustix::io::Errno;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +60,7 @@ impl Job {
         fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
         let mut links = Vec::new();
         if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
-            // Servers that took this worker in would otherwise name it alone.
+            // The servers that have taken this worker in would otherwise report only that this worker failed, not why.
             let how = match (fate.failure(), &error) {
                 (Some(failure), _) => Departure::Heard(failure),
                 (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
@@ -129,7 +131,7 @@ fn is_here(endpoint: &Endpoint) -> bool {
     endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
 }
 
-/// Where it is noted which process is lost, for those that no server tells.
+/// Where the launcher notes which process is lost, for workers that no server tells.
 fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
     endpoint.unix.as_deref().map(crate::notes::beside)
 }
@@ -195,24 +197,26 @@ fn join_here(
 
 /// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
 fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
-    let mut pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
-    loop {
-        match Connection::connect(path) {
-            Ok(connection) => return Ok(connection),
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
-                if !deadline.left().is_zero() =>
-            {
-                // It fails while this worker waits for a later server, if another that it has joined says so.
-                fate.look()?;
-                std::thread::sleep(pauses.pause().min(deadline.left()));
-            }
-            Err(errno) if descriptors::is_no_room(&errno.into()) => {
-                return Err(Error::system("make a socket")(errno));
-            }
-            Err(errno) => {
-                let (path, reason) = (path.display().to_string(), errno.to_string());
-                return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
-            }
-        }
+    let pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
+    let redial = Redial::until(pauses, deadline.waited() + deadline.left());
+    let late = |errno: Errno| {
+        let (path, reason) = (path.display().to_string(), errno.to_string());
+        Error::ConnectTimeout { server, path, reason, waited: deadline.waited() }
+    };
+    let attempt = || match Connection::connect(path) {
+        Ok(connection) => Ok(ControlFlow::Break(connection)),
+        Err(errno @ (Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN)) => Ok(ControlFlow::Continue(errno)),
+        Err(errno) if descriptors::is_no_room(&errno.into()) => Err(Error::system("make a socket")(errno)),
+        Err(errno) => Err(late(errno)),
+    };
+    let sleep = |pause| {
+        // The wait for a later server fails at once if one that this worker has joined reports a failure.
+        fate.look()?;
+        std::thread::sleep(pause);
+        Ok::<_, Error>(())
+    };
+    match redial.run(|| deadline.waited(), sleep, attempt)? {
+        ControlFlow::Break(connection) => Ok(connection),
+        ControlFlow::Continue(errno) => Err(late(errno)),
     }
 }

@@ -354,8 +354,8 @@ impl Job {
         self.inner.fate.check()
     }
 
-    /// Whether this is a child of `fork`, where the job is the parent's. Unlike [`Self::check`] this does not tell that the job
-    /// has failed: what no call has told, [`Self::leave`] still tells.
+    /// Whether this is a child of `fork`, where the job is the parent's. Unlike [`Self::check`] this does not count as
+    /// reporting that the job has failed: if no other call has, [`Self::leave`] still does.
     pub fn is_forked(&self) -> bool {
         self.inner.fate.is_abandoned()
     }
@@ -382,7 +382,7 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let goal = Goal::Barrier { what: what.to_owned() };
-        // Whatever does not answer, the caller waited for the barrier.
+        // No matter which server does not answer, what the caller waited for is the barrier.
         let in_vain = |missing: Vec<u32>, silent| {
             let (barrier, waited) = (goal.to_string(), deadline.waited());
             Error::BarrierTimeout { barrier, missing, silent, waited }

@@ -1,7 +1,7 @@
 //! Standing at the barrier, and going away from it: a worker that is told that the barrier was in vain no longer stands there, so
-//! that the others do not pass it as if it had come. The server answers in order, so what it says of going away comes behind the
-//! opening, if that came first. While a server says nothing it is in doubt which of the two it heard first: the next call waits
-//! for that answer, and has passed if the barrier did open.
+//! that the others do not pass it as if it had come. The server answers in order, so its answer to the withdrawal comes after
+//! the opening, if the barrier opened first. As long as the server has not answered, it is uncertain which came first: the next
+//! call waits for that answer, and has passed if the barrier did open.
 
 use super::{Answered, Heard, Link, lock};
 use crate::wait::Deadline;
@@ -27,8 +27,8 @@ pub(in crate::worker) enum Met {
 }
 
 impl Link {
-    /// Stands at the barrier until it opens. `look` is asked now and then, and ends the wait by its error. After an error this
-    /// worker has not passed, but for [`Error::Interrupted`] in the moment in which the barrier opened.
+    /// Stands at the barrier until it opens. `look` is called now and then, and its error ends the wait. After an error this
+    /// worker has not passed, except after [`Error::Interrupted`] at the very moment in which the barrier opened.
     pub(in crate::worker) fn stand_at_barrier(
         &self,
         deadline: Deadline,

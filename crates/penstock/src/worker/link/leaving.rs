@@ -61,7 +61,7 @@ impl Link {
         let what = "confirm that this worker has left";
         match self.hear_answer(asked.0, || self.fate.stands(), what, deadline) {
             Ok((Answer::Left, _)) => {
-                // They would try for ever to reach shards that no longer know this worker.
+                // Otherwise they would try for ever to reach shards that no longer know this worker.
                 self.proxies.iter().for_each(|proxy| proxy.send(Command::Stop));
                 Ok(())
             }

@@ -204,7 +204,7 @@ impl Watch {
         }
     }
 
-    /// What there is to say of a thread that gives no sign of life any more.
+    /// The message about a server's thread that gives no more signs of life.
     fn find_silent(&mut self) -> Option<String> {
         let Self { flags, lease, clock, control, shards } = self;
         let now = clock.now();
@@ -248,7 +248,7 @@ impl Wire {
                 break;
             }
         }
-        // Those that still wait for an answer hear that none will come.
+        // Threads that still wait for an answer learn that none will come.
         lock(&self.open).clear();
     }
 

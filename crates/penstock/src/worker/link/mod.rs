@@ -73,7 +73,7 @@ enum Channel {
     Remote(Box<Records>),
 }
 
-/// What the thread and the callers share.
+/// Shared by the thread and the callers.
 struct Wire {
     channel: Channel,
     page: Arc<Mapping>,
@@ -122,9 +122,9 @@ impl Link {
         &self.crowd
     }
 
-    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
-    /// then kept: they do not wait. What one call tells several shards it tells all of them or none: the call first asks for room
-    /// at each, in the servers' and shards' order, so that no two calls keep what the other wants.
+    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), and
+    /// reserves it, so that they need not wait. A call that tells several shards something tells all of them or none: it first
+    /// reserves room at each, in the order of servers and shards, so that no two calls hold what the other wants.
     pub(super) fn room(&self, shard: u32, count: u64, deadline: Deadline) -> Result<Room<'_>, Error> {
         self.room_while(|| self.fate.check(), shard, count, deadline)
     }
@@ -407,7 +407,7 @@ impl Wire {
                 }
                 true
             }
-            Err(error) => self.gone(fate, &format!("it sent what is no message: {error}")),
+            Err(error) => self.gone(fate, &format!("it sent something that is not a message: {error}")),
         }
     }
 

@@ -28,10 +28,11 @@ use penstock_proto::message::{
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
-use penstock_proto::redial::{self, Next, Pauses};
+use penstock_proto::redial::{self, Pauses};
 use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -74,8 +75,8 @@ fn seconds(lease_ms: u64) -> Duration {
     Duration::from_millis(lease_ms)
 }
 
-/// Says hello until the server has welcomed this worker, over as many connections as it takes: the session in the hello tells
-/// that it is the same worker, whichever of the two words was lost.
+/// Says hello until the server has welcomed this worker, over as many connections as it takes: whether the hello or the welcome
+/// was lost, the session in the hello shows that it is the same worker.
 fn introduce(
     dialer: &Dialer,
     hello: &[u8],
@@ -83,27 +84,14 @@ fn introduce(
     deadline: Deadline,
     fate: &Fate,
 ) -> Result<(RecordStream, Welcome), Error> {
-    let mut redial = redial::Redial::until(Pauses::even(PAUSE), deadline.waited() + deadline.left());
-    // Why it was not reached, unless it was.
-    let mut last = None;
-    loop {
-        match redial.next(deadline.waited()) {
-            Next::Attempt => {}
-            Next::Pause(pause) => {
-                std::thread::sleep(pause);
-                continue;
-            }
-            Next::TooLate => {
-                let waited = deadline.waited();
-                return Err(match last {
-                    None => Error::Unanswered { server, what: "welcome this worker", waited },
-                    Some(reason) => {
-                        Error::ConnectTimeout { server, path: dialer.address().to_string(), reason, waited }
-                    }
-                });
-            }
-        }
-        last = match reach(dialer, server, deadline, fate)? {
+    let redial = redial::Redial::until(Pauses::even(PAUSE), deadline.waited() + deadline.left());
+    let sleep = |pause| {
+        std::thread::sleep(pause);
+        Ok::<_, Error>(())
+    };
+    // A failed attempt says why the server was not reached, unless it was.
+    let attempt = || {
+        let reason = match reach(dialer, server, deadline, fate)? {
             Err(reason) => Some(reason),
             Ok(mut records) => {
                 let attempt = Deadline::new(dialer.attempt().min(deadline.left()));
@@ -112,13 +100,24 @@ fn introduce(
                     Err(_) => None,
                 };
                 if let Some(welcome) = welcome {
-                    return Ok((records, welcome));
+                    return Ok(ControlFlow::Break((records, welcome)));
                 }
                 None
             }
         };
         fate.look()?;
-        redial.failed(deadline.waited());
+        Ok(ControlFlow::Continue(reason))
+    };
+    let waited = || deadline.waited();
+    match redial.run(waited, sleep, attempt)? {
+        ControlFlow::Break(welcomed) => Ok(welcomed),
+        ControlFlow::Continue(None) => {
+            Err(Error::Unanswered { server, what: "welcome this worker", waited: waited() })
+        }
+        ControlFlow::Continue(Some(reason)) => {
+            let path = dialer.address().to_string();
+            Err(Error::ConnectTimeout { server, path, reason, waited: waited() })
+        }
     }
 }
 
@@ -365,7 +364,8 @@ impl Wire {
                 }
                 before = heard;
             } else if vigil.is_silent(records.answered.load(Ordering::Relaxed)) {
-                // What the server says unasked does not show that it hears this worker, and neither side is to lose the other.
+                // What the server sends unasked does not show that it hears this worker; only its answers do. The connection is
+                // made anew before either side takes the other for lost.
                 *lock(&records.stream) = None;
                 continue;
             }
@@ -401,11 +401,13 @@ impl Wire {
         let stream = match redial.connect(vigil, heard, listening) {
             Ok(stream) => stream,
             Err(Failed::Refused(refusal)) => return self.shut_out(fate, refusal),
-            Err(Failed::Untrusted(reason)) => {
-                return self.gone(fate, &format!("its certificate is not trusted: {reason}"));
+            Err(failed) => {
+                let failure = failed.failure(vigil, (self.server, self.rank), "it", "");
+                if let Some(failure) = failure.filter(|_| !self.left.load(Ordering::Acquire)) {
+                    fate.fail(failure);
+                }
+                return false;
             }
-            Err(Failed::Gone(_)) => return self.lost(fate, vigil),
-            Err(Failed::GivenUp) => return false,
         };
         let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
         let mut stream = lock(&records.stream);
@@ -419,12 +421,11 @@ impl Wire {
         true
     }
 
-    /// Nothing came of the server for a lease.
-    fn lost(&self, fate: &Fate, vigil: &Vigil) -> bool {
+    /// Nothing came from the server for a lease.
+    fn lost(&self, fate: &Fate, vigil: &Vigil) {
         if !self.left.load(Ordering::Acquire) {
             fate.fail(vigil.verdict(self.server, self.rank, format!("it {}", vigil.epitaph())));
         }
-        false
     }
 
     /// Takes every message that is there; returns how many.
@@ -469,7 +470,7 @@ impl Caller for Listening<'_> {
         self.stop.sleep(longest);
     }
 
-    /// Only its launcher can tell a server that has ended from one that cannot be reached.
+    /// From here, a server that has ended looks the same as one that cannot be reached; only its launcher knows.
     fn goes_on(&self) -> bool {
         !self.fate.read_notes()
     }

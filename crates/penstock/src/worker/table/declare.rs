@@ -166,8 +166,8 @@ impl Table {
         }
         if let State::Mapped(given, table) = &*state {
             let inner = &table.inner;
-            // Others count on every ready worker having subscribed: rows that are handed over before that would not be
-            // for this worker.
+            // Others rely on every ready worker having subscribed: rows that are handed over earlier would not reach this
+            // worker.
             for relay in inner.relays() {
                 relay.deliver(deadline)?;
             }
@@ -331,7 +331,7 @@ fn agree(
     }
 }
 
-/// Says which workers a wait for all was for, which ended with `error`.
+/// Names the workers that a wait for all, which ended with `error`, was waiting for.
 fn whose_fault(first: &Link, name: &str, error: Error, deadline: Deadline) -> Error {
     let Error::Unanswered { waited, .. } = error else { return error };
     let absent = TableAsk::Absent { name: name.to_owned() };

@@ -59,7 +59,7 @@ struct Remote {
     propagation: Propagation,
     /// Bounded: what is needed.
     needs: Mutex<Needs>,
-    /// Barriers passed when it was last made sure that what came before them is here.
+    /// Barriers that had been passed when this worker last made sure that what was set before them is here.
     barriers: AtomicU64,
 }
 

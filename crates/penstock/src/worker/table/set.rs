@@ -113,13 +113,14 @@ impl TableInner {
         values: Foreign<'_>,
         clock: Option<u64>,
     ) -> Result<(), Error> {
-        // Another thread may have left, or dropped the table, since the call began: what is set behind its last word
-        // reaches no one.
+        // Another thread may have left the job, or dropped the table, since the call began: rows that are set after that reach
+        // no reader.
         if self.is_over() {
             self.check()?;
         }
         let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
-        // Everything is judged before anything is written, but whether a row comes twice: then what was written is dropped.
+        // Everything is judged before anything is written, except whether a row comes twice: in that case what was written is
+        // dropped.
         if rows.len() == 1 {
             let slot = self.slot(own, &writer, first, clock)?;
             let mut set = writer.begin(1);

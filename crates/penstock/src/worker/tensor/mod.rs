@@ -287,8 +287,8 @@ impl Tensor {
         }
     }
 
-    /// Which peers a wait in vain for `version` was for: workers, or a server, which does not say, or is home of a part which
-    /// `lags` although no worker is missing.
+    /// Which peers a wait in vain for `version` was for: workers; or a server, if it does not name any, or if it is home of a
+    /// part that `lags` although no worker is missing.
     fn whom(
         &self,
         version: u64,

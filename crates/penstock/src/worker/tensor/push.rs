@@ -67,8 +67,8 @@ impl Tensor {
         let copied = data.filter(|_| !contribution.adds);
         let window = if copied.is_some() { self.window() } else { self.whole() };
         let links = self.job.links();
-        // Nothing has happened before there is room for all of it, and nothing waits from then on: it
-        // counts whole, or not at all.
+        // Nothing is changed before there is room for all of it, and from then on nothing waits: it counts whole, or not at
+        // all.
         let mut rooms = match contribution.leaves {
             true => self.make_room(&links, window, deadline)?,
             false => Rooms::new(),

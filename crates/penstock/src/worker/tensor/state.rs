@@ -23,8 +23,8 @@ struct Place {
 }
 
 impl Tensor {
-    /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once it is given, what is given
-    /// again does not count: others may have contributed to it. Other workers: nothing.
+    /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once a value is given, a second
+    /// one is ignored: others may have contributed to the first. Other workers: nothing.
     pub fn initialize(&self, value: Option<&[u8]>, timeout: Option<Duration>) -> Result<(), Error> {
         self.initialize_from(value.map(Foreign::of), timeout)
     }

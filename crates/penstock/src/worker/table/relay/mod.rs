@@ -1,32 +1,31 @@
 //! A worker's connection to a server about items: rows that go to consumers on other hosts, and mirrors of those that come from
-//! there. What is sent is [`penstock_proto::items::node`]'s to say.
+//! there. [`penstock_proto::items::node`] decides what is sent.
 //!
 //! One thread listens. A thread that sets, fetches or asks sends by itself if no other is in its way: a row is on the wire when
 //! the call returns.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | what calls ask, and wait for |
+//! | [`listener`] | the thread that listens |
 
-use crate::limits;
+mod listener;
+
 use crate::thread::{self, Wakeup};
-use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience, poll};
-use crate::wire::Ended;
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
 use crate::wire::dial::Dialer;
 use crate::wire::items::ItemWire;
-use crate::wire::redial::{Caller, Failed, Redial};
-use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use crate::worker::link::lock;
 use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::Rank;
-use penstock_proto::account::Account;
-use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::peer::PeerId;
-use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -35,8 +34,8 @@ use std::time::{Duration, Instant};
 
 /// The one peer of a worker's node.
 const HOME: PeerId = PeerId::server(0);
-/// How long the last rows of a producer that is gone are waited for, at least. Longer than a home takes that hears of the loss by
-/// a beat and then waits for a worker that knows better (`HEARSAY_WITHIN_MS` in `server/leaving.rs`).
+/// How long the last rows of a producer that is gone are waited for, at least. Longer than a home takes that learns of the loss
+/// from a heartbeat and then waits for a worker that knows better (`HEARSAY_WITHIN_MS` in `server/leaving.rs`).
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The same where the home has known for so long.
 const LATE_WORDS: Duration = Duration::from_millis(50);
@@ -123,7 +122,7 @@ impl State {
 pub(super) enum Fetched {
     /// The rows.
     Rows,
-    /// Nothing, though all that there is has come: no peer has them as they were asked for.
+    /// Nothing, although everything that was set has come: no peer has the rows as they were asked for.
     Nothing,
     /// Nothing in time: there may be rows that have not come.
     TooLate,
@@ -289,7 +288,7 @@ impl Relay {
     pub(super) fn help(&self) {
         if let Ok(mut state) = self.shared.state.try_lock() {
             let State { node, wire, .. } = &mut *state;
-            // What is wrong with the connection, its own thread finds.
+            // The connection's own thread finds out what is wrong with it.
             if let Some(wire) = wire
                 && matches!(wire.receive(node, HOME), Ok(true))
             {
@@ -310,7 +309,7 @@ impl Relay {
         deadline: Deadline,
         stands: impl Fn() -> Result<(), Error>,
     ) -> Result<bool, Error> {
-        // None come from the server where the table has been dropped meanwhile.
+        // If the table has been dropped meanwhile, none come from the server.
         let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
         let came = self.wait(&brought, deadline, || stands().map(|()| false))?;
         // What is not needed any more is answered without its rows.
@@ -410,129 +409,9 @@ impl Drop for Relay {
     }
 }
 
-impl State {
-    fn announce(&mut self) {
-        for id in &self.own {
-            if let Some(memory) = self.node.memory(*id) {
-                memory.announce_follower();
-            }
-        }
-    }
-}
-
-impl Caller for Shared {
-    fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || self.setup.fate.is_over()
-    }
-
-    fn sleep(&self, longest: Duration) {
-        self.wakeup.sleep(longest);
-        self.wakeup.clear();
-    }
-}
-
-impl Shared {
-    fn ring(&self) {
-        self.wakeup.ring();
-    }
-
-    fn run(&self) {
-        let Setup { server, rank, purpose, dialer, fate, lease } = &self.setup;
-        let (mut redial, mut vigil) = (Redial::new(Arc::clone(dialer), *purpose), Vigil::new(*lease));
-        let mut heard = 0;
-        while !self.is_over() {
-            match redial.connect(&mut vigil, heard, self) {
-                Ok(stream) => {
-                    let before = heard;
-                    let why = match stream.as_fd().try_clone_to_owned() {
-                        Ok(socket) => {
-                            heard += self.serve(ItemWire::new(stream, *lease, Account::default()), &socket);
-                            "it ended".to_owned()
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "a connection for items could not be used");
-                            let lack = limits::explain_io(&error);
-                            vigil.lacks(Some(lack.clone()));
-                            lack
-                        }
-                    };
-                    redial.ended(heard > before, why);
-                }
-                // The link's own thread hears whether the job has ended there, and why.
-                Err(Failed::Refused(_)) => {}
-                Err(Failed::Untrusted(reason)) => {
-                    self.fail(format!("its certificate is not trusted: {reason}"));
-                }
-                Err(Failed::Gone(_)) => {
-                    let reason = format!("it {} on a connection for items", vigil.epitaph());
-                    fate.fail(vigil.verdict(*server, *rank, reason));
-                }
-                Err(Failed::GivenUp) => break,
-            }
-        }
-        lock(&self.state).wire = None;
-    }
-
-    fn fail(&self, reason: String) {
-        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
-    }
-
-    /// Listens as long as the connection stands; returns how much it brought.
-    fn serve(&self, wire: ItemWire, socket: &OwnedFd) -> u64 {
-        let mut heard = 0;
-        {
-            let mut state = lock(&self.state);
-            state.wire = Some(wire);
-            state.node.connected(HOME);
-        }
-        while !self.is_over() {
-            let mut state = lock(&self.state);
-            let State { node, wire, .. } = &mut *state;
-            let Some(open) = wire else { break };
-            let received = open.receive(node, HOME).and_then(|more| open.keep_vigil().map(|()| more));
-            heard = open.heard();
-            let stands = state.transmit();
-            match received {
-                Ok(true) if stands => continue,
-                Ok(_) if stands => {}
-                Err(Ended::Peer(what)) => {
-                    self.fail(format!("it broke the protocol: {what}"));
-                    break;
-                }
-                _ => {
-                    state.wire = None;
-                    state.node.lost(HOME);
-                    break;
-                }
-            }
-            // A thread that sets rows from now on rings or sends; what was set before is found by another look.
-            state.announce();
-            let stands = state.transmit();
-            let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
-            drop(state);
-            if !stands {
-                continue;
-            }
-            let mut flags = PollFlags::IN;
-            flags.set(PollFlags::OUT, held);
-            let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(look_every(self.setup.lease)));
-            if !fds[1].revents().is_empty() {
-                self.wakeup.clear();
-            }
-        }
-        heard
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
-    use crate::wire::redial::PAUSE;
-    use penstock_proto::message::Secret;
-    use std::net::TcpListener;
-    use std::time::Instant;
 
     #[test]
     fn an_answer_that_nobody_waits_for_is_not_kept() {
@@ -545,30 +424,5 @@ mod tests {
         assert_eq!(*lock(&answers.awaited), BTreeMap::from([(3, true)]));
         drop(awaited);
         assert!(lock(&answers.awaited).is_empty());
-    }
-
-    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread
-    /// connected again as fast as it could.
-    #[test]
-    fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
-        let away = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
-        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
-        let relay = Relay::start(Setup {
-            server: 0,
-            rank: 0,
-            purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
-            dialer: Arc::new(dialer),
-            fate: Arc::default(),
-            lease: Duration::from_secs(60),
-        })
-        .unwrap();
-        let mut came = Vec::new();
-        while came.len() < 10 {
-            drop(away.accept().unwrap());
-            came.push(Instant::now());
-            relay.kick();
-        }
-        assert!(came[9] - came[0] >= 8 * PAUSE, "{:?} between ten attempts", came[9] - came[0]);
     }
 }

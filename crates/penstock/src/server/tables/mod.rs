@@ -3,46 +3,32 @@
 //! Rows between workers of this host never pass through the server: it makes a partition, gives it to its producer, and, once the
 //! producer has mapped it, seals it against every other writer and gives it to the consumers.
 //!
-//! Only the first server knows which tables there are. So that workers cannot fill any server with tables that do not exist, the
-//! worker that has a partition made pays for it, and it goes with the last of those that asked for it; the thread that passes
-//! rows on keeps what others still want.
+//! Only the first server knows which tables there are. So that workers cannot fill a server with tables that do not exist, the
+//! worker that asks first for a partition pays for it, and the partition goes when the last of those that asked for it has
+//! gone; the thread that passes rows on keeps what others still want.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | the book: what workers ask, and what they wait for until others have asked it too |
+//! | [`partitions`] | partitions that are homed here |
+
+mod partitions;
 
 use super::bells::Bells;
 use super::items;
-use crate::limits::lacking;
-use penstock_fabric::items::partition::{Layout, WAITERS_BYTES, Waiters, make};
-use penstock_fabric::region::Region;
+use partitions::{ELSEWHERE, Homed};
+pub(in crate::server) use partitions::{PartitionCharges, Sealed};
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Inherited, Joined, Registry};
-use penstock_proto::items::spec::{MAX_ROW_BYTES, TableId};
+use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
 use penstock_proto::membership::Members;
-use rustix::fd::{AsFd, OwnedFd};
-use std::collections::btree_map::Entry;
+use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-
-/// A partition that is homed here, of a producer on this host.
-struct Homed {
-    layout: Layout,
-    shape: Shape,
-    partition: Region,
-    page: Region,
-    waiters: Waiters,
-    sealed: bool,
-    /// Workers that are here and have asked for it.
-    askers: BTreeSet<Rank>,
-    /// Consumers that wait until it is sealed.
-    waiting: Vec<Wait>,
-    charges: Arc<PartitionCharges>,
-}
-
-/// What a partition's bytes, descriptors and mappings were charged: to the worker that asked for it first.
-pub(super) type PartitionCharges = [Charge; 3];
 
 /// A request that waits: whose, its number, the table's name.
 struct Wait {
@@ -52,18 +38,8 @@ struct Wait {
     _charges: [Charge; 2],
 }
 
-/// A partition that has its writer and no other, for the thread that passes its rows on.
-pub(super) struct Sealed {
-    pub(super) id: PartitionId,
-    pub(super) partition: OwnedFd,
-    pub(super) layout: Layout,
-    pub(super) shape: Shape,
-    pub(super) waiters: Waiters,
-    pub(super) charges: Arc<PartitionCharges>,
-}
-
 #[derive(Default)]
-pub(super) struct Tables {
+pub(in crate::server) struct Tables {
     account: Account,
     registry: Registry,
     partitions: BTreeMap<PartitionId, Homed>,
@@ -76,7 +52,7 @@ pub(super) struct Tables {
     waiting: Vec<Wait>,
     /// Tables that some workers no longer use.
     dropped: BTreeMap<TableId, Dropped>,
-    /// Tables that no worker uses any more, until the control thread asks; and for ever, for those that ask late.
+    /// Tables that no worker uses any more: until the control thread asks for them; and for good, for workers that ask late.
     gone: Vec<TableId>,
     freed: RowSet,
     /// What those numbers were charged, here and where rows are passed on.
@@ -99,33 +75,33 @@ struct Dropped {
 }
 
 /// What a request is answered with.
-pub(super) type Answered = Result<(TableAnswer, Vec<OwnedFd>), Refusal>;
+pub(in crate::server) type Answered = Result<(TableAnswer, Vec<OwnedFd>), Refusal>;
 
 /// Answers that have become possible, by rank and request.
-pub(super) type Answers = Vec<(Rank, u64, Answered)>;
+pub(in crate::server) type Answers = Vec<(Rank, u64, Answered)>;
 
 /// The worker that asks.
-pub(super) struct Asker<'a> {
-    pub(super) rank: Rank,
-    pub(super) request: u64,
+pub(in crate::server) struct Asker<'a> {
+    pub(in crate::server) rank: Rank,
+    pub(in crate::server) request: u64,
     /// Whether it is on this host.
-    pub(super) local: bool,
+    pub(in crate::server) local: bool,
     /// Which workers are here, and which are not any more.
-    pub(super) members: &'a Members,
+    pub(in crate::server) members: &'a Members,
     /// The thread that passes rows on, if there is one.
-    pub(super) passer: Option<&'a items::Handle>,
+    pub(in crate::server) passer: Option<&'a items::Handle>,
 }
 
 impl Tables {
     /// Whatever is kept is charged to this job's account.
-    pub(super) fn charged_to(account: &Account, first: bool, servers: u32) -> Self {
+    pub(in crate::server) fn charged_to(account: &Account, first: bool, servers: u32) -> Self {
         let (account, registry) = (account.clone(), Registry::charged_to(account.clone()));
         let freed_charge = account.charge(Resource::Bytes, 0).unwrap_or_default();
         Self { account, registry, freed_charge, first, servers, ..Self::default() }
     }
 
     /// A worker of another host is here. Workers that want to map its rows are refused, also those that asked before it came.
-    pub(super) fn come_from_elsewhere(&mut self, rank: Rank) -> Answers {
+    pub(in crate::server) fn come_from_elsewhere(&mut self, rank: Rank) -> Answers {
         self.elsewhere.insert(rank);
         let (its, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.partitions).into_iter().partition(|(id, _)| id.rank == rank);
@@ -135,7 +111,7 @@ impl Tables {
     }
 
     /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
-    pub(super) fn forget(&mut self, rank: Rank) {
+    pub(in crate::server) fn forget(&mut self, rank: Rank) {
         let partitions = self.partitions.values_mut().map(|homed| &mut homed.waiting);
         let dropped = self.dropped.values_mut().map(|dropped| &mut dropped.waiting);
         for waiting in partitions.chain(dropped).chain([&mut self.joining, &mut self.waiting]) {
@@ -157,7 +133,7 @@ impl Tables {
     }
 
     /// Carries out a request: what can be answered now, to the asker and to others, and a partition that was sealed by it.
-    pub(super) fn ask(
+    pub(in crate::server) fn ask(
         &mut self,
         asker: &Asker<'_>,
         ask: TableAsk,
@@ -243,7 +219,7 @@ impl Tables {
     }
 
     /// Answers those that wait for tables that all live workers have declared, or are ready for.
-    pub(super) fn join(&mut self, members: &Members) -> Answers {
+    pub(in crate::server) fn join(&mut self, members: &Members) -> Answers {
         let (live, mut answers) = (&members.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
             let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
@@ -288,7 +264,7 @@ impl Tables {
     }
 
     /// Which workers have not declared a table, or, when all have, are not ready for it.
-    pub(super) fn undeclared(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
+    pub(in crate::server) fn undeclared(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let missing = self.registry.missing(name, live);
         if !missing.is_empty() {
             return missing;
@@ -298,7 +274,7 @@ impl Tables {
     }
 
     /// Which workers still use a table that others have dropped.
-    pub(super) fn users(&self, id: TableId, live: &BTreeSet<Rank>) -> Vec<Rank> {
+    pub(in crate::server) fn users(&self, id: TableId, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let dropped = self.dropped.get(&id);
         let uses = |rank: &&Rank| dropped.is_some_and(|dropped| !dropped.ranks.contains(rank));
         live.iter().filter(uses).copied().collect()
@@ -351,7 +327,7 @@ impl Tables {
     }
 
     /// Frees the partitions of tables that no worker uses any more; returns which, for the thread that passes rows on.
-    pub(super) fn free(&mut self) -> Vec<TableId> {
+    pub(in crate::server) fn free(&mut self) -> Vec<TableId> {
         let gone = std::mem::take(&mut self.gone);
         for id in &gone {
             self.partitions.retain(|partition, _| partition.table != *id);
@@ -367,136 +343,6 @@ impl Tables {
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(all.len());
         let bytes = all[from..all.len().min(from + PART_BYTES)].to_vec();
         Ok((TableAnswer::Produced { bytes, total: all.len() as u64 }, Vec::new()))
-    }
-
-    fn partition(
-        &mut self,
-        asker: &Asker<'_>,
-        id: PartitionId,
-        shape: Shape,
-        answers: &mut Answers,
-        bells: &mut Bells,
-    ) -> Result<Option<(TableAnswer, Vec<OwnedFd>)>, Refusal> {
-        if !asker.local {
-            return Err(out_of_turn("a partition that is to be mapped on another host"));
-        }
-        if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
-            return Err(out_of_turn("a partition without rows, or with too long ones"));
-        }
-        // A producer that has gone may have rows that it never had: those that no worker declared. What came from other hosts
-        // stays what it is.
-        if self.elsewhere.contains(&id.rank) && !asker.members.is_gone(id.rank) {
-            return Err(out_of_turn(ELSEWHERE));
-        }
-        let none = self.first && self.registry.shape(id, 0) != Some(shape);
-        if none || self.freed.contains(id.table.into()) {
-            return Err(out_of_turn(&no_partition(id, shape)));
-        }
-        let layout = Layout::new(shape.slots, shape.row_bytes);
-        // Its producer knows best what it holds: a worker that named something else before is told so.
-        let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
-        if asker.rank == id.rank && self.partitions.get(&id).is_some_and(wrong) {
-            for Wait { rank, request, .. } in
-                self.partitions.remove(&id).into_iter().flat_map(|homed| homed.waiting)
-            {
-                answers.push((rank, request, Err(out_of_turn(OTHER_ROWS))));
-            }
-        }
-        let homed = match self.partitions.entry(id) {
-            Entry::Occupied(homed) => homed.into_mut(),
-            Entry::Vacant(place) => {
-                let peer = self.account.worker(asker.rank);
-                place.insert(Homed::make(id, shape, layout, asker.members.size(), &peer)?)
-            }
-        };
-        if homed.shape != shape {
-            return Err(out_of_turn(OTHER_ROWS));
-        }
-        homed.askers.insert(asker.rank);
-        if !homed.sealed && asker.rank != id.rank {
-            let wait = Wait::new(&self.account, asker, &homed.waiting, String::new())?;
-            homed.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
-            homed.waiting.extend(wait);
-            return Ok(None);
-        }
-        homed.pass(bells.of(asker.rank, &self.account)?).map(Some)
-    }
-
-    fn seal(
-        &mut self,
-        asker: &Asker<'_>,
-        id: PartitionId,
-        answers: &mut Answers,
-        bells: &mut Bells,
-    ) -> Result<Option<Sealed>, Refusal> {
-        if id.rank != asker.rank {
-            return Err(out_of_turn("a partition that is another's"));
-        }
-        self.seal_partition(id, answers, bells)
-    }
-
-    /// A producer has gone: what it had not mapped by then it never will, and workers that wait for it are given it as it is.
-    pub(super) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
-        let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        let open = self.partitions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
-        for id in open.map(|(id, _)| *id).collect::<Vec<_>>() {
-            sealed.extend(self.abandoned(id, &mut answers, bells));
-        }
-        (answers, sealed)
-    }
-
-    fn abandoned(&mut self, id: PartitionId, answers: &mut Answers, bells: &mut Bells) -> Option<Sealed> {
-        self.seal_partition(id, answers, bells).unwrap_or_else(|refusal| {
-            if !std::mem::replace(&mut self.unsealed, true) {
-                tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on so far");
-            }
-            None
-        })
-    }
-
-    /// Whether a partition is to be [sealed again](Self::seal_again).
-    pub(super) fn is_unsealed(&self) -> bool {
-        self.unsealed
-    }
-
-    /// Seals what could not be sealed when its producer went: the system may have descriptors again.
-    pub(super) fn seal_again(&mut self, members: &Members, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
-        let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        let open = self.partitions.iter().filter(|(id, homed)| !homed.sealed && members.is_gone(id.rank));
-        let open: Vec<PartitionId> = open.map(|(id, _)| *id).collect();
-        for &id in &open {
-            sealed.extend(self.abandoned(id, &mut answers, bells));
-        }
-        self.unsealed = open.iter().any(|id| self.partitions.get(id).is_some_and(|homed| !homed.sealed));
-        (answers, sealed)
-    }
-
-    /// Seals a partition against every other writer, and gives it to those that wait for it. Returns what is passed on, unless it
-    /// was sealed before.
-    fn seal_partition(
-        &mut self,
-        id: PartitionId,
-        answers: &mut Answers,
-        bells: &mut Bells,
-    ) -> Result<Option<Sealed>, Refusal> {
-        let homed =
-            self.partitions.get_mut(&id).ok_or_else(|| out_of_turn("a partition that does not exist"))?;
-        let new = !homed.sealed;
-        let mut passed_on = None;
-        if new {
-            // Before it is sealed: where there is no descriptor left, a worker that asks again finds everything still to be done.
-            passed_on = Some(clone(homed.partition.fd())?);
-            homed.partition.seal().map_err(lacking("seal a table's memory"))?;
-            homed.sealed = true;
-        }
-        for Wait { rank, request, .. } in std::mem::take(&mut homed.waiting) {
-            let passed = bells.of(rank, &self.account).and_then(|bell| homed.pass(bell));
-            answers.push((rank, request, passed));
-        }
-        // Said twice, it is passed on once.
-        let (layout, shape, waiters) = (homed.layout, homed.shape, homed.waiters.clone());
-        let charges = Arc::clone(&homed.charges);
-        Ok(passed_on.map(|partition| Sealed { id, partition, layout, shape, waiters, charges }))
     }
 }
 
@@ -534,50 +380,6 @@ const FREED_BYTES: u64 = 32;
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.
 const WAIT_ENTRIES: u64 = 256;
-
-impl Homed {
-    fn make(
-        id: PartitionId,
-        shape: Shape,
-        layout: Layout,
-        workers: u32,
-        peer: &Account,
-    ) -> Result<Self, Refusal> {
-        let bytes = (layout.total() + WAITERS_BYTES) as u64;
-        let refuse = |why: Exhausted| why.refuse(format!("the memory of table {}", id.table));
-        let charges = [
-            peer.charge(Resource::Bytes, bytes).map_err(|why| {
-                let (name, needed, available) = (format!("table {}", id.table), why.asked, why.left);
-                Refusal::OutOfMemory { name, needed, available, workers }
-            })?,
-            peer.charge(Resource::Descriptors, 3).map_err(refuse)?,
-            peer.charge(Resource::Mappings, 3).map_err(refuse)?,
-        ];
-        let made = make(&layout).and_then(|partition| Ok((partition, Waiters::make()?)));
-        let (partition, (waiters, page)) = made.map_err(lacking("make a table's memory"))?;
-        let (sealed, askers, waiting, charges) = (false, BTreeSet::new(), Vec::new(), Arc::new(charges));
-        Ok(Self { layout, shape, partition, page, waiters, sealed, askers, waiting, charges })
-    }
-
-    fn pass(&self, bell: &OwnedFd) -> Answered {
-        let descriptors = vec![clone(self.partition.fd())?, clone(self.page.fd())?, clone(bell)?];
-        Ok((TableAnswer::Partition, descriptors))
-    }
-}
-
-fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
-    fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
-}
-
-const ELSEWHERE: &str = "a partition of a worker on another host, whose rows come by the network";
-const OTHER_ROWS: &str = "a partition with other rows than it has";
-
-fn no_partition(PartitionId { table, rank }: PartitionId, shape: Shape) -> String {
-    let Shape { slots, row_bytes, .. } = shape;
-    format!(
-        "a partition of {slots} rows of {row_bytes} bytes that worker {rank} does not have here in table {table}"
-    )
-}
 
 fn out_of_turn(what: &str) -> Refusal {
     Refusal::Table(TableError::OutOfTurn { what: what.to_owned() })

@@ -1,0 +1,168 @@
+//! The thread of a relay: it connects, listens, and sends what no call has sent itself.
+
+use super::{HOME, Setup, Shared, State};
+use crate::limits;
+use crate::wait::poll;
+use crate::wire::Ended;
+use crate::wire::items::ItemWire;
+use crate::wire::redial::{Caller, Failed, Redial};
+use crate::wire::vigil::{Vigil, look_every};
+use crate::worker::link::lock;
+use penstock_proto::account::Account;
+use penstock_proto::error::JobFailure;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl State {
+    pub(super) fn announce(&mut self) {
+        for id in &self.own {
+            if let Some(memory) = self.node.memory(*id) {
+                memory.announce_follower();
+            }
+        }
+    }
+}
+
+impl Caller for Shared {
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || self.setup.fate.is_over()
+    }
+
+    fn sleep(&self, longest: Duration) {
+        self.wakeup.sleep(longest);
+        self.wakeup.clear();
+    }
+}
+
+impl Shared {
+    pub(super) fn ring(&self) {
+        self.wakeup.ring();
+    }
+
+    pub(super) fn run(&self) {
+        let Setup { server, rank, purpose, dialer, fate, lease } = &self.setup;
+        let (mut redial, mut vigil) = (Redial::new(Arc::clone(dialer), *purpose), Vigil::new(*lease));
+        let mut heard = 0;
+        while !self.is_over() {
+            match redial.connect(&mut vigil, heard, self) {
+                Ok(stream) => {
+                    let before = heard;
+                    let why = match stream.as_fd().try_clone_to_owned() {
+                        Ok(socket) => {
+                            heard += self.serve(ItemWire::new(stream, *lease, Account::default()), &socket);
+                            "it ended".to_owned()
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "a connection for items could not be used");
+                            let lack = limits::explain_io(&error);
+                            vigil.lacks(Some(lack.clone()));
+                            lack
+                        }
+                    };
+                    redial.ended(heard > before, why);
+                }
+                Err(Failed::GivenUp) => break,
+                Err(failed) => {
+                    let place = " on a connection for items";
+                    if let Some(failure) = failed.failure(&vigil, (*server, *rank), "it", place) {
+                        fate.fail(failure);
+                    }
+                }
+            }
+        }
+        lock(&self.state).wire = None;
+    }
+
+    fn fail(&self, reason: String) {
+        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+    }
+
+    /// Listens as long as the connection stands; returns how much it brought.
+    fn serve(&self, wire: ItemWire, socket: &OwnedFd) -> u64 {
+        let mut heard = 0;
+        {
+            let mut state = lock(&self.state);
+            state.wire = Some(wire);
+            state.node.connected(HOME);
+        }
+        while !self.is_over() {
+            let mut state = lock(&self.state);
+            let State { node, wire, .. } = &mut *state;
+            let Some(open) = wire else { break };
+            let received = open.receive(node, HOME).and_then(|more| open.keep_vigil().map(|()| more));
+            heard = open.heard();
+            let stands = state.transmit();
+            match received {
+                Ok(true) if stands => continue,
+                Ok(_) if stands => {}
+                Err(Ended::Peer(what)) => {
+                    self.fail(format!("it broke the protocol: {what}"));
+                    break;
+                }
+                _ => {
+                    state.wire = None;
+                    state.node.lost(HOME);
+                    break;
+                }
+            }
+            // A thread that sets rows from now on rings or sends; what was set before is found by another look.
+            state.announce();
+            let stands = state.transmit();
+            let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
+            drop(state);
+            if !stands {
+                continue;
+            }
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, held);
+            let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
+            let _ = poll(&mut fds, Some(look_every(self.setup.lease)));
+            if !fds[1].revents().is_empty() {
+                self.wakeup.clear();
+            }
+        }
+        heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Relay;
+    use super::*;
+    use crate::options::Options;
+    use crate::wire::dial::Dialer;
+    use crate::wire::redial::PAUSE;
+    use penstock_proto::handshake::Purpose;
+    use penstock_proto::message::Secret;
+    use penstock_proto::peer::PeerId;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread
+    /// connected again as fast as it could.
+    #[test]
+    fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
+        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
+        let relay = Relay::start(Setup {
+            server: 0,
+            rank: 0,
+            purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
+            dialer: Arc::new(dialer),
+            fate: Arc::default(),
+            lease: Duration::from_secs(60),
+        })
+        .unwrap();
+        let mut came = Vec::new();
+        while came.len() < 10 {
+            drop(away.accept().unwrap());
+            came.push(Instant::now());
+            relay.kick();
+        }
+        assert!(came[9] - came[0] >= 8 * PAUSE, "{:?} between ten attempts", came[9] - came[0]);
+    }
+}
