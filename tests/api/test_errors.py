@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
 import pickle
 import secrets
+import select
 import socket
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -390,6 +394,45 @@ def test_who_waits_for_servers_says_so_long_before_the_deadline(
         "penstock: still waiting for the server at tcp://127.0.0.1:1; gives up after the option `deadline`\n"
     )
     assert capsys.readouterr().err == line
+
+
+JOINS_SLOWLY = """
+import threading
+from penstock.rendezvous import waiting
+waiting.SLOW_SECONDS = 0.0
+with waiting.told_if_slow("it"):
+    # Until it is said, or for as long as it takes to know that it cannot be.
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+        thread.join(5)
+"""
+
+
+def _joins_slowly(stderr: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    # With the stream's own buffer and its lock, as scripts have it.
+    given = os.environ | {"PYTHONUNBUFFERED": ""} | environment
+    command = [sys.executable, "-c", JOINS_SLOWLY]
+    return subprocess.run(command, stderr=stderr, env=given, timeout=60, text=True, check=True)
+
+
+def test_what_is_waited_for_is_said_unless_hints_are_off() -> None:
+    said = _joins_slowly(subprocess.PIPE, PENSTOCK_HINTS="on").stderr
+    assert said == "penstock: still waiting for it; gives up after the option `deadline`\n"
+    assert _joins_slowly(subprocess.PIPE, PENSTOCK_HINTS="off").stderr == ""
+
+
+def test_a_full_pipe_for_errors_keeps_no_process_that_waited_from_ending() -> None:
+    """The thread that waited for room kept the stream's lock: the interpreter waited for it at its end."""
+    reads, writes = os.pipe()
+    try:
+        os.set_blocking(writes, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writes, bytes(select.PIPE_BUF))
+        os.set_blocking(writes, True)
+        assert _joins_slowly(writes, PENSTOCK_HINTS="on").returncode == 0
+    finally:
+        os.close(reads)
+        os.close(writes)
 
 
 @pytest.fixture

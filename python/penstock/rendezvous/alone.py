@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 
+from penstock.rendezvous import hints
+
 _said = False
 
 
@@ -21,7 +23,7 @@ def say() -> None:
     script = getattr(main, "__file__", None)
     if _said or script is None or hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules:
         return
-    if os.environ.get("PENSTOCK_HINTS", "").lower() in ("off", "0", "false", "no"):
+    if not hints.are_wanted():
         return
     _said = True
     spec = getattr(main, "__spec__", None)
