@@ -35,7 +35,14 @@ WARMUP = 3
 Array = npt.NDArray[np.float32]
 
 
-class Body(Protocol):
+class Stepping(Protocol):
+    """What can be timed."""
+
+    def step(self) -> None:
+        """What is timed: all stands ready; at the end this rank sees the new parameters."""
+
+
+class Body(Stepping, Protocol):
     """What a rank of a system does."""
 
     rank: int
@@ -43,9 +50,6 @@ class Body(Protocol):
 
     def open(self, nbytes: int) -> None:
         """Allocates for gradients of `nbytes` bytes and checks the answer of a few steps."""
-
-    def step(self) -> None:
-        """What is timed: the gradient stands ready; at the end this rank sees the new parameters."""
 
     def close(self) -> None:
         """Gives back what `open` took."""
@@ -86,7 +90,7 @@ def check(parameters: Array, steps: int, size: int) -> None:
             )
 
 
-def ends(body: Body, repeats: int) -> list[int]:
+def ends(body: Stepping, repeats: int) -> list[int]:
     """When `repeats` steps ended, in monotonic nanoseconds; before them, when the one before them ended."""
     step, now = body.step, time.monotonic_ns
     for _ in range(WARMUP - 1):

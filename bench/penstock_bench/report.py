@@ -79,12 +79,7 @@ def table(case: Case, placement: str | None = None) -> str:
 
 def details(case: Case) -> str:
     """The table, the placements of the rounds (a table each, if several occurred), who is missing and why."""
-    parts = [table(case), f"  cores: {_rounds(case)}"]
-    busy = max((r.busy for r in case.rounds), default=0.0)
-    if busy > BUSY:
-        parts.append(
-            f"  not alone: other processes used up to {busy:.0%} of the cores; expect figures to be too high"
-        )
+    parts = [table(case), *conditions(case)]
     if len(case.placements) > 1:
         for placement in case.placements:
             parts += [f"  rounds with cores {placement}:", table(case, placement)]
@@ -92,6 +87,17 @@ def details(case: Case) -> str:
         parts.append(f"  {name}: {reason if name in case.failed else 'skipped: ' + reason}")
         parts += [f"      {said}" for said in case.failed.get(name, "").splitlines()]
     return "\n".join(parts)
+
+
+def conditions(case: Case) -> list[str]:
+    """Under what it was measured: how far apart the cores were, and whether others used them."""
+    said = [f"  cores: {_rounds(case)}"]
+    busy = max((r.busy for r in case.rounds), default=0.0)
+    if busy > BUSY:
+        said.append(
+            f"  not alone: other processes used up to {busy:.0%} of the cores; expect figures to be too high"
+        )
+    return said
 
 
 def _rounds(case: Case) -> str:

@@ -1,6 +1,6 @@
 """
 `penstock bench`: pushpull beside the machine's limit and beside all-reduce; the latency of a pull; the time
-to the first step.
+to the first step. The benches of the folders beside this one have their command lines in files of their own.
 
 Here the command line is read and the figures are printed; what measures stands beside this folder.
 """
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     OptionError
         The command line is wrong: nothing was started.
     """
-    from penstock_bench.cli import items, network
+    from penstock_bench.cli import items, network, training
 
     benches: dict[str, Callable[[Sequence[str]], int]] = {
         "pushpull": _pushpull,
@@ -65,9 +65,10 @@ def main(arguments: Sequence[str]) -> int:
         "startup": _startup,
         **network.BENCHES,
         **items.BENCHES,
+        **training.BENCHES,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        examples = f"{_EXAMPLES}\n{network.EXAMPLES}\n{items.EXAMPLES}"
+        examples = f"{_EXAMPLES}\n{network.EXAMPLES}\n{items.EXAMPLES}\n{training.EXAMPLES}"
         terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{examples}")
         return 0 if arguments else terminal.EXIT_USAGE
     name, rest = arguments[0], arguments[1:]

@@ -81,10 +81,10 @@ class Servers:
 
     def processor(self) -> float:
         """Processor seconds that they have used so far, all together."""
-        return sum(_processor(process.pid) for process in self.processes)
+        return sum(processor_of(process.pid) for process in self.processes)
 
 
-def _processor(pid: int) -> float:
+def processor_of(pid: int) -> float:
     """Processor seconds of a process so far, its own and the kernel's for it; 0 if it has gone."""
     try:
         # Behind the name, which may hold anything: the state is field 3, the times are 14 and 15 (proc(5)).

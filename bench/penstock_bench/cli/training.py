@@ -1,0 +1,120 @@
+"""`penstock bench torch`: a training step beside DistributedDataParallel's."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.cli import terminal
+from penstock.cli.numbers import count, counts, names
+from penstock.launch.ranks import RanksError
+from penstock_bench.cli.common import distance, failed, prepare_files, progress
+from penstock_bench.training.names import ALONE, MODELS, MORE_SYSTEMS, SYSTEMS
+
+MOST_WORKERS = 32
+LIMIT_REPEATS = 20
+
+EXAMPLES = """\
+  penstock bench torch                                      # a training step beside DistributedDataParallel
+  penstock bench torch --model small --workers 2 --systems penstock,penstock-servers,ddp,ddp-view"""
+
+
+def torch(arguments: Sequence[str]) -> int:
+    """`penstock bench torch`."""
+    parser = terminal.Parser(
+        "penstock bench torch",
+        "The time of a training step: Penstock and DistributedDataParallel over Gloo in turns, one thread a\n"
+        "worker, beside the computation alone and the gradients' bytes at the machine's limit.",
+        EXAMPLES,
+    )
+    known = (*SYSTEMS, *MORE_SYSTEMS)
+    parser.add_argument("--model", default=",".join(MODELS), help=f"default {','.join(MODELS)}")
+    parser.add_argument("--workers", default="2,4", help="such as 1,2,4; default 2,4")
+    parser.add_argument(
+        "--systems",
+        default=",".join(SYSTEMS),
+        help=f"default {','.join(SYSTEMS)}; also {', '.join(MORE_SYSTEMS)}",
+    )
+    parser.add_argument("--rounds", default="5", help="turns of each system; default 5")
+    parser.add_argument("--repeats", default="10", help="steps in a turn; default 10")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(plot=None)
+    given = parser.parse_args(arguments)
+    models = names(given.model, "model", tuple(MODELS))
+    workers = counts(given.workers, "--workers", MOST_WORKERS)
+    systems = names(given.systems, "system", known)
+    rounds = count(given.rounds, "--rounds", 1000)
+    repeats = count(given.repeats, "--repeats", 1_000_000)
+    prepare_files(given)
+
+    from penstock_bench.runner import machine
+
+    documents: list[dict[str, Any]] = []
+    bad = False
+    for number in workers:
+        for model in models:
+            try:
+                measured = _measure(model, number, systems, rounds, repeats)
+            except RanksError as error:
+                return failed(error)
+            bad |= bool(measured["failed"])
+            documents.append(measured["document"])
+    from penstock_bench.training.report import LEGEND
+
+    terminal.say("\n" + LEGEND)
+    if given.json:
+        document = {"bench": "torch", "cases": documents, "machine": machine(distance)}
+        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    return int(bad)
+
+
+def _measure(model: str, workers: int, systems: Sequence[str], rounds: int, repeats: int) -> dict[str, Any]:
+    """Measures a model on some workers, and says it. Raises RanksError if the ideal was not measured."""
+    from penstock_bench import runner
+    from penstock_bench.training import report
+    from penstock_bench.training.models import task_of
+    from penstock_bench.training.systems import Answer, Training
+
+    case = runner.Case(MODELS[model], workers)
+    answer = Answer(model, workers)
+    # DistributedDataParallel is opened first: the others are compared with it.
+    order = [ALONE, *sorted(systems, key=lambda name: not name.startswith("ddp"))]
+    turns = [Training(name, answer) for name in order]
+    try:
+        runner.measure(
+            case,
+            turns,
+            rounds=rounds,
+            repeats=repeats,
+            distance=distance,
+            busy=runner.busy_cores,
+            note=progress,
+        )
+    finally:
+        progress("")
+        for turn in turns:
+            turn.end()
+        answer.end()
+    spreads = case.spreads()
+    if ALONE not in spreads:
+        raise RanksError(f"{model}: the computation alone was not measured: {case.absent[ALONE]}")
+    ideal = report.Ideal(spreads[ALONE], _limit(case.nbytes, workers))
+    measured = report.lines(case, ideal, {turn.name: turn.parts for turn in turns})
+    terminal.say(report.said(case, task_of(model).what, ideal, measured))
+    return {"failed": case.failed, "document": report.document(case, model, ideal, measured)}
+
+
+def _limit(nbytes: int, workers: int) -> float:
+    """Seconds of the gradients' sum in vector code over plain memory, on all cores."""
+    from penstock import _core
+
+    return statistics.median(
+        _core.limit_pushpull(nbytes, workers, len(os.sched_getaffinity(0)), LIMIT_REPEATS)
+    )
+
+
+BENCHES = {"torch": torch}
