@@ -73,6 +73,11 @@ class Averaging:
             Member(parameter, name, place)
             for place, (name, parameter) in enumerate(_checked(parameters).items())
         ]
+        self._parameters = [member.parameter for member in self._members]
+        # By the member's place: how often backward adds to its gradient in a pass, by what earlier ones did,
+        # and how often it still will in this one.
+        self._expected = [1] * len(self._members)
+        self._to_come = list(self._expected)
         self._backward: Backward = backward_of(job)
         self._buckets: list[Bucket] = []
         self._reached = False
@@ -114,7 +119,7 @@ class Averaging:
 
     def _hook(self, member: Member) -> Any:
         """Has the member's gradient noticed. Frozen parameters too: they may be unfrozen later."""
-        backward = self._backward
+        backward, to_come, place = self._backward, self._to_come, member.place
         frozen = not member.parameter.requires_grad
 
         def came(_: torch.Tensor) -> None:
@@ -125,12 +130,12 @@ class Averaging:
                 backward.enter()
             if not self._reached:
                 self._begin()
-            member.additions += 1
-            member.left_to_come -= 1
+            left = to_come[place] - 1
+            to_come[place] = left
             bucket = member.bucket
             if bucket is None:
                 return
-            if member.left_to_come == 0:
+            if left == 0:
                 bucket.missing -= 1
                 if bucket.missing == 0 and self._learned and self._overlap:
                     bucket.send()
@@ -174,19 +179,25 @@ class Averaging:
 
     @torch.no_grad()
     def send_rest(self) -> None:
-        for member in self._members:
-            if member.additions and member.parameter.grad is None:
-                raise OptionError(
-                    f"the gradient of `{member.name}` was taken away during backward, before it was averaged",
-                    "step and clear gradients after backward, not in hooks of it",
-                )
+        used = [parameter.grad is not None for parameter in self._parameters]
+        if not all(used):
+            self._refuse_theft(used)
         for bucket in self._buckets:
             if not bucket.has_left:
                 bucket.send()
         self._buffers.send()
         norms = self._norms() if self._compares() else None
-        used = [member.parameter.grad is not None for member in self._members]
         self._roll.call(used, self._count, self._inputs, self._ask, norms)
+
+    def _refuse_theft(self, used: list[bool]) -> None:
+        for member, has, to_come, expected in zip(
+            self._members, used, self._to_come, self._expected, strict=True
+        ):
+            if not has and to_come != expected:
+                raise OptionError(
+                    f"the gradient of `{member.name}` was taken away during backward, before it was averaged",
+                    "step and clear gradients after backward, not in hooks of it",
+                )
 
     def _compares(self) -> bool:
         every = self._check_every
@@ -259,14 +270,12 @@ class Averaging:
         self._found = []
         for bucket in self._buckets:
             bucket.begin()
-        for member in self._members:
-            member.additions = 0
-            member.left_to_come = member.expected
+        self._to_come[:] = self._expected
 
     def _learn(self) -> None:
-        for member in self._members:
-            if member.additions > member.expected:
-                member.expected = member.additions
+        if min(self._to_come) < 0:
+            for place, to_come in enumerate(self._to_come):
+                self._expected[place] -= min(to_come, 0)
         self._learned = True
 
     # -- what is noticed on the way

@@ -34,11 +34,6 @@ class Member:
     """Its number among the model's."""
     bucket: Bucket | None = None
     """None while it has never had a gradient anywhere."""
-    left_to_come: int = 1
-    """How often backward will still add to its gradient in this pass, by what earlier passes did."""
-    additions: int = 0
-    """How often it has in this pass."""
-    expected: int = 1
     dtype: torch.dtype = field(init=False)
     device: torch.device = field(init=False)
     shape: torch.Size = field(init=False)
@@ -47,25 +42,8 @@ class Member:
         now = self.parameter
         self.dtype, self.device, self.shape = now.dtype, now.device, now.shape
 
-    def gradient(self) -> torch.Tensor | None:
-        """
-        Its gradient, as the bucket takes it.
-
-        Raises DtypeError, OptionError or ShapeError if it is sparse, or the model was converted or moved.
-        """
-        gradient = self.parameter.grad
-        if gradient is None:
-            return None
-        if (
-            gradient.layout is torch.strided
-            and gradient.dtype is self.dtype
-            and gradient.shape == self.shape
-            and gradient.device == self.device
-        ):
-            return gradient
-        raise self._changed(gradient)
-
-    def _changed(self, gradient: torch.Tensor) -> PenstockError:
+    def refusal(self, gradient: torch.Tensor) -> PenstockError | None:
+        """Why its bucket does not take the gradient: it is sparse, or the model was converted or moved."""
         if gradient.layout is not torch.strided:
             return DtypeError(
                 f"the gradient of `{self.name}` has layout {gradient.layout}, expected a dense one",
@@ -80,6 +58,8 @@ class Member:
                 f"parameter `{self.name}` was distributed on {self.device} and is on {gradient.device} now",
                 hint,
             )
+        if gradient.shape == self.shape:
+            return None
         was, now = str(tuple(self.shape)), str(tuple(gradient.shape))
         return ShapeError(
             f"parameter `{self.name}` was distributed with shape {was}, and has {now} now", hint
@@ -131,6 +111,10 @@ class Bucket:
         ]
         for member in members:
             member.bucket = self
+        # Looked at in each pass: a list of what is needed is faster than the members.
+        self._parameters = [member.parameter for member in members]
+        self._shapes = [member.shape for member in members]
+        self._dtype, self._device = first.dtype, first.device
 
     def begin(self) -> None:
         """Nothing has come in the pass that begins next."""
@@ -141,32 +125,51 @@ class Bucket:
         """
         Contributes the gradients as they are now; zeros where there is none.
 
-        Raises as `Member.gradient` and `Tensor.push`.
+        Raises DtypeError, OptionError or ShapeError if one is not what the bucket was made for, and as
+        `Tensor.push`.
         """
-        gradients = [member.gradient() for member in self.members]
+        gradients = [parameter.grad for parameter in self._parameters]
+        present = [gradient for gradient in gradients if gradient is not None]
+        self._check(gradients, present)
         lanes = self._lanes
         self._memory.await_lane()
-        if any(gradient is None for gradient in gradients):
+        if len(present) < len(lanes):
             for lane, gradient in zip(lanes, gradients, strict=True):
                 if gradient is None:
                     lane.zero_()
             lanes = [lane for lane, gradient in zip(lanes, gradients, strict=True) if gradient is not None]
         self.has_left = True
-        self._memory.send(lanes, [gradient for gradient in gradients if gradient is not None])
+        self._memory.send(lanes, present)
+
+    def _check(self, gradients: list[torch.Tensor | None], present: list[torch.Tensor]) -> None:
+        dtype, strided = self._dtype, torch.strided
+        if (
+            all(gradient.dtype is dtype and gradient.layout is strided for gradient in present)
+            and [gradient.shape for gradient in present]
+            == [
+                shape for shape, gradient in zip(self._shapes, gradients, strict=True) if gradient is not None
+            ]
+            and (not present or present[0].device == self._device)
+        ):
+            return
+        for member, gradient in zip(self.members, gradients, strict=True):
+            if gradient is not None and (refusal := member.refusal(gradient)) is not None:
+                raise refusal
 
     def take(self) -> None:
         """Waits for the average, and puts it where there is a gradient."""
-        gradients, values = [], []
-        for member, value in zip(self.members, self._values, strict=True):
-            gradient = member.parameter.grad
-            if gradient is None:
-                continue
-            if gradient.requires_grad:
-                # Of `backward(create_graph=True)`: what it holds is part of the graph.
-                member.parameter.grad = gradient = torch.empty_like(member.parameter, requires_grad=False)
-            gradients.append(gradient)
-            values.append(value)
-        self._memory.take(values, gradients)
+        gradients = [parameter.grad for parameter in self._parameters]
+        present = [gradient for gradient in gradients if gradient is not None]
+        values = self._values
+        if len(present) < len(values):
+            values = [value for value, one in zip(values, gradients, strict=True) if one is not None]
+        if any(gradient.requires_grad for gradient in present):
+            # Of `backward(create_graph=True)`: what they hold is part of the graph.
+            for parameter in self._parameters:
+                if parameter.grad is not None and parameter.grad.requires_grad:
+                    parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            present = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        self._memory.take(values, present)
 
     def give(self, member: Member) -> None:
         """Gives its average to a parameter that has no gradient here but has one elsewhere."""
