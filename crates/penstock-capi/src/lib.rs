@@ -49,5 +49,5 @@ const _: () = {
     any_thread::<job::penstock_job>();
     any_thread::<tensor::penstock_tensor>();
     any_thread::<table::penstock_table>();
-    any_thread::<table::penstock_view>();
+    any_thread::<table::views::penstock_view>();
 };
