@@ -19,16 +19,17 @@ struct Arguments {
     /// Run the seeds N up to, not including, M; stop at the first that fails.
     #[arg(long, value_name = "N..M", value_parser = seeds)]
     seeds: Option<Range<u64>>,
-    /// Print the scenario, and (but for tables and leases) one line for everything that happens.
+    /// Print the scenario and, unless with `--tables` or `--leases`, one line for everything that happens.
     #[arg(short, long)]
     verbose: bool,
-    /// Run tables of items instead, which have seeds of their own.
+    /// Run tables of items instead of jobs with tensors. Has seeds of its own.
     #[arg(long, conflicts_with = "sabotage")]
     tables: bool,
-    /// Run leases instead: who is said to be lost, and when; with separate seeds.
+    /// Run no job, but a server and workers that watch each other: which silent ones are declared lost, and when. Has seeds of
+    /// its own.
     #[arg(long, conflicts_with_all = ["sabotage", "tables"])]
     leases: bool,
-    /// Run jobs in which workers are suspended, and leases say what becomes of them; with separate seeds.
+    /// Run jobs in which workers are suspended, and their leases decide which of them are lost. Has seeds of its own.
     #[arg(long, conflicts_with_all = ["tables", "leases"])]
     suspended: bool,
     /// Break a promise on purpose, to see a checker at work.
