@@ -101,7 +101,7 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     Raises
     ------
     ShapeError
-        A dimension is below 1 or no whole number. A tensor without elements would have no chunk, and so no
+        A dimension is below 1 or not a whole number. A tensor without elements would have no chunk, and so no
         version.
     """
     try:
@@ -331,7 +331,7 @@ def initial(
     ShapeError
         Neither value nor shape, both and they differ, or a dimension is below 1.
     DtypeError
-        The element type is none that tensors may have.
+        The element type is not one that tensors may have.
     """
     if value is None:
         if shape is None:

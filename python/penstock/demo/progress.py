@@ -30,7 +30,7 @@ _LAST_SECONDS = 1.0
 
 @dataclass
 class Seen:
-    """The last that a worker has said of itself."""
+    """What a worker has last reported of itself."""
 
     clock: int = 0
     samples: int = 0

@@ -187,7 +187,7 @@ _PTMX = os.makedev(5, 2)
 
 
 def _has_reader(descriptor: int) -> bool:
-    """Whether what is written waits for somebody to take it: a pipe, a socket or a terminal."""
+    """Whether what is written waits for a reader: a pipe, a socket or a terminal."""
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """Somebody told this process to end. The launcher does so when no worker is left."""
+    """This process was told to end. The launcher does so when no worker is left."""
 
 
 def stop_at_sigterm() -> None:

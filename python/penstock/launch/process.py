@@ -119,15 +119,15 @@ class Process:
 
     def has_ended(self) -> bool:
         """
-        Whether the process has ended. It stays a zombie until `reap`, so that its number cannot be anybody
-        else's.
+        Whether the process has ended. It stays a zombie until `reap`, so that no other process can get its
+        number.
         """
         if self.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def is_suspended(self) -> bool:
-        """Whether somebody stopped it (SIGSTOP): it will neither continue nor end by itself."""
+        """Whether it was stopped (SIGSTOP): it will neither continue nor end by itself."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except OSError:

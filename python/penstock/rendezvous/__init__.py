@@ -3,8 +3,8 @@ How processes that a launcher started become one job.
 
 | module | what it does |
 |---|---|
-| `environment` | reads what launchers set: who we are, how many we are, and what Penstock was told |
-| `exchange` | everyone gives a short message and gets everyone's, or one error that says who is missing |
+| `environment` | reads what launchers set: which process this is, of how many, and what Penstock was told |
+| `exchange` | everyone gives a short message and gets everyone's, or one error that says which are missing |
 | `tcp`, `torch_store`, `mpi` | the ways to exchange: our own TCP rendezvous, torchrun's store, MPI |
 | `choose` | which of them this process uses |
 | `address` | the address by which other hosts reach this one |

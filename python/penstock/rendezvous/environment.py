@@ -98,8 +98,8 @@ def _warn(text: str) -> None:
 
 def check_names(environment: Mapping[str, str] = os.environ, *, tell: Callable[[str], None] = _warn) -> None:
     """
-    Looks for variables that begin with PENSTOCK_ and that nothing reads; one that may be somebody else's,
-    because others may use the prefix, is only told of.
+    Looks for variables that begin with PENSTOCK_ and that nothing reads; one that may belong to another
+    program, which may use the prefix too, is only reported.
 
     Raises
     ------

@@ -3,7 +3,7 @@ An exchange: every process gives a short message and gets the messages of all, i
 
 All exchanges have the same shape. Rank 0 collects and then tells everyone the *verdict*: all messages, or the
 one error that ends the attempt for all of them. So a process that fails says so instead of leaving the others
-to wait, and only rank 0 has to know who is missing.
+to wait, and only rank 0 has to know which are missing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MESSAGE_LIMIT = _core.MESSAGE_LIMIT
 """Bytes of one process's message: some endpoint strings, or an error's text."""
 VERDICT_MARGIN = _core.VERDICT_MARGIN
 """
-Seconds after the deadline in which rank 0's verdict may still come: it names who is missing, so it is worth
+Seconds after the deadline in which rank 0's verdict may still come: it names those missing, so it is worth
 more than an error of our own.
 """
 
 
 class Missing(Exception):  # noqa: N818 (never leaves this package)
     """
-    Not every process has given its message in time; `ranks` is empty where only rank 0 knows who.
+    Not every process has given its message in time; `ranks` is empty where only rank 0 knows which.
 
     Where they are known: `why` the wait was in vain, and at rank 0 `no_room`, what the system said where it
     could not let in all processes that came.

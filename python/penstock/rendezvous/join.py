@@ -28,7 +28,7 @@ def join(given: dict[str, str]) -> _core.Job:
         return _by_manager(way.to[0], secret, place, given)
     if way.kind != "alone" and place is not None:
         return _by_each_other(way, place, given)
-    # It would be of no use here, but elsewhere; and what it says may be wrong.
+    # A process that is alone has no use for PENSTOCK_TOPOLOGY, but a wrong value is refused all the same.
     environment.topology()
     job = _core.Job.embedded(given)
     if place is None:

@@ -1,8 +1,8 @@
 """
 Where the tasks of a Slurm step meet.
 
-Slurm tells each task who it is, but offers no exchange that works without its libraries: the tasks meet by
-our own rendezvous, on the first node of the step, at a port that the job's and the step's numbers give.
+Slurm tells each task which one it is, but offers no exchange that works without its libraries: the tasks meet
+by our own rendezvous, on the first node of the step, at a port that the job's and the step's numbers give.
 """
 
 from __future__ import annotations

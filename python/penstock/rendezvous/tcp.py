@@ -1,6 +1,6 @@
 """
-The exchange over TCP, for launchers that only say who is who: rank 0 listens, the others come, and each side
-proves that it knows the job's secret.
+The exchange over TCP, for launchers that only say which process is which: rank 0 listens, the others come,
+and each side proves that it knows the job's secret.
 
 The rendezvous itself is the core's, the same for C programs: a job may have workers of both.
 """
