@@ -128,7 +128,7 @@ def commands() -> str:
 
 
 def outside(text: str, folder: Path) -> str:
-    """A link to a file of the repository that is no page of the site becomes its name; it has to exist."""
+    """A link to a file of the repository that is not a page of the site becomes its name; it has to exist."""
 
     def name(link: re.Match[str]) -> str:
         label, path, _ = link.groups()

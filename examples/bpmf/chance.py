@@ -41,5 +41,5 @@ def normals(seed: int, iteration: int, side: int, rows: np.ndarray, width: int) 
 
 
 def generator(seed: int, iteration: int, side: int) -> np.random.Generator:
-    """For the few numbers that are no row's: all workers draw the same."""
+    """For the few numbers that belong to no row: all workers draw the same."""
     return np.random.Generator(np.random.Philox(key=[seed, 2 * iteration + side]))

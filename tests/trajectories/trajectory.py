@@ -31,7 +31,7 @@ DTYPES: dict[str, Any] = {
 
 Arguments = dict[str, Any]
 
-# name: (the class, arguments), which penstock and torch.optim call alike
+# name: (the class, arguments), which have the same names in penstock and torch.optim
 CASES: dict[str, tuple[str, Arguments]] = {
     "sgd": ("SGD", {"lr": 0.1}),
     "sgd_decay": ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
