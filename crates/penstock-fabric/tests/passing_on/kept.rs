@@ -2,10 +2,10 @@
 
 use crate::net::*;
 use penstock_proto::account::{Account, Limits, Resource};
-use penstock_proto::items::node::{Broken, Node};
-use penstock_proto::items::wire::{Message, Shape};
+use penstock_proto::items::node::{Broken, MOST_AHEAD, Node};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, Shape};
 use penstock_proto::items::{Propagation, RowSet};
-use penstock_proto::record::LENGTH_BYTES;
+use penstock_proto::record::{self, LENGTH_BYTES};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -266,5 +266,145 @@ fn fetches_of_a_subscription_that_is_replaced_or_gone_are_kept_neither_here_nor_
             let most = 2 * u64::from(ROWS) * (40 + u64::from(ROW_BYTES));
             assert!(came < most, "{propagation}, {reconnects}: {came} bytes, {most} at most");
         }
+    }
+}
+
+// A reader whose gets timed out was lost for what they had fetched.
+#[test]
+fn what_is_fetched_and_then_given_up_is_kept_neither_at_home_nor_at_the_source() {
+    const ROWS: u32 = 64;
+    let all = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for near in [true, false] {
+            let mut net = Net::new(ROWS, propagation);
+            let (shape, mut producer) = (net.shape, writer(ROWS));
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+            match near {
+                true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+                false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+            }
+            net.consume(ONE);
+            net.settle();
+            let kept = |net: &mut Net| {
+                let taken = |it: Account| (it.taken(Resource::Bytes), it.taken(Resource::Entries));
+                let source = net.workers.get_mut(&PRODUCER).map(|node| node.host().account.peer(HOME));
+                let waits = net.workers[&ONE].unanswered();
+                (taken(net.home.host().account.peer(ONE)), source.map(taken), waits)
+            };
+            let before = kept(&mut net);
+            let mut flushes = Vec::new();
+            for version in 1..20 {
+                let node = net.workers.get_mut(&ONE).unwrap();
+                let ticket = node.fetch(ID, &all, version).unwrap();
+                // It waits for what can be answered of what was fetched before it.
+                flushes.push(node.flush(HOME));
+                match version % 3 {
+                    // Before its home has heard of it, and after.
+                    0 => {}
+                    1 => _ = Net::pass(node, HOME, &mut net.home, ONE, usize::MAX),
+                    _ => net.settle(),
+                }
+                assert_ne!(kept(&mut net), before, "{propagation}, near: {near}, version {version}");
+                net.workers.get_mut(&ONE).unwrap().give_up(ticket);
+                net.settle();
+                assert_eq!(kept(&mut net), before, "{propagation}, near: {near}, version {version}");
+            }
+            let flushed = &net.workers.get_mut(&ONE).unwrap().host().flushed;
+            assert!(flushes.iter().all(|id| flushed.contains(id)), "{propagation}, near: {near}");
+            // What others wait for comes as ever.
+            let node = net.workers.get_mut(&ONE).unwrap();
+            let (waits, given_up) = (node.fetch(ID, &all, 1).unwrap(), node.fetch(ID, &all, 1).unwrap());
+            net.settle();
+            net.workers.get_mut(&ONE).unwrap().give_up(given_up);
+            net.settle();
+            let rows: Vec<u32> = (0..ROWS).collect();
+            set(&mut producer, 1, &rows, 5);
+            net.settle();
+            assert_eq!(net.seen_by(ONE), [5; ROWS as usize], "{propagation}, near: {near}, {waits}");
+            assert_eq!(kept(&mut net), before, "{propagation}, near: {near}");
+        }
+    }
+}
+
+#[test]
+fn what_is_fetched_and_given_up_before_its_rows_have_a_home_is_not_kept() {
+    let mut net = Net::new(2, Propagation::Lazy);
+    net.consume(ONE);
+    net.settle();
+    let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+    let before = entries(&mut net);
+    let node = net.workers.get_mut(&ONE).unwrap();
+    let tickets = [1, 2, 3].map(|version| node.fetch(ID, &RowSet::from_rows([0]), version).unwrap());
+    net.settle();
+    assert_eq!(entries(&mut net), before + 3);
+    for (ticket, left) in tickets.into_iter().zip([2, 1, 0]) {
+        net.workers.get_mut(&ONE).unwrap().give_up(ticket);
+        net.settle();
+        assert_eq!(entries(&mut net), before + left);
+    }
+}
+
+// A source that does not read would be made to keep any number of fetches, and of their ends, for nothing.
+#[test]
+fn who_fetches_and_gives_up_again_and_again_pays_until_the_source_has_heard() {
+    const TURNS: u64 = 100;
+    let (mut net, _producer) = Net::subscribed(2, Propagation::Lazy);
+    net.silent.insert(PRODUCER);
+    let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+    let before = entries(&mut net);
+    for version in 1..=TURNS {
+        let node = net.workers.get_mut(&ONE).unwrap();
+        let ticket = node.fetch(ID, &RowSet::from_rows([0]), version).unwrap();
+        net.settle();
+        net.workers.get_mut(&ONE).unwrap().give_up(ticket);
+        net.settle();
+        assert_eq!(entries(&mut net), before + version);
+    }
+    Net::sent(&mut net.home, PRODUCER);
+    assert_eq!(entries(&mut net), before);
+}
+
+// A fetch ahead without an answer was kept for ever.
+#[test]
+fn of_what_is_fetched_ahead_and_does_not_come_the_newest_is_kept() {
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Lazy);
+    let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+    let before = entries(&mut net);
+    // At home, and for what it has asked of the source.
+    let most = before + 2 * MOST_AHEAD as u64;
+    for version in 1..=MOST_AHEAD as u64 + 100 {
+        net.workers.get_mut(&ONE).unwrap().fetch_ahead(ID, &RowSet::from_rows([0]), version);
+        if version % 64 == 0 {
+            net.settle();
+        }
+    }
+    net.settle();
+    assert_eq!(entries(&mut net), most);
+    set(&mut producer, 2 * MOST_AHEAD as u64, &[0, 1], 5);
+    net.settle();
+    assert_eq!((net.seen_by(ONE)[0], entries(&mut net)), (5, before));
+    assert_eq!(net.workers[&ONE].unanswered(), 0);
+}
+
+// Each was asked again on every new connection.
+#[test]
+fn a_flush_that_was_given_up_is_not_asked_again() {
+    let mut net = Net::new(2, Propagation::Eager);
+    net.consume(ONE);
+    net.settle();
+    let node = net.workers.get_mut(&ONE).unwrap();
+    for _ in 0..3 {
+        let asked = [node.bring(ID).unwrap(), node.flush(HOME)];
+        asked.into_iter().for_each(|id| node.give_up(id));
+    }
+    assert_eq!(node.unanswered(), 0);
+    node.connected(HOME);
+    let bytes = Net::sent(node, HOME);
+    let mut rest = &bytes[..];
+    while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
+        let (record, tail) = tail.split_at(record::length(head, MAX_MESSAGE_BYTES).unwrap());
+        let message = Message::decode(record).unwrap();
+        assert!(matches!(message, Message::Subscribe { .. }), "{message:?}");
+        rest = tail;
     }
 }

@@ -144,6 +144,13 @@ pub enum Message<'a> {
         /// The partition.
         partition: PartitionId,
     },
+    /// I no longer wait for what I fetched.
+    Withdraw {
+        /// The partition.
+        partition: PartitionId,
+        /// The fetch's.
+        ticket: u64,
+    },
 }
 
 impl Message<'_> {
@@ -154,7 +161,8 @@ impl Message<'_> {
             | Self::Subscribe { partition, .. }
             | Self::Fetch { partition, .. }
             | Self::Need { partition, .. }
-            | Self::Rows { partition, .. } => Some(*partition),
+            | Self::Rows { partition, .. }
+            | Self::Withdraw { partition, .. } => Some(*partition),
             Self::Flush { .. } | Self::Flushed { .. } | Self::Bring { .. } => None,
         }
     }
@@ -216,6 +224,7 @@ impl<'a> Encoder<'a> {
             Message::Flush { id } => Self::begin(out, 6, PartitionId { table: 0, rank: 0 }, [*id]).end(),
             Message::Flushed { id } => Self::begin(out, 7, PartitionId { table: 0, rank: 0 }, [*id]).end(),
             Message::Bring { id, partition } => Self::begin(out, 8, *partition, [*id]).end(),
+            Message::Withdraw { partition, ticket } => Self::begin(out, 9, *partition, [*ticket]).end(),
         }
     }
 
@@ -349,6 +358,7 @@ impl<'a> Message<'a> {
             6 => Self::Flush { id: number()? },
             7 => Self::Flushed { id: number()? },
             8 => Self::Bring { id: number()?, partition },
+            9 => Self::Withdraw { partition, ticket: number()? },
             _ => return Err(malformed("no such kind")),
         };
         if rest.is_empty() { Ok(message) } else { Err(malformed("more bytes than a message")) }
@@ -423,6 +433,7 @@ mod tests {
             Message::Flush { id: 1 },
             Message::Flushed { id: 1 << 60 },
             Message::Bring { id: 3, partition },
+            Message::Withdraw { partition, ticket: 1 << 40 },
         ]
     }
 
@@ -441,9 +452,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_damaged_message_is_refused(which in 0usize..7, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        fn a_damaged_message_is_refused(
+            message in prop::sample::select(messages()),
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
             let mut record = Vec::new();
-            Encoder::message(&mut record, &messages()[which]);
+            Encoder::message(&mut record, &message);
             let at = LENGTH + at.index(record.len() - LENGTH);
             record[at] ^= 1 << bit;
             prop_assert!(Message::decode(&record[LENGTH..]).is_err());

@@ -82,6 +82,10 @@ impl<H: Host> Node<H> {
                 self.begin_flush(id, peer, true, Some(partition))
             }
             Message::Flushed { id } => self.end_flush(id, peer),
+            Message::Withdraw { partition, ticket } => {
+                self.take_back(partition, peer, ticket);
+                Ok(())
+            }
         }
     }
 
@@ -260,6 +264,7 @@ impl<H: Host> Node<H> {
             for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
                 pending.answered |= pending.relayed == Some(head.ticket);
             }
+            self.ahead.remove(head.ticket);
             self.host.answered(head.ticket);
         }
         Ok(())

@@ -14,6 +14,7 @@
 //! | `subscribing.rs` | peers that subscribe, wait to, or are away |
 //! | `subscriber.rs` | what one peer has of a partition, and lacks |
 //! | `flush.rs` | until when all has come: what was set here, or what is due from elsewhere |
+//! | `given_up.rs` | what nobody waits for any more |
 //! | `kept.rs` | what a peer makes a node keep |
 //! | `batch.rs` | which rows go together |
 //!
@@ -36,6 +37,7 @@
 
 mod batch;
 mod flush;
+mod given_up;
 mod incoming;
 mod kept;
 mod outgoing;
@@ -51,6 +53,8 @@ use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
 use batch::Batch;
 use flush::{Flush, Flushing};
+use given_up::Ahead;
+pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
 use kept::{Away, FREE_BYTES, Kept, Needs};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -170,6 +174,8 @@ pub struct Node<H: Host> {
     asking: BTreeSet<(PartitionId, PeerId)>,
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Flushing>,
+    /// Fetches of this side that nobody waits for.
+    ahead: Ahead,
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
@@ -192,6 +198,7 @@ impl<H: Host> Node<H> {
             waiting: BTreeMap::new(),
             asking: BTreeSet::new(),
             flushing: BTreeMap::new(),
+            ahead: Ahead::default(),
             next: 0,
             turn: 0,
             scratch: Vec::new(),
@@ -274,6 +281,7 @@ impl<H: Host> Node<H> {
             if let Some(upstream) = partition.upstream.as_mut().filter(|upstream| upstream.peer == peer) {
                 partition.memory.abort();
                 (upstream.receiving, upstream.heard) = (false, false);
+                upstream.withdrawn.clear();
             }
             partition.mistaken.remove(&peer);
             if let Some(gone) = self.unsubscribe(id, peer) {
@@ -326,6 +334,16 @@ impl<H: Host> Node<H> {
         self.waiting.retain(|id, _| id.table != table);
         let ids = self.partitions.keys().filter(|id| id.table == table).copied().collect();
         self.remove(&ids);
+    }
+
+    /// Whether a peer has gone for good.
+    pub fn has_gone(&self, peer: PeerId) -> bool {
+        self.gone.contains(&peer)
+    }
+
+    /// Whether any peer that has not gone waits for a partition that is not here.
+    pub fn is_awaited(&self, partition: PartitionId) -> bool {
+        self.waiting.get(&partition).is_some_and(|waiting| !waiting.is_empty())
     }
 
     /// A peer has gone for good. What it produced is kept as long as a peer that is here has asked for it, and no longer: this

@@ -33,6 +33,8 @@ pub(super) struct Upstream {
     pub(super) needs: Vec<u64>,
     /// Fetches without an answer: ticket, version, slots of the source.
     pub(super) fetches: BTreeMap<u64, (u64, RowSet, Kept)>,
+    /// Fetches that the source has heard of and need not answer any more, as it does not know yet.
+    pub(super) withdrawn: Vec<(u64, Kept)>,
     /// Whether the first rows of a batch have come and the last have not.
     pub(super) receiving: bool,
     /// Eager: the set after which its rows are as they were.
@@ -55,6 +57,7 @@ impl Upstream {
             synced: false,
             needs: Vec::new(),
             fetches: BTreeMap::new(),
+            withdrawn: Vec::new(),
             receiving: false,
             opened: 0,
             heard: false,
@@ -105,11 +108,18 @@ impl<H: Host> Node<H> {
     pub(super) fn say_wanted(&mut self, source: PeerId) {
         let Some(connection) = self.peers.get_mut(&source) else { return };
         for id in std::mem::take(&mut connection.wanted) {
-            let upstream = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref());
+            let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
             match upstream.filter(|upstream| upstream.peer == source) {
                 Some(upstream) if upstream.heard => {
-                    let versions = upstream.needs.clone();
-                    self.relay_to(source, &Message::Need { partition: id, versions });
+                    let withdrawn = std::mem::take(&mut upstream.withdrawn);
+                    let bounded = upstream.shape.propagation == Propagation::Bounded;
+                    let versions = bounded.then(|| upstream.needs.clone());
+                    if let Some(versions) = versions {
+                        self.relay_to(source, &Message::Need { partition: id, versions });
+                    }
+                    for (ticket, _kept) in withdrawn {
+                        self.relay_to(source, &Message::Withdraw { partition: id, ticket });
+                    }
                 }
                 Some(_) => self.resume(id),
                 None => {}
@@ -122,6 +132,7 @@ impl<H: Host> Node<H> {
         let Some(upstream) = upstream.filter(|upstream| !upstream.rows.is_empty()) else { return };
         let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
         upstream.heard = self.peers.contains_key(&peer);
+        upstream.withdrawn.clear();
         let rows = upstream.rows.clone();
         self.relay_to(peer, &Message::Subscribe { partition: id, shape, done, serial, rows });
     }
