@@ -77,16 +77,16 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("check", [True, False])
 def test_a_lane_is_announced_only_after_its_copy_is_through(
-    job: ps.Job, recorder: Recorder, dtype: str
+    job: ps.Job, recorder: Recorder, dtype: str, check: bool
 ) -> None:
     from penstock.torch.servers.cuda import CudaTransfer
 
     parameter = torch.arange(6, dtype=getattr(torch, dtype)).reshape(2, 3)
     tensor = job.tensor("w", parameter)
-    transfer = CudaTransfer(parameter, tensor)
-    transfer.send(torch.full((2, 3), 2, dtype=parameter.dtype), more=True)
-    transfer.send(torch.ones(2, 3, dtype=parameter.dtype))
+    transfer = CudaTransfer(parameter, tensor, check)
+    transfer.send(torch.full((2, 3), 3, dtype=parameter.dtype))
     transfer.settle()
     # The thread that announces may be faster than the one that keeps the gradient.
     recorder.log.remove("keep the gradient")
@@ -99,15 +99,37 @@ def test_a_lane_is_announced_only_after_its_copy_is_through(
         "wait for the event",
     ]
     job.clock()
-    transfer.receive(parameter)
+    transfer.receive(parameter, moves=True)
     np.testing.assert_array_equal(parameter.float().numpy(), np.arange(6).reshape(2, 3) + 3)
     recorder.log.clear()
-    transfer.receive(parameter)
+    transfer.receive(parameter, moves=True)
     assert recorder.log[0] == "wait for the event", (
         "the mirror is not overwritten while it is still being copied"
     )
     del transfer
     assert recorder.log.count("unlock") == 2
+
+
+def test_what_left_and_what_came_are_known_by_copies_on_the_device(job: ps.Job, recorder: Recorder) -> None:
+    from penstock.torch.servers.cuda import CudaTransfer
+
+    parameter = torch.zeros(3)
+    transfer = CudaTransfer(parameter, job.tensor("w", parameter), True)
+    gradient = torch.tensor([1.0, torch.nan, 3.0])
+    transfer.hold(gradient)
+    assert transfer.holds(gradient)
+    gradient[0] = 2.0
+    assert not transfer.holds(gradient)
+    transfer.send(gradient)
+    assert transfer.holds(gradient)
+    gradient.neg_()
+    assert not transfer.holds(gradient)
+    transfer.settle()
+    job.clock()
+    transfer.receive(parameter, moves=True)
+    assert transfer.received(parameter)
+    parameter[2] += 1
+    assert not transfer.received(parameter)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the copies were not run here")

@@ -57,7 +57,7 @@ TOGETHER = """
 def takes_the_steps(job):
     for name, make in MAKERS.items():
         model = net(job.rank)                                    # rank 0's parameters and buffers count
-        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        model, optimizer = distribute(model, make(model.parameters()))
         train(model, optimizer, range(8), slice(4 * job.rank, 4 * job.rank + 4))
         # A checkpoint that rank 0 alone saves, and that everyone goes on from.
         state = copy.deepcopy(optimizer.state_dict()) if job.rank == 0 else None
@@ -75,7 +75,7 @@ def takes_the_steps(job):
 def with_and_without(job):
     for name, make in MAKERS.items():
         model = net(0)
-        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        model, optimizer = distribute(model, make(model.parameters()))
         for step in range(4):
             x, y = batch(step)
             optimizer.zero_grad()
@@ -90,7 +90,7 @@ def with_and_without(job):
 def stale_synchronous(job):
     model = net(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    model, optimizer = ps.torch.distribute(model, optimizer, consistency=ps.SSP(3))
+    model, optimizer = distribute(model, optimizer, consistency=ps.SSP(3))
     def loss():
         with torch.no_grad():
             return float(sum(torch.nn.functional.mse_loss(model(x), y) for x, y in map(batch, range(20))))
@@ -106,7 +106,7 @@ def stale_synchronous(job):
 def every_load(job):
     for name, make in MAKERS.items():
         model = net(0)
-        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        model, optimizer = distribute(model, make(model.parameters()))
         for seed in (5, 7, 7, 9):
             model.load_state_dict(net(seed + 10 * job.rank).state_dict())
             yield f"{name} {seed}", flat(model.first)
@@ -228,13 +228,13 @@ with ps.init() as job:
     begun = time.monotonic()
     if job.rank == 0:
         try:
-            ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+            distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
         except ps.WorkerLost as error:
             note("leaves", error)
 next_job()
 with ps.init(deadline=60) as job:
     model = net(0)
-    model, optimizer = ps.torch.distribute(model, MAKERS["sgd"](model.parameters()), job=job)
+    model, optimizer = distribute(model, MAKERS["sgd"](model.parameters()), job=job)
     begun = time.monotonic()
     try:
         if job.rank == 0:

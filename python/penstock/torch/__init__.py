@@ -91,6 +91,8 @@ def distribute(
     reduce: str = "mean",
     buffers: str | None = None,
     overlap: bool | int | str = "auto",
+    check: bool = True,
+    lr_scale: str | None = "per-update",
     prefix: str | None = None,
     rescale: float = 1.0,
     clip: float | None = None,
@@ -132,7 +134,17 @@ def distribute(
         When gradients leave. With "gradients", "auto" and True: while backward is still running; False: when
         it has ended. With "servers", "auto": while backward is still running, after watching two steps in
         which the script does not touch gradients and learning rates between backward and `step()`; a number:
-        at that many backward passes per step, from the start; False: in `step()`. Default "auto".
+        at that many backward passes per step, from the start; False: in `step()`, as each worker has left
+        them: clipped, say, one by one and then averaged. Default "auto".
+    check
+        With "servers": compare gradients with what has left, and parameters with what was read, bit for bit
+        at each `step()`, which raises OptionError if the script has changed them. It reads both once, and
+        costs a copy of the parameters in each worker, unless gradients leave in `step()` under BSP.
+        Default True.
+    lr_scale
+        With "servers" under SSP and ASP, where each worker's gradient is a step of its own. "per-update": the
+        learning rates, decays and so on of the groups are those of an iteration, and each of its steps takes
+        its part of them. None: each step takes them as they are. Default "per-update".
     prefix
         Start of the tensors' names. Default "model", then "model.1", and so on.
     rescale
@@ -214,6 +226,8 @@ def distribute(
             prefix=prefix,
             consistency=consistency,
             overlap=overlap,
+            check=check,
+            lr_scale=lr_scale,
             declaration=declaration,
             timeout=timeout,
         )

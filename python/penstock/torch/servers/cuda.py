@@ -4,6 +4,9 @@ straight between the device and the memory that the servers read and write.
 
 A gradient is copied on a side stream behind an event, while backward goes on; a thread waits for the event
 and then announces the lane. Page-locking is undone when the transfer goes away.
+
+With `check`, the device holds a copy of each gradient and of each parameter: comparing there costs less than
+reading the host's memory from there.
 """
 
 from __future__ import annotations
@@ -14,29 +17,37 @@ import torch
 
 from ...tensor import Tensor
 from ..pinned import PinnedMemory, side_stream
+from .bits import same_bits
 
 
 class CudaTransfer:
     """For parameters in the memory of a CUDA device."""
 
-    def __init__(self, parameter: torch.Tensor, tensor: Tensor) -> None:
+    def __init__(self, parameter: torch.Tensor, tensor: Tensor, check: bool) -> None:
         self._tensor = tensor
+        self._check = check
         self._device = parameter.device
         self._lane = PinnedMemory(tensor._core.lane(), tensor.shape, parameter.dtype)
         self._mirror = PinnedMemory(tensor._core.mirror(), tensor.shape, parameter.dtype)
         self._sent: Future[int] | None = None
-        self._received = torch.cuda.Event()
-        self._carry: torch.Tensor | None = None
+        self._taken = torch.cuda.Event()
+        self._held: torch.Tensor | None = None
+        self._received: torch.Tensor | None = None
 
-    def send(self, gradient: torch.Tensor, *, more: bool = False) -> None:
+    def hold(self, gradient: torch.Tensor) -> None:
+        """Copies it on the device."""
+        if self._held is None:
+            self._held = torch.empty_like(gradient, requires_grad=False)
+        # What the copy engine read of it last has been announced: `settle` saw to that.
+        self._held.copy_(gradient)
+
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Starts the copy into the lane; the lane is announced when the copy engine is through."""
-        if self._carry is not None:
-            gradient, self._carry = gradient + self._carry, None
-        if more:
-            # The lane is written once an iteration, by the copy engine: what is to be added
-            # stays on the device.
-            self._carry = gradient.clone()
-            return
+        if self._check and not held:
+            self.hold(gradient)
+        if self._check and self._held is not None:
+            # What the script does to its own gradient meanwhile cannot mix with what leaves.
+            gradient = self._held
         side = side_stream(self._device)
         # The gradient is ready when the stream that made it says so.
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -53,16 +64,29 @@ class CudaTransfer:
         copied.synchronize()
         return self._tensor.push()
 
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Compares it with the copy on the device, and waits for the result."""
+        return self._held is not None and same_bits(gradient, self._held)
+
     def settle(self) -> None:
         """Waits for the copy, and for the announcement; raises what it raised."""
         if self._sent is not None:
             self._sent.result()
             self._sent = None
 
-    def receive(self, into: torch.Tensor) -> None:
+    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
+        del moves  # what is compared is on the device, and stands still
         # The mirror may still be read by the copy that the last `receive` started.
-        self._received.synchronize()
+        self._taken.synchronize()
         self._tensor._core.pull_mirror(None, None)
         into.copy_(self._mirror.tensor, non_blocking=True)
-        self._received.record(torch.cuda.current_stream(self._device))
+        self._taken.record(torch.cuda.current_stream(self._device))
+        if self._check:
+            if self._received is None:
+                self._received = torch.empty_like(into, requires_grad=False)
+            self._received.copy_(into)
+
+    def received(self, value: torch.Tensor) -> bool:
+        """Compares it with the copy on the device, and waits for the result."""
+        return self._received is None or same_bits(value, self._received)

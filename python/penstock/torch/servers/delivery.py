@@ -6,16 +6,21 @@ be known.
 gradient is added to between two steps (more than once, if the script accumulates). From then on it leaves at
 that addition, while backward continues with the layers below.
 
-What has left cannot be called back, so a script that touches gradients or learning rates between backward and
-`step()` (clips them, unscales them, throws them away) must not overlap. If such a touch is seen while
-learning, gradients leave in `step()` from then on. If it is seen later, it is an error, never a silently
-different result. An addition after the gradient has left is not lost: it is carried over into the next
-iteration's contribution.
+What has left cannot be called back, and what each worker changes in its own gradient is not a change of the
+average. So what happens to a gradient between backward and `step()` is looked for, by its bits:
+
+| what the script does there | it has left | not yet, one worker | not yet, several |
+|---|---|---|---|
+| changes the gradient (clips, unscales) | error | no more overlap | error |
+| throws it away, or zeroes it | error | no more overlap | no more overlap |
+| changes a setting, such as the learning rate | error | no more overlap | no more overlap |
+| adds to it, in more backward passes than before | error | counts | counts |
+
+`overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +30,7 @@ import torch
 from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
-from .rules import GroupRule, NoRule
+from .rules import GroupRule
 from .transfer import Transfer, dense
 
 LEARNING_STEPS = 2
@@ -42,19 +47,17 @@ class Shared:
     parameter: torch.Tensor
     name: str
     tensor: Tensor
-    group: GroupRule | NoRule
+    group: GroupRule
     transfer: Transfer
     additions: int = 0
     """How often backward added to the gradient in this iteration."""
     expected: int | None = None
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
-    carry: torch.Tensor | None = None
-    """What was added after it had left: part of the next iteration's contribution."""
+    held: bool = False
+    """Whether the transfer knows the bits of the gradient after the last addition."""
     seen: tuple[torch.Tensor, int, Settings] | None = None
     """The gradient, its version and the settings, as they were after the last addition."""
-    folds: int = 0
-    """Updates that this process has applied; counted where its own optimizer steps."""
     handles: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,6 +84,14 @@ class Shared:
             "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`",
         )
 
+    def hold(self) -> None:
+        """Has the transfer keep the gradient's bits, if it is one that can leave."""
+        gradient = self.parameter.grad
+        if gradient is not None and gradient.layout is torch.strided:
+            self.check()
+            self.transfer.hold(gradient.detach())
+            self.held = True
+
     def remember(self) -> None:
         """Notes the gradient and the settings as they are."""
         gradient = self.parameter.grad
@@ -88,20 +99,35 @@ class Shared:
             self.group.refresh()
             self.seen = (gradient, gradient._version, self.tensor._optimizer._packed)
 
-    def touched(self) -> bool:
-        """Whether the gradient or the settings changed since `remember`, other than by backward."""
+    def gradient_changed(self) -> bool:
+        """
+        Whether the gradient changed since `remember`, other than by backward: its bits where they are held,
+        else the object or its version.
+        """
         if self.seen is None:
             return False
-        gradient, version, settings = self.seen
+        gradient, version, _ = self.seen
+        now = self.parameter.grad
+        if now is None or not self.held:
+            return now is not gradient or gradient._version != version
+        return not self.transfer.holds(now.detach())
+
+    def settings_changed(self) -> bool:
+        """Whether the settings changed since `remember`."""
+        if self.seen is None:
+            return False
         self.group.refresh()
-        same = self.parameter.grad is gradient and gradient._version == version
-        return not same or self.tensor._optimizer._packed != settings
+        return self.tensor._optimizer._packed != self.seen[2]
 
 
 class Delivery:
-    """Sends the gradients of a set of parameters, early where that is allowed."""
+    """
+    Sends the gradients of a set of parameters, early where that is allowed.
 
-    def __init__(self, overlap: bool | int | str) -> None:
+    `alone`: no other worker has a part in the average. `check`: changes are looked for by bits.
+    """
+
+    def __init__(self, overlap: bool | int | str, *, alone: bool, check: bool) -> None:
         number = isinstance(overlap, int) and overlap is not True and overlap >= 1
         if overlap is not False and overlap != "auto" and not number:
             raise OptionError(
@@ -110,8 +136,10 @@ class Delivery:
         self._learns = overlap == "auto"
         self._lessons = LEARNING_STEPS if self._learns else 0
         self._count = int(overlap) if not self._learns and overlap is not False else None
+        self._looks = overlap is not False
+        self._alone = alone
+        self._check = check
         self._all: list[Shared] = []
-        self._warned = False
 
     def __iter__(self) -> Iterator[Shared]:
         return iter(self._all)
@@ -123,7 +151,7 @@ class Delivery:
             self._lessons = max(self._lessons, LEARNING_STEPS)
         parameter = shared.parameter
         shared.handles = [
-            parameter.register_hook(lambda part: self._before(shared, part)),
+            parameter.register_hook(lambda _: self._before(shared)),
             parameter.register_post_accumulate_grad_hook(lambda _: self._after(shared)),
         ]
         self._all.append(shared)
@@ -135,39 +163,49 @@ class Delivery:
                 handle.remove()
             shared.handles = []
 
-    def _before(self, shared: Shared, part: torch.Tensor) -> None:
-        """Backward is about to add `part` to the gradient."""
-        if shared.left:
-            self._refuse_touch(shared)
-            part = dense(part, shared.name)
-            shared.carry = part.clone() if shared.carry is None else shared.carry.add_(part)
-        elif shared.additions and self._learns and shared.touched():
-            self._stop_overlapping()
+    @property
+    def _watches(self) -> bool:
+        """
+        Whether changes of gradients that have not left matter: to several workers always, to one alone until
+        it has learned.
+        """
+        return self._looks and (not self._alone or self._lessons > 0)
+
+    def _before(self, shared: Shared) -> None:
+        """A gradient was computed. Backward is about to add it, or `torch.autograd.grad` to return it."""
+        if shared.additions and not shared.left and (shared.held or self._watches):
+            self._look_at(shared)
 
     def _after(self, shared: Shared) -> None:
         """Backward has added to the gradient."""
+        if shared.left:
+            raise OptionError(
+                f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
+                "were more backward passes since the last step() than before",
+                "pass overlap=False to `ps.torch.distribute`, or the number of backward passes per step "
+                "if that is always the same",
+            )
         shared.additions += 1
+        if not self._looks:
+            return
+        shared.held = False
         if shared.additions == shared.expected:
             self.send(shared)
+        elif self._check and self._watches:
+            shared.hold()
         shared.remember()
 
     def send(self, shared: Shared) -> None:
         """
         Contributes the parameter's gradient, if any, with the current settings of its group.
         """
-        gradient, carry = shared.parameter.grad, shared.carry
-        if gradient is None and carry is None:
+        gradient = shared.parameter.grad
+        if gradient is None:
             return
         shared.check()
         shared.group.refresh()
-        if gradient is None:
-            gradient, carry = carry, None
-        assert gradient is not None
-        if carry is not None:
-            shared.transfer.send(carry, more=True)
-        shared.transfer.send(dense(gradient, shared.name))
-        shared.carry = None
-        shared.left = True
+        shared.transfer.send(dense(gradient, shared.name), held=shared.held)
+        shared.left, shared.held = True, self._check
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
@@ -178,24 +216,21 @@ class Delivery:
         """Sends what has not left, in `step()`, and learns."""
         for shared in self._all:
             if shared.left:
-                self._refuse_touch(shared)
-            elif self._learns and shared.touched():
-                self._stop_overlapping()
-        late = [shared for shared in self._all if shared.left and shared.carry is not None]
+                self._refuse_change(shared)
+            elif shared.held or self._watches:
+                self._look_at(shared)
         for shared in self._all:
             if not shared.left:
                 self.send(shared)
         for shared in self._all:
             shared.transfer.settle()
-        if late:
-            self._learn_anew(late)
-        elif self._learns:
+        if self._learns:
             self._learn()
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
         for shared in self._all:
-            shared.additions, shared.left, shared.seen = 0, False, None
+            shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
 
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""
@@ -203,9 +238,32 @@ class Delivery:
         if gone is not None:
             raise _left_already(gone, "was thrown away")
 
-    def _refuse_touch(self, shared: Shared) -> None:
-        if shared.touched():
-            raise _left_already(shared, "or its learning rate was changed")
+    def _refuse_change(self, shared: Shared) -> None:
+        if shared.gradient_changed():
+            gone = shared.parameter.grad is None
+            raise _left_already(shared, "was thrown away" if gone else "was changed")
+        if shared.settings_changed():
+            raise _left_already(shared, "got another learning rate, or another setting,")
+
+    def _look_at(self, shared: Shared) -> None:
+        """Looks at a gradient that has not left, for what the script did to it since the last addition."""
+        if shared.gradient_changed():
+            gradient = shared.parameter.grad
+            thrown_away = gradient is None or not gradient.detach().any()
+            if not thrown_away and not self._alone:
+                raise OptionError(
+                    f"the gradient of `{shared.name}` was changed between backward and step(): the servers "
+                    "would average what each worker has changed by itself; the average would not change so",
+                    'where="gradients", under ps.BSP(), has the average in p.grad before step(), to clip or '
+                    "change as under DistributedDataParallel; clip=... clips each element of the average on "
+                    "the servers; overlap=False says that each worker's own change is meant",
+                )
+            # What is held is not what will leave.
+            shared.held = False
+            if self._learns:
+                self._stop_overlapping()
+        elif self._learns and shared.settings_changed():
+            self._stop_overlapping()
 
     def _stop_overlapping(self) -> None:
         self._learns, self._lessons = False, 0
@@ -218,19 +276,6 @@ class Delivery:
             for shared in self._all:
                 if self._lessons == 0 and shared.additions:
                     shared.expected = shared.additions
-
-    def _learn_anew(self, late: list[Shared]) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{len(late)} gradients, the first of `{late[0].name}`, were added to after they had left; "
-                f"the late part goes with the next iteration's. This step had more backward passes than the "
-                f"ones before it: pass overlap=False, or their number, to `ps.torch.distribute`",
-                stacklevel=4,
-            )
-        for shared in self._all:
-            shared.expected = self._count
-        self._lessons = 1 if self._learns else 0
 
 
 def _word(dtype: torch.dtype) -> str:

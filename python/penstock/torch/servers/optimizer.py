@@ -7,8 +7,6 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -22,18 +20,35 @@ from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
+from .attendance import Attendance
 from .delivery import Delivery, Shared
-from .rules import GroupRule, NoRule, has_rule, names, steps_of, torch_state
+from .rules import GroupRule, has_rule, names, steps_of, torch_state
+from .state import OnServers
 from .transfer import transfer_for
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """
-    A torch optimizer whose steps are taken by the servers. Made by `ps.torch.distribute`.
+    A torch optimizer whose steps are taken by the servers. Made by `ps.torch.distribute` with
+    `where="servers"`.
 
     `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, hooks and schedulers work as they
     do in torch. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls
-    them.
+    them. What cannot work as in torch, because gradients leave during backward and parameters come from the
+    servers, is an OptionError, never a different result:
+
+    | what a script does | what happens |
+    |---|---|
+    | changes, throws away or adds to a gradient that has left | `step`, `zero_grad` or `backward` raises |
+    | changes gradients before `step`, with several workers | `step` raises: the average would not change so |
+    | changes parameters, such as by a clamp | the next `step` raises, unless `publish` came before |
+    | reads or changes `optimizer.state` | raises; use `state_dict()` and `load_state_dict()` |
+    | scales the loss with a GradScaler | its `step` raises |
+    | steps the original optimizer | raises |
+
+    With `overlap=False` gradients may be changed: it says that each worker's own change is meant. With
+    `check=False`, changes of parameters are not looked for, and changes of gradients only where torch counts
+    them, which it does not for `.data`, NumPy and most of `torch._foreach`.
     """
 
     def __init__(
@@ -45,9 +60,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         prefix: str,
         consistency: Consistency | str | None,
         overlap: bool | int | str,
+        check: bool,
+        lr_scale: str | None,
         declaration: dict[str, Any],
         timeout: float | None,
     ) -> None:
+        if not has_rule(optimizer):
+            raise OptionError(
+                f'where="servers" takes the steps of {names()}, got {type(optimizer).__name__}',
+                'pass where="gradients", under ps.BSP(): then the optimizer itself steps, whichever it is',
+            )
+        if lr_scale not in (None, "per-update"):
+            raise OptionError(f'expected lr_scale "per-update" or None, got {lr_scale!r}')
         self._original = optimizer
         self._model = model
         self.job = job
@@ -55,34 +79,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._timeout = timeout
-        self._by_server = has_rule(optimizer)
-        _refuse_closure(optimizer)
-        if not self._by_server and self._consistency != BSP():
-            raise OptionError(
-                f"{type(optimizer).__name__} steps in each worker, on averaged gradients: it needs ps.BSP(), "
-                f"got `{self._consistency}`",
-                f"the servers can take the steps of {names()}",
-            )
-        self._delivery = Delivery(overlap)
+        self._check = check
+        # How many steps the rule takes in an iteration.
+        self._updates = job.size if lr_scale and self._consistency != BSP() else 1
+        self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shared: dict[int, Shared] = {}
-        self._rules: list[GroupRule | NoRule] = []
-        self._versions: dict[int, int] = {}
-        self._warned = False
-        self._stepping = False
+        self._rules: list[GroupRule] = []
         self._ready = False
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         self.param_groups = optimizer.param_groups
-        if not self._by_server:
-            self.state = optimizer.state
         for group in self.param_groups:
             self._rules.append(self._rule_of(group))
+        self._attendance = None
+        if job.size > 1 and self._consistency == BSP():
+            self._attendance = Attendance(job, prefix, timeout)
         self._declare()
         self._broadcast_rest()
         self._load_first_states(self._shared.values())
         self._pull_all()
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model and optimizer")
+        self._state: Any = OnServers()
         self._ready = True
         optimizer.register_step_pre_hook(self._refuse_original)
         model.register_load_state_dict_post_hook(_AfterLoad(self))
@@ -94,8 +112,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        where = "by the servers" if self._by_server else "here, on gradients that the servers average"
-        return f"DistributedOptimizer({self._original!r}, steps taken {where}, {self._consistency})"
+        scaled = f", settings for {self._updates} updates an iteration" if self._updates > 1 else ""
+        how = f"steps taken by the servers, {self._consistency}{scaled}"
+        return f"DistributedOptimizer({self._original!r}, {how})"
+
+    @property
+    def state(self) -> Any:
+        """Refuses what one does with it: the state is on the servers."""
+        return self._state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self.__dict__.get("_ready"):
+            raise OptionError(
+                "optimizer.state is on the servers, and cannot be replaced here",
+                "optimizer.load_state_dict(...), on every worker, loads a state",
+            )
+        self._state = value
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks before it steps an optimizer."""
+        raise OptionError(
+            'a GradScaler does not work with where="servers": scaled gradients leave for the servers in '
+            "backward, and no worker knows whether one has overflowed on another",
+            'pass where="gradients", where loss scaling works as in torch; or train in bfloat16 without it',
+        )
 
     # -- what a training loop calls
     # -------------------------------------------------------------------------------
@@ -104,7 +146,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         As in torch.
 
-        Raises ------ OptionError
+        Raises
+        ------
+        OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
         """
         self._delivery.refuse_loss()
@@ -126,7 +170,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises
         ------
         OptionError
-            A gradient or a learning rate was changed after the gradient had left; pass `overlap=False`.
+            A gradient or a setting was changed after the gradient had left; gradients were changed, with
+            several workers; or a parameter was.
+        DeclarationConflict
+            Another worker completed the iteration without this step.
         DtypeError
             A gradient is sparse, or the model was converted after `distribute`.
         SettingsError
@@ -139,14 +186,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._delivery.check()
-        self._warn_of_changes()
+        self._refuse_changes()
         self._take_in()
         self._delivery.finish()
+        if self._attendance is not None:
+            self._attendance.give()
         self.job.clock()
-        if self._by_server:
-            self._pull_all()
-        else:
-            self._step_here()
+        if self._attendance is not None:
+            self._attendance.take()
+        self._pull_all()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
@@ -177,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Make rank 0's current parameters the servers' values. Collective; `model.load_state_dict` does it too.
 
         Call it on every worker after changing parameters by hand (a load into a submodule, a clamp, an
-        average): until then the servers do not know of the change, and the next `step` overwrites it.
+        average): the servers do not know of the change, and the next `step` raises.
 
         Raises
         ------
@@ -190,20 +238,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._delivery.check()
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
-        if not self._by_server:
-            if self.job.size > 1:
-                self.job.barrier(self._timeout, what=what)
-            broadcast(self.job, f"{self._prefix}/parameters", self._labelled(self._mine()), self._timeout)
-        else:
-            self.job.barrier(self._timeout, what=what)
-            if self.job.rank == 0:
-                for shared in self._shared.values():
-                    core = shared.tensor._core
-                    array = as_array(shared.parameter)
-                    core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
-            self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
-            self._pull_all()
-        self._note_versions()
+        self.job.barrier(self._timeout, what=what)
+        if self.job.rank == 0:
+            for shared in self._shared.values():
+                core = shared.tensor._core
+                array = as_array(shared.parameter)
+                core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
+        self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
+        self._pull_all()
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -221,22 +263,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         PullTimeout, JobClosed
             The state could not be read.
         """
-        if not self._by_server:
-            return self._original.state_dict()
         kind = type(self._original)
-        held, self.state = self.state, defaultdict(dict)
+        held, self._state = self._state, defaultdict(dict)
         try:
             for parameter, started in self._original.state.items():
                 if id(parameter) not in self._shared and started:
-                    self.state[parameter] = started
+                    self._state[parameter] = started
             for shared in self._shared.values():
                 on_servers = shared.tensor.optimizer_state(timeout=self._timeout)
                 state = torch_state(kind, on_servers, shared.parameter)
                 if state:
-                    self.state[shared.parameter] = state
+                    self._state[shared.parameter] = state
             return super().state_dict()
         finally:
-            self.state = held
+            self._state = held
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
@@ -258,13 +298,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         BarrierTimeout
             Not every worker called it in time.
         """
-        if not self._by_server:
-            self._original.load_state_dict(state_dict)
-            # torch puts new dictionaries into the original: all others still hold the previous ones.
-            self._adopt_groups(self._original.param_groups)
-            self._original.param_groups = self.param_groups
-            self.state = self._original.state
-            return
         saved = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in self.param_groups]
         found = [len(group["params"]) for group in saved]
@@ -316,8 +349,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # -- parameters and tensors
     # -----------------------------------------------------------------------------------
 
-    def _rule_of(self, group: dict[str, Any]) -> GroupRule | NoRule:
-        return GroupRule(type(self._original), group) if self._by_server else NoRule()
+    def _rule_of(self, group: dict[str, Any]) -> GroupRule:
+        return GroupRule(type(self._original), group, self._updates)
 
     def _mine(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -344,8 +377,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
         """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""
-        if not self._by_server:
-            return
         states = {}
         for shared in which:
             state = self._original.state.get(shared.parameter, {})
@@ -356,10 +387,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 states[shared.parameter] = state
         self._load_states(states)
 
-    def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule | NoRule) -> Shared:
+    def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> Shared:
         tensor = self.job.tensor(
             name,
-            parameter if self._by_server else None,
+            parameter,
             shape=tuple(parameter.shape),
             dtype=parameter.dtype,
             optimizer=rule.rule,
@@ -369,17 +400,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         # One description for all tensors of a group: a changed learning rate reaches all of them at once.
         tensor._optimizer = rule.rule
-        shared = Shared(parameter, name, tensor, rule, transfer_for(parameter, tensor))
+        shared = Shared(parameter, name, tensor, rule, transfer_for(parameter, tensor, self._check))
         self._shared[id(parameter)] = shared
         self._delivery.add(shared)
         return shared
 
     def _broadcast_rest(self) -> None:
-        """
-        Broadcasts what the servers hold no value of: frozen parameters, buffers; all parameters if they step
-        here.
-        """
-        owned = {id(shared.parameter) for shared in self._shared.values()} if self._by_server else set()
+        """Broadcasts what the servers hold no value of: frozen parameters and buffers."""
+        owned = {id(shared.parameter) for shared in self._shared.values()}
         all_of_it = [*self._model.parameters(), *self._mine(), *self._model.buffers()]
         rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
         # What one worker trains and another has not would be averaged over fewer, without a word.
@@ -394,70 +422,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _pull_all(self, which: Iterable[Shared] | None = None) -> None:
-        if self._by_server:
-            for shared in self._shared.values() if which is None else which:
-                shared.transfer.receive(shared.parameter)
-        self._note_versions()
-
-    @torch.no_grad()
-    def _step_here(self) -> None:
-        """Gives the original optimizer the averaged gradients and lets it step."""
-        for shared in self._shared.values():
-            average = shared.parameter.grad if shared.left else None
-            if average is None:
-                average = torch.empty_like(shared.parameter)
-            shared.transfer.receive(average)
-            # Another worker may have had a gradient where this one had none: then all of them step. The
-            # servers' count does not change meanwhile, since the next fold needs this worker.
-            if not shared.left and shared.tensor._core.steps(self._timeout) == shared.folds:
-                continue
-            shared.folds += 1
-            shared.parameter.grad = average
-        self._stepping = True
-        try:
-            self._original.step()
-        finally:
-            self._stepping = False
-        self._note_versions()
+        for shared in self._shared.values() if which is None else which:
+            shared.transfer.receive(shared.parameter, moves=shared.expected is not None)
 
     def _refuse_original(self, *_: Any) -> None:
         """
         Runs before each step of the original: a worker that takes one by hand trains apart from the others.
         """
-        if not self._stepping and not self.job.closed:
+        if not self.job.closed:
             raise OptionError(
                 "the optimizer that was given to `distribute` steps in this worker alone, apart from others",
                 "step the one that it returns: model, optimizer = ps.torch.distribute(model, optimizer)",
             )
 
-    def _note_versions(self) -> None:
-        self._versions = {key: shared.parameter._version for key, shared in self._shared.items()}
-
-    def _warn_of_changes(self) -> None:
-        if self._warned:
+    def _refuse_changes(self) -> None:
+        """Raises OptionError if a parameter is not what was read from the servers last."""
+        if not self._check:
             return
-        for key, version in self._versions.items():
-            shared = self._shared[key]
-            if self._by_server and shared.parameter._version != version:
-                self._warned = True
-                warnings.warn(
-                    f"parameter `{shared.name}` was changed outside of step(): the servers do not know, and "
-                    f"their value replaces it. Call optimizer.publish() on every worker after such a change",
-                    stacklevel=4,
+        for shared in self._shared.values():
+            if not shared.transfer.received(shared.parameter):
+                raise OptionError(
+                    f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
+                    "that, and their value would replace it",
+                    "call optimizer.publish(), on every worker, after such a change",
                 )
-                return
-
-
-def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Raises OptionError for an optimizer that evaluates the model several times within one step."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        name = type(optimizer).__name__
-        raise OptionError(
-            f"the step of {name} needs a closure: it evaluates the model several times, and `distribute` "
-            "averages gradients over the workers once per step",
-            f"use an optimizer that steps on the gradients it is given; {name} works in one process only",
-        )
 
 
 class _AfterLoad:
@@ -477,11 +465,9 @@ class _AfterLoad:
         return _AfterLoad, ()
 
 
-def _check_same_flags(
-    kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule | NoRule
-) -> None:
+def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:
     fresh = GroupRule(kind, group).rule
-    if isinstance(rule, GroupRule) and (fresh.rule(), fresh.flags()) != (rule.rule.rule(), rule.rule.flags()):
+    if (fresh.rule(), fresh.flags()) != (rule.rule.rule(), rule.rule.flags()):
         raise SettingsError(
             f"the group was declared as {rule.rule!r}, the state is of {fresh!r}",
             "construct the optimizer with the flags of the checkpoint before `distribute`",

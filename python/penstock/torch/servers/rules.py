@@ -30,6 +30,18 @@ _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
 }
 
 
+# Under SSP and ASP each of the N workers' contributions is a step of its own, by its N-th part of the mean.
+# For an iteration's N steps to come to what one step would, these are divided by N to that power. Adagrad's
+# steps shrink with the root of their number; AdamW's decay is multiplied by its learning rate.
+_DIVIDED: dict[str, dict[str, float]] = {
+    "SGD": {"weight_decay": 1.0},
+    "Adagrad": {"lr": 0.5, "eps": 0.5, "lr_decay": 1.0, "weight_decay": 1.0},
+    "RMSprop": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
+    "Adam": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
+    "AdamW": {"lr": 1.0, "eps": 1.0},
+}
+
+
 def _plain(value: Any) -> Any:
     """A number, a pair of numbers or a flag, as Python's own: a learning rate may be a tensor."""
     if isinstance(value, bool):
@@ -61,18 +73,25 @@ def names() -> str:
 
 
 class GroupRule:
-    """The rule of one parameter group; its settings are read from the group again before each push."""
+    """
+    The rule of one parameter group; its settings are read from the group again before each push.
 
-    def __init__(self, kind: type[torch.optim.Optimizer], group: Group) -> None:
+    `updates`: how many steps the rule takes in an iteration, in place of one.
+    """
+
+    def __init__(self, kind: type[torch.optim.Optimizer], group: Group, updates: int = 1) -> None:
         check_flags(group)
         make, self._names = _RULES[kind]
         if group.get("decoupled_weight_decay"):
             make = optim.AdamW
+        self._divisors = {
+            name: float(updates**power) for name, power in _DIVIDED[make.__name__].items() if updates > 1
+        }
         self._group = group
         self._last: list[Any] = [group[name] for name in self._names]
         # A tensor may change without becoming another object: it is read each time.
         self._live = any(isinstance(value, torch.Tensor) for value in self._last)
-        self.rule: Optimizer = make(**dict(zip(self._names, map(_plain, self._last), strict=True)))
+        self.rule: Optimizer = make(**dict(zip(self._names, map(self._of_a_step, self._names), strict=True)))
 
     def options(self) -> Group:
         """The group, as torch has it."""
@@ -85,23 +104,15 @@ class GroupRule:
         if not self._live and now == self._last:
             return
         self._live = any(isinstance(value, torch.Tensor) for value in now)
-        for name, value in zip(self._names, now, strict=True):
-            setattr(self.rule, name, _plain(value))
+        for name in self._names:
+            setattr(self.rule, name, self._of_a_step(name))
         self._last = now
 
-
-class NoRule:
-    """For a group whose optimizer steps here, on gradients that the servers average."""
-
-    def __init__(self) -> None:
-        self.rule: Optimizer = optim.Replace()
-
-    def options(self) -> Group:
-        """Nothing that the servers would read."""
-        return {}
-
-    def refresh(self) -> None:
-        """There are no settings to take over."""
+    def _of_a_step(self, name: str) -> Any:
+        """The group's setting, as it is for one step of the rule."""
+        value = _plain(self._group[name])
+        divisor = self._divisors.get(name)
+        return value if divisor is None else value / divisor
 
 
 def torch_state(

@@ -1,6 +1,14 @@
 """
 How bytes move between a parameter on the CPU and the servers: gradients are copied once into the lane,
 parameters are filled in place. `cuda.py` has the same methods for parameters on a GPU.
+
+With `check`, it is also known whether the script has changed them since:
+
+| what | is compared with | costs, beside reading both |
+|---|---|---|
+| a gradient | the lane: there is what left, or a copy that leaves from there | nothing |
+| a parameter, under BSP, that is sent in `step()` | the value, which stands still until then | nothing |
+| any other parameter | a copy, made when it was read | memory, and writing it |
 """
 
 from __future__ import annotations
@@ -11,71 +19,107 @@ import torch
 
 from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
+from .bits import over, same_bits
 
 
 class Transfer(Protocol):
     """Moves one parameter's bytes."""
 
-    def send(self, gradient: torch.Tensor, *, more: bool = False) -> None:
-        """
-        Contributes `gradient`, which may be changed at once after `settle`. With `more`, later ones are
-        added.
-        """
+    def hold(self, gradient: torch.Tensor) -> None:
+        """Keeps a copy of a gradient that has not left."""
+
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
+        """Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it."""
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Whether this gradient is what was sent or held last, bit for bit. Needs `check`."""
 
     def settle(self) -> None:
         """Returns when everything sent is in the lane and announced."""
 
-    def receive(self, into: torch.Tensor) -> None:
+    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """
-        Fills `into`, of the parameter's shape, with the value; it may be read on its own device at once.
+        Fills `into`, of the parameter's shape, with the value; it may be read on its own device at once. With
+        `moves`, the servers' value may change before `received` is asked.
         """
+
+    def received(self, value: torch.Tensor) -> bool:
+        """Whether this is what was received last, bit for bit. Needs `check`."""
 
 
 class HostTransfer:
     """For parameters in the host's memory."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, parameter: torch.Tensor, tensor: Tensor, check: bool) -> None:
         self._tensor = tensor
+        self._check = check
+        self._lane = over(tensor._core.lane(), parameter)
+        self._model = over(tensor._core.model(), parameter) if tensor._stable else None
         # Where the last `receive` went: making a NumPy view costs more than the rest of the call.
         self._address = 0
         self._view: Any = None
+        self._received: torch.Tensor | None = None
 
-    def send(self, gradient: torch.Tensor, *, more: bool = False) -> None:
-        """Copies it into the lane."""
+    def hold(self, gradient: torch.Tensor) -> None:
+        """Copies it into the lane, when that is free."""
+        self._tensor._core.lane()
+        self._lane.copy_(gradient)
+
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
+        """Copies it into the lane, unless it is there."""
         tensor = self._tensor
-        if gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
-            tensor.push(gradient, more=more)
+        if held:
+            tensor._core.push(None, tensor._optimizer._packed, False, None)
+        elif gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
+            tensor.push(gradient)
         else:
             # The shape and dtype are the parameter's, autograd sees to it: what `push` checks needs
             # no second look.
-            tensor._core.push(gradient.numpy(), tensor._optimizer._packed, more, None)
+            tensor._core.push(gradient.numpy(), tensor._optimizer._packed, False, None)
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Compares it with the lane."""
+        return same_bits(gradient, self._lane)
 
     def settle(self) -> None:
         """`send` is done when it returns."""
 
-    def receive(self, into: torch.Tensor) -> None:
+    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills `into` in place, or through a copy if it is not contiguous."""
         if not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)
             self._tensor.pull(out=scratch)
             into.copy_(scratch)
+        else:
+            if into.data_ptr() != self._address:
+                self._view = self._tensor._incoming(into)
+                self._address = into.data_ptr()
+            self._tensor.pull(out=self._view)
+            # The bytes changed behind autograd's back: a backward through the old value must be noticed as
+            # usual.
+            torch.autograd.graph.increment_version(into)
+        if not self._check:
             return
-        if into.data_ptr() != self._address:
-            self._view = self._tensor._incoming(into)
-            self._address = into.data_ptr()
-        self._tensor.pull(out=self._view)
-        # The bytes changed behind autograd's back: a backward through the old value must be noticed as usual.
-        torch.autograd.graph.increment_version(into)
+        if not moves and self._model is not None:
+            self._received = self._model
+            return
+        if self._received is None or self._received is self._model:
+            self._received = torch.empty_like(into, requires_grad=False)
+        self._received.copy_(into)
+
+    def received(self, value: torch.Tensor) -> bool:
+        """Compares it with the servers' value, or with the copy."""
+        return self._received is None or same_bits(value, self._received)
 
 
-def transfer_for(parameter: torch.Tensor, tensor: Tensor) -> Transfer:
+def transfer_for(parameter: torch.Tensor, tensor: Tensor, check: bool) -> Transfer:
     """The transfer for where `parameter` lives; raises OptionError for devices other than CPU and CUDA."""
     if parameter.device.type == "cpu":
-        return HostTransfer(tensor)
+        return HostTransfer(parameter, tensor, check)
     if parameter.device.type == "cuda":
         from .cuda import CudaTransfer
 
-        return CudaTransfer(parameter, tensor)
+        return CudaTransfer(parameter, tensor, check)
     raise OptionError(
         f"expected parameters on the CPU or a CUDA device, `{tensor.name}` is on {parameter.device}",
         "move the model to the CPU before `distribute`",
