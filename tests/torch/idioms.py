@@ -188,7 +188,7 @@ def muon(world: World) -> Any:
     return loop(world, net, torch.optim.Muon(net.parameters(), lr=0.01), steps=3)
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def clipping_by_norm(world: World) -> Any:
     def clip(model: Any, _: Any) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
@@ -196,7 +196,7 @@ def clipping_by_norm(world: World) -> Any:
     return loop(world, net := Net(), sgd(net), before_step=clip)
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def clipping_by_value(world: World) -> Any:
     def clip(model: Any, _: Any) -> None:
         nn.utils.clip_grad_value_(model.parameters(), 0.01)
@@ -204,7 +204,7 @@ def clipping_by_value(world: World) -> Any:
     return loop(world, net := Net(), sgd(net), before_step=clip)
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def clamping_the_data_of_gradients(world: World) -> Any:
     def clamp(model: Any, _: Any) -> None:
         for parameter in model.parameters():
@@ -214,7 +214,7 @@ def clamping_the_data_of_gradients(world: World) -> Any:
     return loop(world, net := Net(), sgd(net), before_step=clamp)
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def changing_gradients_through_numpy(world: World) -> Any:
     def change(model: Any, _: Any) -> None:
         for parameter in model.parameters():
@@ -334,7 +334,7 @@ def accumulating_with_an_exchange_each(world: World) -> Any:
     return accumulate(world, [2, 2, 2, 2], sync_each=True)
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def accumulating_ever_more(world: World) -> Any:
     return accumulate(world, [1, 1, 2, 3], sync_each=True)
 
@@ -411,10 +411,12 @@ def batch_norm(world: World) -> Any:
         # It sends buffers before the next forward pass.
         model.eval()
         model(world.batch(0)[0])
+    if world.way == "servers":
+        return nn.ParameterList(model.parameters())  # buffers stay each worker's own
     return model
 
 
-@idiom(servers="different")
+@idiom()
 def two_optimizers_of_a_gan(world: World) -> Any:
     torch.manual_seed(6)
     maker, judge = nn.Linear(6, 3), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -582,7 +584,7 @@ def weight_norm(world: World) -> Any:
     return loop(world, net, sgd(net))
 
 
-@idiom(servers="different")
+@idiom(servers="OptionError")
 def skipping_steps_that_all_agree_on(world: World) -> Any:
     net = Net()
     model, optimizer = world.wrap(net, sgd(net))
@@ -640,7 +642,7 @@ def a_copy_and_a_saved_model_train_alone(world: World) -> Any:
     return model
 
 
-@idiom(ddp=False)
+@idiom(ddp=False, servers="OptionError")
 def two_losses_of_one_graph(world: World) -> Any:
     net = Net()
     model, optimizer = world.wrap(net, sgd(net))
@@ -694,14 +696,38 @@ def results(ways: Iterator[str] | list[str], names: list[str], rank: int, size: 
 
 
 def main() -> None:
-    """Runs the idioms named in the arguments, or all, by the ways in TEST_WAYS; saves what they give."""
+    """Runs the idioms named in the arguments by each way but the servers'; saves what they give."""
     torch.set_num_threads(1)
-    names = sys.argv[1:] or list(IDIOMS)
     with ps.init() as job:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{os.environ['TEST_OUT']}.meet", rank=job.rank, world_size=job.size
         )
-        found = dict(results(["plain", "ddp", "gradients"], names, job.rank, job.size))
+        found = dict(results(["plain", "ddp", "gradients"], sys.argv[1:], job.rank, job.size))
         torch.distributed.destroy_process_group()
-        with Path(f"{os.environ['TEST_OUT']}.{job.rank}.npz").open("wb") as file:
-            np.savez(file, **found)
+    _save(found, job.rank)
+
+
+def on_servers(next_job: Callable[[], None]) -> None:
+    """
+    Runs the idioms named in the arguments with the servers' steps, each that ends in an error in a job of its
+    own; saves what they give, or the error's class and text.
+    """
+    torch.set_num_threads(1)
+    equal = [name for name in sys.argv[1:] if IDIOMS[name].servers == "equal"]
+    others = [name for name in sys.argv[1:] if IDIOMS[name].servers != "equal"]
+    found: dict[str, Any] = {}
+    for names in (equal, *([name] for name in others)):
+        try:
+            with ps.init() as job:
+                job.barrier()  # a worker that fails at once would end the job before the other has joined
+                for name in names:
+                    found.update(results(["plain", "servers"], [name], job.rank, job.size))
+        except ps.PenstockError as error:
+            found[f"{name}/error"] = np.asarray([type(error).__name__, str(error)])
+        next_job()
+    _save(found, int(os.environ["PENSTOCK_RANK"]))
+
+
+def _save(found: dict[str, Any], rank: int) -> None:
+    with Path(f"{os.environ['TEST_OUT']}.{rank}.npz").open("wb") as file:
+        np.savez(file, **found)

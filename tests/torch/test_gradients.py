@@ -160,8 +160,17 @@ def uneven(job):
     '''Who has fewer batches holds up nobody; the mean is then over those that are left.'''
     model = net()
     model, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    train(job, model, optimizer, range(3 if job.rank else 5))
+    train(job, model, optimizer, range(5 if job.rank else 3))
     yield "model", flat(model)
+    alone = net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(5):
+        other = torch.Generator().manual_seed(10 * step)
+        parts = [batch(job, step)] + ([torch.randn(4, 6, generator=other)] if step < 3 else [])
+        optimizer.zero_grad()
+        alone(torch.cat(parts)).square().mean().backward()
+        optimizer.step()
+    yield "expected", flat(alone)
 
 def of_all(job):
     for part in (starts_alike, many_buckets, buffers, uneven):
@@ -207,6 +216,14 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
         np.testing.assert_array_equal(of(f"{kind} count")[1], [3, 1 << 40])
         np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
+
+
+def test_a_worker_with_fewer_batches_leaves_and_the_mean_is_over_the_others(
+    together: list[dict[str, Any]],
+) -> None:
+    np.testing.assert_allclose(
+        together[1]["uneven: model"], together[1]["uneven: expected"], rtol=1e-5, atol=1e-6
+    )
 
 
 # -- two workers that are told what is wrong, one job after another in the same pair of processes

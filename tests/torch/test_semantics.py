@@ -61,3 +61,46 @@ def test_averaged_gradients_give_what_one_process_and_ddp_give(
         tolerance = float(found[0][f"{name}/tolerance"])
         np.testing.assert_allclose(mine, found[0][f"{name}/plain"], rtol=tolerance, atol=tolerance / 10)
     assert any(f"{name}/{way}" in found[0] for way in ("ddp", "plain"))
+
+
+# -- the same idioms where the servers step
+
+
+def outcomes() -> dict[str, str]:
+    """What each idiom says of itself: "equal", or the class of the error that it ends with."""
+    tree = ast.parse((HERE / "idioms.py").read_text())
+    found = {}
+    for node in tree.body:
+        for call in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "idiom":
+                given = {keyword.arg: keyword.value for keyword in call.keywords}
+                found[node.name] = ast.literal_eval(given["servers"]) if "servers" in given else "equal"
+    return {name: outcome for name, outcome in found.items() if name not in SLOW}
+
+
+@pytest.fixture(scope="module")
+def stepped(spawn_shared_job: Any) -> list[dict[str, Any]]:
+    """What each of two workers ended with where the servers step, and the errors they were told."""
+    jobs = 2 + sum(outcome != "equal" for outcome in outcomes().values())
+    script = SCRIPT.replace("main()", "on_servers(next_job)")
+    saved: list[dict[str, Any]] = spawn_shared_job(
+        2, script, arguments=(str(HERE), *outcomes()), jobs=jobs, fails=True, timeout=600
+    )
+    return saved
+
+
+@pytest.mark.parametrize("name", outcomes())
+def test_the_servers_steps_are_equal_or_a_typed_error(stepped: list[dict[str, Any]], name: str) -> None:
+    expected = outcomes()[name]
+    told = [str(one[f"{name}/error"][0]) for one in stepped if f"{name}/error" in one]
+    if expected != "equal":
+        # The worker that is told first leaves, and the other hears of that.
+        assert expected in told, [one.get(f"{name}/error") for one in stepped]
+        assert set(told) <= {expected, "WorkerLost", "JobFailed", "JobClosed"}
+        return
+    assert not told
+    mine = stepped[0][f"{name}/servers"]
+    np.testing.assert_array_equal(stepped[1][f"{name}/servers"], mine)
+    if f"{name}/plain" in stepped[0]:
+        tolerance = float(stepped[0][f"{name}/tolerance"])
+        np.testing.assert_allclose(mine, stepped[0][f"{name}/plain"], rtol=tolerance, atol=tolerance / 10)

@@ -90,6 +90,7 @@ class Averaging:
         self._count = 0
         self._check_every = check_every
         self._ask = self._compare = False
+        self._norms: list[float] | None = None
         self._inputs: tuple[int, int] | None = None
         self._same = 0
         self._handles: list[Any] = []
@@ -186,8 +187,8 @@ class Averaging:
             if not bucket.has_left:
                 bucket.send()
         self._buffers.send()
-        norms = self._norms() if self._compares() else None
-        self._roll.call(used, self._count, self._inputs, self._ask, norms)
+        self._norms = self._measured() if self._compares() else None
+        self._roll.call(used, self._count, self._inputs, self._ask, self._norms)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -203,7 +204,7 @@ class Averaging:
         every = self._check_every
         return self._compare or bool(every and (self._count == 1 or self._count % every == 0))
 
-    def _norms(self) -> list[float]:
+    def _measured(self) -> list[float]:
         return [
             float(torch.linalg.vector_norm(member.parameter.detach(), dtype=_wide(member.dtype)))
             for member in self._members
@@ -213,7 +214,6 @@ class Averaging:
     def take_average(self) -> bool:
         for bucket in self._buckets:
             bucket.take()
-        self._buffers.take()
         heard = self._roll.hear()
         if absent := heard.absent():
             raise DeclarationConflict(
@@ -227,8 +227,7 @@ class Averaging:
                 "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
-        compared = self._compares()
-        if compared and (apart := heard.apart(self._norms())) is not None:
+        if self._norms is not None and (apart := heard.apart(self._norms)) is not None:
             raise DeclarationConflict(
                 f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
                 f"{self.job.rank} noticed after {self._count} averages of gradients",
@@ -236,6 +235,7 @@ class Averaging:
                 "their processors differ so much that rounding does it, pass check_every=0 to "
                 "`ps.torch.distribute`",
             )
+        self._buffers.take(heard.present)
         self._compare, self._ask = heard.asked, False
         self._notice_same_inputs(heard)
         self._found = []

@@ -1,7 +1,8 @@
 """
 Buffers, such as batch statistics: they travel with the gradients, at the end of each pass.
 
-"rank0", as DistributedDataParallel has it: every worker continues with rank 0's. It sends them before each
+"rank0", as DistributedDataParallel has it: every worker continues with rank 0's (when rank 0 has left, with
+those of the first that is there). It sends them before each
 forward pass; sent after each backward pass they are the same by then, and also where a model is only
 evaluated, without a collective in a forward pass that one worker may do alone. "mean": the average over the
 workers; whole numbers and flags are rank 0's. "local": they stay each worker's own.
@@ -9,7 +10,7 @@ workers; whole numbers and flags are rank 0's. "local": they stay each worker's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ class Buffers:
         patience: float,
     ) -> None:
         self._rank = job.rank
+        self._giver = 0
         self._patience = patience
         groups: dict[tuple[bool, torch.dtype], _Group] = {}
         if kind != "local" and job.size > 1:
@@ -80,22 +82,23 @@ class Buffers:
             )
 
     def send(self) -> None:
-        """Contributes what all are to have: rank 0 alone, or everyone to a mean."""
+        """Contributes what all are to have: one worker alone, or everyone to a mean."""
         for group in self._groups:
             assert group.tensor is not None
-            if group.mean or self._rank == 0:
+            if group.mean or self._rank == self._giver:
                 parts = [
                     _checked(label, read(), shape).to("cpu", group.dtype).reshape(-1)
                     for label, read, shape in group.of
                 ]
                 group.tensor.push(torch.cat(parts))
 
-    def take(self) -> None:
-        """Takes in what all have now."""
+    def take(self, present: Sequence[int]) -> None:
+        """Takes in what all have now. `present`: the ranks that took part in this pass."""
+        given, self._giver = self._giver in present, min(present)
         for group in self._groups:
             assert group.tensor is not None
             value = patiently(group.tensor.pull, self._patience)
-            if not group.mean and self._rank == 0:
+            if not group.mean and not (given and self._rank != self._giver):
                 continue
             if group.dtype is torch.bfloat16:
                 flat = torch.from_numpy(value.view(np.uint16).copy()).view(torch.bfloat16)

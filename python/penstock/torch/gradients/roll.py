@@ -106,6 +106,11 @@ class Heard:
         """Whether somebody asks to compare parameters."""
         return bool(self._parts["ask"][0] > 0)
 
+    @property
+    def present(self) -> list[int]:
+        """The ranks that took part."""
+        return [int(rank) for rank in np.flatnonzero(self._parts["present"])]
+
     def absent(self) -> list[int]:
         """The ranks that were not there, if a live worker among them went through its iteration elsewhere."""
         present = self._parts["present"]
