@@ -620,9 +620,9 @@ def test_nothing_is_loaded_between_backward_and_step_if_gradients_have_left(
         optimizer.load_state_dict(saved)
         optimizer.step()
         return
-    for load in (lambda: model.load_state_dict(state), lambda: optimizer.load_state_dict(saved)):
+    for loads, what in ((model, state), (optimizer, saved)):
         with pytest.raises(ps.exceptions.OptionError, match="came between backward and step"):
-            load()
+            loads.load_state_dict(what)
     optimizer.step()
 
 
@@ -798,7 +798,7 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:
-    class Mine(torch.optim.SGD):  # type: ignore[misc]
+    class Mine(torch.optim.SGD):  # type: ignore[misc,name-defined]
         pass
 
     model = net()
