@@ -604,6 +604,45 @@ def test_a_parameter_changed_by_hand_and_published_is_trained_on(
     assert_close(model, plain)
 
 
+# The update of what had left was lost.
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_nothing_is_loaded_between_backward_and_step_if_gradients_have_left(
+    job: ps.Job, overlap: Any
+) -> None:
+    model = net()
+    _, optimizer = distribute(model, OPTIMIZERS["adam"](model.parameters()), job=job, overlap=overlap)
+    train(model, optimizer, steps=3)
+    state, saved = _copy(model.state_dict()), _copy(optimizer.state_dict())
+    optimizer.zero_grad()
+    model(torch.ones(5, 6)).sum().backward()
+    if overlap is False:
+        model.load_state_dict(state)
+        optimizer.load_state_dict(saved)
+        optimizer.step()
+        return
+    for loads, what in ((model, state), (optimizer, saved)):
+        with pytest.raises(ps.exceptions.OptionError, match="came between backward and step"):
+            loads.load_state_dict(what)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("overlap", ["auto", False, 1])
+def test_a_model_whose_job_has_ended_is_an_ordinary_model(overlap: Any) -> None:
+    line = Line()
+    original = torch.optim.SGD(line.parameters(), lr=1.0)
+    with ps.init(deadline=20) as job:
+        _, optimizer = distribute(line, original, job=job, overlap=overlap)
+        line.w.sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(2):
+        line.w.sum().backward()
+    original.step()
+    assert line.w.tolist() == [-3.0] * 4
+    with pytest.raises(ps.exceptions.JobClosed):
+        optimizer.step()
+
+
 def test_a_parameter_that_was_swapped_and_put_back_is_not_taken_for_a_change(job: ps.Job) -> None:
     model = net()
     _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
@@ -759,7 +798,7 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:
-    class Mine(torch.optim.SGD):  # type: ignore[misc]
+    class Mine(torch.optim.SGD):  # type: ignore[misc,name-defined]
         pass
 
     model = net()

@@ -64,7 +64,7 @@ class TorchAlone:
 
 
 class TorchShared(TorchAlone):
-    """The same network and loop, with the optimizer on the server: `distribute` is the only difference."""
+    """The same network and loop, shared by the workers: `distribute` is the only difference."""
 
     def __init__(self, job: Job, settings: Settings) -> None:
         import penstock.torch

@@ -55,7 +55,7 @@ class Attendance:
         if gone - self._left:
             self._left = gone
             warnings.warn(
-                f"workers {sorted(gone)} have left the job after fewer steps of `{self._prefix}`: from this "
-                "step on, gradients are averaged over the other workers",
-                stacklevel=5,
+                f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
+                f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
+                stacklevel=4,
             )

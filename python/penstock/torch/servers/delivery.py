@@ -173,11 +173,18 @@ class Delivery:
 
     def _before(self, shared: Shared) -> None:
         """A gradient was computed. Backward is about to add it, or `torch.autograd.grad` to return it."""
-        if shared.additions and not shared.left and (shared.held or self._watches):
+        if (
+            shared.additions
+            and not shared.left
+            and not self._is_over(shared)
+            and (shared.held or self._watches)
+        ):
             self._look_at(shared)
 
     def _after(self, shared: Shared) -> None:
         """Backward has added to the gradient."""
+        if self._is_over(shared):
+            return
         if shared.left:
             raise OptionError(
                 f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
@@ -194,6 +201,10 @@ class Delivery:
         elif self._check and self._watches:
             shared.hold()
         shared.remember()
+
+    def _is_over(self, shared: Shared) -> bool:
+        """Whether the job has ended: then the model is an ordinary one."""
+        return shared.tensor._job._core.closed
 
     def send(self, shared: Shared) -> None:
         """
@@ -234,9 +245,22 @@ class Delivery:
 
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""
-        gone = next((shared for shared in self._all if shared.left), None)
+        gone = self._first_gone()
         if gone is not None:
             raise _left_already(gone, "was thrown away")
+
+    def refuse_between(self, what: str) -> None:
+        """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
+        gone = self._first_gone()
+        if gone is not None:
+            raise OptionError(
+                f"{what} came between backward and step(), when the gradient of `{gone.name}` had left for "
+                "the servers, whose update would be lost",
+                "do it after step(), or pass overlap=False to `ps.torch.distribute`",
+            )
+
+    def _first_gone(self) -> Shared | None:
+        return next((shared for shared in self._all if shared.left), None)
 
     def _refuse_change(self, shared: Shared) -> None:
         if shared.gradient_changed():

@@ -233,10 +233,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Not every worker called it in time.
         DtypeError
             The model was converted after `distribute`.
+        OptionError
+            Gradients of this iteration have left for the servers already, so `step` must come first.
         JobClosed
             The job has ended.
         """
         self._delivery.check()
+        self._delivery.refuse_between("a publication of parameters")
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
         self.job.barrier(self._timeout, what=what)
         if self.job.rank == 0:
@@ -295,9 +298,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             It has other groups. Nothing was loaded.
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
+        OptionError
+            Gradients of this iteration have left for the servers already, so `step` must come first.
         BarrierTimeout
             Not every worker called it in time.
         """
+        self._delivery.refuse_between("a load of the optimizer's state")
         saved = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in self.param_groups]
         found = [len(group["params"]) for group in saved]
@@ -437,7 +443,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_changes(self) -> None:
         """Raises OptionError if a parameter is not what was read from the servers last."""
-        if not self._check:
+        if not self._check or self.job.closed:
             return
         for shared in self._shared.values():
             if not shared.transfer.received(shared.parameter):
