@@ -13,6 +13,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 |---|---|
 | gradients/ | `where="gradients"`: backward ends with averaged gradients, the script's optimizer steps |
 | servers/ | `where="servers"`: the servers step, and keep the optimizer's state |
+| counters.py | where a step's time goes |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
 """
@@ -35,6 +36,7 @@ from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..job import Job, current
 from .broadcast import broadcast
+from .counters import Times
 from .gradients import Averaging
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.buffers import KINDS
@@ -42,7 +44,7 @@ from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
 from .servers.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "distribute", "no_sync", "unwrap"]
+__all__ = ["DistributedOptimizer", "distribute", "no_sync", "times", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -50,6 +52,7 @@ _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+_times: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 class Options(TypedDict, total=False):
@@ -291,6 +294,51 @@ def no_sync(*models: torch.nn.Module) -> Iterator[None]:
                 )
             stack.enter_context(averaging.no_sync())
         yield
+
+
+def times(model: torch.nn.Module) -> dict[str, float]:
+    """
+    Where the time of this worker's training steps goes.
+
+    The first call for a model begins to count, and finds zeros; before it, nothing is counted.
+
+    Parameters
+    ----------
+    model
+        A model that was given to `distribute` with `where="gradients"`.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds since the first call. forward: in the model. backward: computing gradients. waiting: for other
+        workers and the servers. copying: the rest of the exchange, into shared memory and back. stepping: in
+        optimizers of its parameters. And two counts: passes, backward passes that reached the model; steps.
+        On a GPU the seconds are those of the host, which runs ahead of it.
+
+    Raises
+    ------
+    OptionError
+        The model is not distributed so.
+
+    Examples
+    --------
+    >>> net = ps.torch.distribute(torch.nn.Linear(4, 2))
+    >>> ps.torch.times(net)["passes"]
+    0
+    >>> net(torch.ones(1, 4)).sum().backward()
+    >>> ps.torch.times(net)["passes"]
+    1
+    """
+    averaging = _distributed.get(model)
+    if not isinstance(averaging, Averaging):
+        raise OptionError(
+            f'expected a model distributed with where="gradients", got {_type_of(model)}',
+            "ps.torch.distribute(model) first, and pass the same object here",
+        )
+    if model not in _times:
+        _times[model] = Times(model, averaging.parameters(), averaging.job)
+    counted: Times = _times[model]
+    return counted.read()
 
 
 def unwrap(model: M) -> M:
