@@ -14,6 +14,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | gradients/ | `where="gradients"`: backward ends with averaged gradients, the script's optimizer steps |
 | servers/ | `where="servers"`: the servers step, and keep the optimizer's state |
 | counters.py | where a step's time goes |
+| data.py | each worker its part of a dataset |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
 """
@@ -37,6 +38,7 @@ from ..exceptions import OptionError
 from ..job import Job, current
 from .broadcast import broadcast
 from .counters import Times
+from .data import loader, sampler
 from .gradients import Averaging
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.buffers import KINDS
@@ -44,7 +46,7 @@ from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
 from .servers.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "distribute", "no_sync", "times", "unwrap"]
+__all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 
