@@ -14,6 +14,8 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | gradients/ | `where="gradients"`: backward ends with averaged gradients, the script's optimizer steps |
 | servers/ | `where="servers"`: the servers step, and keep the optimizer's state |
 | counters.py | where a step's time goes |
+| hooks.py | for those who keep DistributedDataParallel or FSDP2 |
+| accelerate.py, lightning.py | for those who have one of these frameworks |
 | data.py | each worker its part of a dataset |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
@@ -22,6 +24,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -55,6 +58,13 @@ _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
 _times: Any = torch.utils.weak.WeakIdKeyDictionary()
+
+
+def __getattr__(name: str) -> Any:
+    """What stands on torch.distributed or on a framework is imported when it is asked for."""
+    if name in ("accelerate", "hooks", "lightning"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
 
 
 class Options(TypedDict, total=False):
