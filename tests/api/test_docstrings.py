@@ -15,7 +15,7 @@ import penstock as ps
 
 MODULES = ["job", "tensor", "table", "optim", "consistency", "arrays"]
 if importlib.util.find_spec("torch"):
-    MODULES.append("torch")
+    MODULES += ["torch", "torch.data"]
 
 CORE_CALLS = ("set", "add", "get")
 """Methods of `Table` that are written in Rust."""

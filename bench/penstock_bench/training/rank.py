@@ -27,6 +27,8 @@ MOMENTUM = 0.9
 TOLERANCE = 1e-5
 """Largest difference of a parameter from DistributedDataParallel's, after `ranks.CHECKED_STEPS` steps."""
 PARTS = ("forward", "backward", "step")
+COUNTED = {"computing": "backward", "waiting": "waiting", "copying": "copying"}
+"""What backward consists of, and its name in `ps.torch.times`."""
 
 
 class TrainingRank:
@@ -101,19 +103,31 @@ class TrainingRank:
     def run(self, repeats: int) -> dict[str, Any]:
         """When steps ended, and of all steps: seconds of each part, blocked, and of processor."""
         self._parts = [0, 0, 0]
-        waited, at_work, used = self._waited(), _at_work(), time.process_time()
+        waited, times = self._waited(), self._times()
+        at_work, used = _at_work(), time.process_time()
         began = time.perf_counter()
         ends = ranks.ends(self, repeats)
         wall, steps = time.perf_counter() - began, ranks.steps(repeats)
         parts = {name: spent / 1e9 / steps for name, spent in zip(PARTS, self._parts, strict=True)}
         parts["blocked"] = max(0.0, wall - (_at_work() - at_work)) / steps
-        if self._job is not None:
-            parts["waited"] = (self._waited() - waited) / steps
+        if self._system == "penstock":
+            after = self._times()
+            parts |= {name: (after[of] - times[of]) / steps for name, of in COUNTED.items()}
+        elif self._job is not None:
+            parts["waiting"] = (self._waited() - waited) / steps
         return {"ends": ends, "processor": time.process_time() - used, "parts": parts}
 
     def _waited(self) -> float:
         """Seconds that the job's own counter has of waits so far."""
         return 0.0 if self._job is None else float(self._job.stats()["waited_seconds"])
+
+    def _times(self) -> dict[str, float]:
+        """What the program's own counters have so far."""
+        if self._system != "penstock":
+            return {}
+        import penstock as ps
+
+        return ps.torch.times(self._network)
 
     def serve(self) -> None:
         """Does what the runner says."""

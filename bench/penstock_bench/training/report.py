@@ -135,7 +135,8 @@ LEGEND = """\
   distance: the step less the ideal with bytes, by round: the median, the least and the greatest.
   blocked: share of the step in which a worker's thread neither runs nor waits for a core.
   processor: seconds of all processes a step, servers included.
-  backward: with the exchange, in all systems. waited: by Penstock's own counter, with spinning."""
+  backward: with the exchange, in all systems; of it computing, waiting (spinning too) and copying are
+  Penstock's own counters."""
 
 
 def document(case: Case, model: str, ideal: Ideal, measured: Sequence[Line]) -> dict[str, Any]:

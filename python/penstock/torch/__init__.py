@@ -13,6 +13,10 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 |---|---|
 | gradients/ | `where="gradients"`: backward ends with averaged gradients, the script's optimizer steps |
 | servers/ | `where="servers"`: the servers step, and keep the optimizer's state |
+| counters.py | where a step's time goes |
+| hooks.py | for those who keep DistributedDataParallel or FSDP2 |
+| accelerate.py, lightning.py | for those who have one of these frameworks |
+| data.py | each worker its part of a dataset |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
 """
@@ -20,6 +24,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -35,6 +40,8 @@ from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..job import Job, current
 from .broadcast import broadcast
+from .counters import Times
+from .data import loader, sampler
 from .gradients import Averaging
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.buffers import KINDS
@@ -42,7 +49,7 @@ from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
 from .servers.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "distribute", "no_sync", "unwrap"]
+__all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -50,6 +57,14 @@ _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+_times: Any = torch.utils.weak.WeakIdKeyDictionary()
+
+
+def __getattr__(name: str) -> Any:
+    """What stands on torch.distributed or on a framework is imported when it is asked for."""
+    if name in ("accelerate", "hooks", "lightning"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
 
 
 class Options(TypedDict, total=False):
@@ -305,6 +320,51 @@ def no_sync(*models: torch.nn.Module) -> Iterator[None]:
                 )
             stack.enter_context(averaging.no_sync())
         yield
+
+
+def times(model: torch.nn.Module) -> dict[str, float]:
+    """
+    Where the time of this worker's training steps goes.
+
+    The first call for a model begins to count, and finds zeros; before it, nothing is counted.
+
+    Parameters
+    ----------
+    model
+        A model that was given to `distribute` with `where="gradients"`.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds since the first call. forward: in the model. backward: computing gradients. waiting: for other
+        workers and the servers. copying: the rest of the exchange, into shared memory and back. stepping: in
+        optimizers of its parameters. And two counts: passes, backward passes that reached the model; steps.
+        On a GPU the seconds are those of the host, which runs ahead of it.
+
+    Raises
+    ------
+    OptionError
+        The model is not distributed so.
+
+    Examples
+    --------
+    >>> net = ps.torch.distribute(torch.nn.Linear(4, 2))
+    >>> ps.torch.times(net)["passes"]
+    0
+    >>> net(torch.ones(1, 4)).sum().backward()
+    >>> ps.torch.times(net)["passes"]
+    1
+    """
+    averaging = _distributed.get(model)
+    if not isinstance(averaging, Averaging):
+        raise OptionError(
+            f'expected a model distributed with where="gradients", got {_type_of(model)}',
+            "ps.torch.distribute(model) first, and pass the same object here",
+        )
+    if model not in _times:
+        _times[model] = Times(model, averaging.parameters(), averaging.job)
+    counted: Times = _times[model]
+    return counted.read()
 
 
 def unwrap(model: M) -> M:
