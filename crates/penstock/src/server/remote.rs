@@ -12,7 +12,7 @@ use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
-use penstock_proto::remote::home::{Owing, Publication, Subscriber};
+use penstock_proto::remote::home::{Chunks as _, Owing, Publication, Subscriber};
 use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::shard::{Judged, Shard};
 use rustix::fd::AsFd;
