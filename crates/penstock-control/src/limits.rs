@@ -15,7 +15,9 @@ pub const SERVER_BYTES: usize = 1 << 20;
 /// Bytes of a reply that is proved: a list of [`JOBS`] jobs with all their servers stays below it. A client refuses a longer one.
 pub const REPLY_BYTES: usize = 64 << 20;
 /// Bytes of replies that a client takes before it looks at them: of one that nobody has proved, no more than these arrive. One
-/// that is longer comes at this many bytes for each time to the manager and back.
+/// that is longer comes at this many bytes for each time to the manager and back. Only lists of very many jobs are that long:
+/// one of [`REPLY_BYTES`] takes 256 such times, which fit into [`TIMEOUT`] where one takes up to 39 ms. Over a longer way it is
+/// not answered in time.
 pub const AHEAD_BYTES: u32 = 256 << 10;
 /// Calls of one connection that are served at once. What comes beyond that waits in the client, or is refused as busy.
 pub const CALLS_PER_CONNECTION: u32 = 64;
@@ -69,6 +71,8 @@ pub const ENDPOINT_BYTES: usize = 512;
 
 const _: () =
     assert!(SETTINGS * (SETTING_BYTES + 16) + NAME_BYTES + 1024 <= ADMIN_BYTES, "every job can be asked for");
+const _: () =
+    assert!(REPLY_BYTES / AHEAD_BYTES as usize * 39 < TIMEOUT.as_millis() as usize, "the longest list");
 const _: () = assert!(CONNECT_WAIT.as_millis() < CALL.as_millis(), "a wait ends before its call is cut off");
 const _: () = assert!(STRANGER_CALL.as_secs() < CALL.as_secs(), "who proves nothing is heard for less long");
 const _: () = assert!(HEARTBEAT.as_millis() * 3 <= LEASE.as_millis(), "two heartbeats may be lost");

@@ -30,8 +30,11 @@ pub(crate) type Digest = [u8; 32];
 
 /// Name of the header that carries the proof of a token or a secret.
 const AUTHORIZATION: &str = "authorization";
-/// First word of its value.
-const SCHEME: &str = "Penstock-Proof";
+/// How its value began in every version, whatever followed.
+const ANY_FORM: &str = "Penstock-Proof";
+/// First word of its value: the form of a call's proof and of its answer's. Whoever changes either changes this too, so that a
+/// call of another form is refused before it is carried out; its client would not believe the answer.
+const SCHEME: &str = "Penstock-Proof-2";
 
 /// Which caller proves that it knows what.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,7 +121,7 @@ impl Said {
 
     fn mac(&self, secret: &Secret, nonces: &Nonces) -> Hmac<Sha256> {
         let parts: [&[u8]; 4] = [&nonces.client, &nonces.manager, &self.body, self.path.as_bytes()];
-        mac(secret, b"penstock call proof 1 ", &parts)
+        mac(secret, b"penstock call proof 2 ", &parts)
     }
 
     /// What a server signs.
@@ -179,7 +182,7 @@ impl Proof {
 /// Whether a request shows a token, or a proof of another form, as earlier versions did.
 pub(crate) fn of_another_version(headers: &HeaderMap) -> bool {
     let value = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
-    [b"Bearer ", SCHEME.as_bytes()].iter().any(|scheme| value.starts_with(scheme))
+    [b"Bearer ", ANY_FORM.as_bytes()].iter().any(|scheme| value.starts_with(scheme))
 }
 
 /// A header of ASCII text.
@@ -248,13 +251,16 @@ mod tests {
         let four = format!("{digits} {digits} {digits} {digits}");
         for wrong in [
             format!("Bearer {digits}"),
-            format!("Penstock-Proof {digits} {digits} {digits}"),
-            format!("Penstock-Proof {four} 6"),
-            format!("Penstock-Proof {four} ff"),
-            format!("Penstock-Proof {four} 61 61"),
-            format!("Penstock-Proof {}", &four[1..]),
-            format!("Penstock-Proof{four}"),
-            format!("Penstock-Proof  {four}"),
+            format!("Penstock-Proof {four}"),
+            format!("Penstock-Proof-1 {four}"),
+            format!("Penstock-Proof-22 {four}"),
+            format!("Penstock-Proof-2 {digits} {digits} {digits}"),
+            format!("Penstock-Proof-2 {four} 6"),
+            format!("Penstock-Proof-2 {four} ff"),
+            format!("Penstock-Proof-2 {four} 61 61"),
+            format!("Penstock-Proof-2 {}", &four[1..]),
+            format!("Penstock-Proof-2{four}"),
+            format!("Penstock-Proof-2  {four}"),
         ] {
             metadata.insert(AUTHORIZATION, header(&wrong));
             assert_eq!(Proof::read(metadata.as_ref()), None, "{wrong}");
@@ -266,7 +272,7 @@ mod tests {
         #[test]
         fn whatever_a_stranger_writes_into_its_headers_is_read_or_not_and_proves_nothing(
             words in proptest::collection::vec("[0-9a-f]{64}|[0-9a-fA-F]{0,130}|[ -~]{0,70}", 0..6),
-            scheme in "Penstock-Proof|[ -~]{0,20}",
+            scheme in "Penstock-Proof-2|[ -~]{0,20}",
         ) {
             let mut metadata = MetadataMap::new();
             metadata.insert(AUTHORIZATION, header(&format!("{scheme} {}", words.join(" "))));

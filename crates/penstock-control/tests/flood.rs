@@ -101,15 +101,17 @@ fn who_has_not_proved_itself_is_refused_before_its_request_ends() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let digits = "0".repeat(64);
     let (made_up, token) =
-        (format!("Penstock-Proof {digits} {digits} {digits} {digits}"), format!("Bearer {digits}"));
+        (format!("Penstock-Proof-2 {digits} {digits} {digits} {digits}"), format!("Bearer {digits}"));
     let mnist = hex(b"mnist");
     // The nonce is the manager's own: anyone may ask for one.
     let genuine = |prover, job: &str| {
         let nonces = runtime.block_on(common::nonces(&site.address, prover, job));
-        format!("Penstock-Proof {nonces} {digits} {digits} {}", hex(job.as_bytes())).trim_end().to_owned()
+        format!("Penstock-Proof-2 {nonces} {digits} {digits} {}", hex(job.as_bytes())).trim_end().to_owned()
     };
     let (admin, server, worker) = ("Admin/CreateJob", "Servers/Heartbeat", "Jobs/Connect");
+    let earlier = genuine(Prover::Admin, "").replace("-2", "");
     for (method, shown, word, text) in [
+        (admin, &earlier[..], "token", "same version"),
         (admin, "", "token", "wrong or missing"),
         (server, "", "token", "wrong or missing"),
         (worker, "", "job-secret", "no such job"),

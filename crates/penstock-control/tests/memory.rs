@@ -30,7 +30,7 @@ fn requests_without_a_proof_and_without_an_end_take_no_memory() {
     let (grown, channels) = runtime.block_on(async {
         let nonces = common::nonces(&site.address, Prover::Server, "").await;
         let digits = "0".repeat(64);
-        let shown = format!("Penstock-Proof {nonces} {digits} {digits}");
+        let shown = format!("Penstock-Proof-2 {nonces} {digits} {digits}");
         let (before, mut channels, mut calls) = (resident(), Vec::new(), tokio::task::JoinSet::new());
         for _ in 0..CONNECTIONS {
             let channel = common::channel(&site.address).await;

@@ -545,7 +545,7 @@ fn who_hears_all_that_a_manager_and_its_clients_say_learns_no_secret() {
     assert_eq!(host.jobs.lock().unwrap()["mnist"].0.secret, created.secret);
     drop(agent);
     for what in
-        [&b"/penstock.v1.Admin/ShowJob"[..], b"Penstock-Proof ", b"penstock-server-proof: ", b"/a.sock"]
+        [&b"/penstock.v1.Admin/ShowJob"[..], b"Penstock-Proof-2 ", b"penstock-server-proof: ", b"/a.sock"]
     {
         assert!(listener.has_heard(what), "it was not heard at all");
     }
@@ -571,6 +571,16 @@ fn our_headers_are_less_than_half_of_what_a_manager_takes() {
     listener.client().delete_job(&site.admin(), &name).unwrap();
     let most = most.load(Ordering::Relaxed);
     assert!((500..limits::HEADER_BYTES as usize / 2).contains(&most), "{most} bytes");
+}
+
+#[test]
+fn a_call_whose_headers_have_grown_too_long_on_the_way_is_refused_for_that() {
+    let site = Site::new();
+    let proxy = Listener::before(&site, 1, |parts, _| {
+        parts.headers.insert("via", "x".repeat(limits::HEADER_BYTES as usize).parse().unwrap());
+    });
+    let error = proxy.client().list_jobs(&site.admin()).unwrap_err();
+    assert!(error.to_string().contains("headers are longer than it takes"), "{error}");
 }
 
 #[test]
@@ -604,6 +614,20 @@ fn a_proof_is_for_one_method_and_one_request() {
     let jobs = site.client().list_jobs(&site.admin()).unwrap().jobs;
     assert_eq!(jobs.iter().map(|job| &job.name).collect::<Vec<_>>(), ["one", "two"]);
     other_job.client().show_job(&site.admin(), "one").unwrap();
+}
+
+// A client of another version does not believe the answer: it would do again, or undo, what had been done.
+#[test]
+fn a_call_of_another_version_is_refused_before_it_is_carried_out() {
+    let site = Site::new();
+    site.create("mnist", |_| {}).unwrap();
+    let earlier = Listener::before(&site, 1, |parts, _| {
+        if let Some(shown) = parts.headers.get_mut("authorization") {
+            *shown = shown.to_str().unwrap().replace("Penstock-Proof-2 ", "Penstock-Proof ").parse().unwrap();
+        }
+    });
+    not_proved(earlier.client().delete_job(&site.admin(), "mnist"), Reason::Token);
+    assert_eq!(site.state_of("mnist"), "waiting");
 }
 
 #[test]
@@ -641,9 +665,9 @@ fn a_job_that_does_not_exist_answers_as_one_whose_secret_is_wrong() {
             let mut answers = Vec::new();
             // A wrong proof, none, the manager's own, and a secret that is shown instead of proved: the right one too.
             for shown in [
-                Some(format!("Penstock-Proof {said} {} {job}", "0".repeat(64))),
+                Some(format!("Penstock-Proof-2 {said} {} {job}", "0".repeat(64))),
                 None,
-                Some(format!("Penstock-Proof {said} {} {job}", hex(&reply.proof))),
+                Some(format!("Penstock-Proof-2 {said} {} {job}", hex(&reply.proof))),
                 Some(format!("Bearer {}", hex(&created.secret.0))),
             ] {
                 let mut request = tonic::Request::new(ConnectRequest::default());

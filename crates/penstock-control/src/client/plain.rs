@@ -34,6 +34,10 @@ pub(super) async fn hear(response: Response<Body>, most: usize) -> Result<Reply,
 fn not_grpc(status: StatusCode) -> Status {
     let text = format!("it answered with the HTTP status {}", status.as_u16());
     match status.as_u16() {
+        431 => Status::unimplemented(format!(
+            "{text}: the call's headers are longer than it takes ({} KiB, if it is a manager); a proxy may have added some",
+            limits::HEADER_BYTES >> 10
+        )),
         429 | 502 | 503 | 504 => Status::unavailable(text),
         _ => Status::unimplemented(text),
     }

@@ -1128,11 +1128,11 @@ pub mod proofs_client {
     /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
     /// says no more where it is wrong. The call then carries
     ///
-    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <digest> <proof> <job>
+    ///   authorization: Penstock-Proof-2 <manager nonce> <client nonce> <digest> <proof> <job>
     ///
     /// the first four as 64 hex digits each, the bytes of a worker's job as two each; others leave the last word out. The digest is
     /// SHA-256 of the request's body as gRPC frames it, with its five bytes before the message. The proof is HMAC("penstock call
-    /// proof 1 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
+    /// proof 2 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
     /// nothing of a body before the headers have proved it.
     ///
     /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the
@@ -1272,11 +1272,11 @@ pub mod proofs_server {
     /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
     /// says no more where it is wrong. The call then carries
     ///
-    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <digest> <proof> <job>
+    ///   authorization: Penstock-Proof-2 <manager nonce> <client nonce> <digest> <proof> <job>
     ///
     /// the first four as 64 hex digits each, the bytes of a worker's job as two each; others leave the last word out. The digest is
     /// SHA-256 of the request's body as gRPC frames it, with its five bytes before the message. The proof is HMAC("penstock call
-    /// proof 1 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
+    /// proof 2 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
     /// nothing of a body before the headers have proved it.
     ///
     /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the

@@ -69,7 +69,7 @@ impl JobsService {
             tokio::select! {
                 _ = changed.changed() => {}
                 _ = stopping.wait_for(|&stopping| stopping) => {
-                    return Err(Refusal::new(Reason::NotReady, "the manager stops"));
+                    return Err(Refusal::new(Reason::Busy, "the manager stops"));
                 }
                 () = tokio::time::sleep_until(until) => return Err(Refusal::new(Reason::NotReady, why)),
             }
@@ -120,6 +120,7 @@ impl Drop for Turn {
 mod tests {
     use super::super::job::{Job, Spec, Status as JobStatus};
     use super::*;
+    use crate::error::reason;
     use penstock_proto::message::Secret;
     use std::collections::BTreeMap;
     use std::time::Instant;
@@ -164,16 +165,24 @@ mod tests {
             request.extensions_mut().insert(Proved::of_worker("mnist", SECRET, shared.now() + life));
             runtime.block_on(service.connect(request)).map(Response::into_inner)
         };
+        let why = |status: Status| reason(status.metadata().as_ref());
         let started = Instant::now();
         let refused = connect(Duration::from_millis(100)).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
         assert!(started.elapsed() < Duration::from_secs(8), "it waited beyond its proof");
+        assert_eq!(why(refused), Some(Reason::NotReady));
+        shared.stopping.send_replace(true);
+        assert_eq!(
+            why(connect(limits::PROOF_LIFE).unwrap_err()),
+            Some(Reason::Busy),
+            "its servers would come"
+        );
+        shared.stopping.send_replace(false);
         // The servers are ready now, and the call, which was held back, is too late.
         let hosted =
             BTreeMap::from([("mnist".to_owned(), JobStatus { id: "1".to_owned(), ..JobStatus::default() })]);
         shared.look().register(Duration::ZERO, "s", "/a.sock", 1).unwrap();
         shared.look().heartbeat(Duration::ZERO, "s", hosted).unwrap();
-        assert_eq!(connect(Duration::ZERO).unwrap_err().code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(why(connect(Duration::ZERO).unwrap_err()), Some(Reason::Busy), "its servers are ready");
         assert!(shared.look().jobs["mnist"].ranks.is_empty(), "it took a rank");
         assert_eq!(connect(limits::PROOF_LIFE).unwrap().servers, ["/a.sock"]);
     }

@@ -89,8 +89,8 @@ impl Proved {
             return Ok(());
         }
         Err(match self.who {
-            // It waits for servers, and its client calls again as long as it likes.
-            Prover::Worker { .. } => Refusal::new(Reason::NotReady, "the manager came to this call too late"),
+            // Its client calls again as long as it likes. It is not its servers that it waited for.
+            Prover::Worker { .. } => Refusal::new(Reason::Busy, "the manager came to this call too late"),
             Prover::Admin | Prover::Server => Refusal::stale(),
         })
     }

@@ -297,7 +297,7 @@ fn what_is_fetched_and_then_given_up_is_kept_neither_at_home_nor_at_the_source()
                 let node = net.workers.get_mut(&ONE).unwrap();
                 let ticket = node.fetch(ID, &all, version).unwrap();
                 // It waits for what can be answered of what was fetched before it.
-                flushes.push(node.flush(HOME));
+                flushes.push(node.bring(ID).unwrap());
                 match version % 3 {
                     // Before its home has heard of it, and after.
                     0 => {}

@@ -20,10 +20,11 @@ use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the thread is told.
 pub(super) enum Command {
@@ -110,26 +111,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
     let kept = Kept::default();
-    let memories = Memories {
-        account: setup.account.clone(),
-        charges: BTreeMap::new(),
-        kept: kept.clone(),
-        local: BTreeSet::new(),
-    };
-    let passer = Passer {
-        node: Node::new(memories),
-        kept: kept.clone(),
-        setup,
-        inbox,
-        epoll,
-        wires: BTreeMap::new(),
-        tokens: BTreeMap::new(),
-        next: 0,
-        followed: BTreeMap::new(),
-        unreadable: BTreeSet::new(),
-        ending: BTreeSet::new(),
-        running: true,
-    };
+    let passer = Passer::new(setup, inbox, epoll, kept.clone());
     let started = thread.start("penstock-items", move || {
         let _obituary = obituary;
         passer.run();
@@ -143,6 +125,8 @@ const COMMANDS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
 /// Longest sleep while rows of this host are passed on.
 const LONGEST: Duration = Duration::from_secs(1);
+/// Between two attempts to map what could not be mapped: the system may have room again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
 
@@ -204,8 +188,11 @@ struct Passer {
     next: u64,
     /// Partitions that producers of this host write, and what they were charged.
     followed: BTreeMap<PartitionId, Arc<PartitionCharges>>,
-    /// Partitions of this host that this process could not map: readers elsewhere wait for their rows in vain, and hear so.
-    unreadable: BTreeSet<PartitionId>,
+    /// Partitions of this host that this process could not map so far, with their producers: readers elsewhere wait for their
+    /// rows until it can.
+    unreadable: BTreeMap<PartitionId, (PeerId, Sealed)>,
+    /// When that was last tried.
+    tried: Instant,
     kept: Kept,
     /// Peers whose processes have ended, but not their connections.
     ending: BTreeSet<PeerId>,
@@ -220,10 +207,88 @@ struct Watched {
     writing: bool,
 }
 
+/// What happens when something has come.
+trait Turn {
+    /// Hears whoever has said something.
+    fn hear(&mut self);
+
+    /// Takes what the control thread has said, such as which partitions there are.
+    fn take_commands(&mut self);
+
+    /// Answers what was asked about partitions that are not there.
+    fn answer_waiting(&mut self);
+
+    /// In this order (N-6): a peer asks for rows once it knows that they were made, and then their partition stands in the
+    /// inbox. So it is taken behind what peers say, and what is not there by then was never made.
+    fn take_turn(&mut self) {
+        self.hear();
+        self.take_commands();
+        self.answer_waiting();
+    }
+}
+
+/// The thread, with whom the poll says to hear.
+struct Woken<'a> {
+    passer: &'a mut Passer,
+    events: Vec<epoll::Event>,
+}
+
+impl Turn for Woken<'_> {
+    fn hear(&mut self) {
+        for event in self.events.drain(..) {
+            match event.data.u64() {
+                COMMANDS => self.passer.inbox.wakeup().clear(),
+                BELL => {}
+                token => {
+                    if let Some(&peer) = self.passer.tokens.get(&token) {
+                        self.passer.hear(peer);
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
+        self.passer.take_commands();
+    }
+
+    fn answer_waiting(&mut self) {
+        let Passer { node, unreadable, .. } = &mut *self.passer;
+        node.answer_waiting(|id| unreadable.contains_key(id));
+    }
+}
+
 impl Passer {
+    fn new(setup: Setup, inbox: Inbox<Command>, epoll: OwnedFd, kept: Kept) -> Self {
+        let memories = Memories {
+            account: setup.account.clone(),
+            charges: BTreeMap::new(),
+            kept: kept.clone(),
+            local: BTreeSet::new(),
+        };
+        Self {
+            node: Node::new(memories),
+            kept,
+            setup,
+            inbox,
+            epoll,
+            wires: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            next: 0,
+            followed: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+            tried: Instant::now(),
+            ending: BTreeSet::new(),
+            running: true,
+        }
+    }
+
     fn run(mut self) {
         let mut patience = Patience::new(&Crowd::Taken(true));
         while self.running {
+            if !self.unreadable.is_empty() && self.tried.elapsed() >= AGAIN {
+                self.follow_again();
+            }
             // A thread that has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard
             // also where there is always something to send.
             let sent = self.transmit_all();
@@ -295,6 +360,7 @@ impl Passer {
         // Without a peer at the other end there is none to show that this thread lives.
         let longest = look_every(self.setup.lease);
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
+        let longest = if self.unreadable.is_empty() { longest } else { longest.min(AGAIN) };
         self.look((!self.wires.is_empty()).then_some(longest));
         let silent =
             |(&peer, watched): (&PeerId, &mut Watched)| Some((peer, watched.wire.keep_vigil().err()?));
@@ -308,21 +374,8 @@ impl Passer {
     fn look(&mut self, longest: Option<Duration>) -> bool {
         let events = wait::events(&self.epoll, 64, longest);
         let any = !events.is_empty();
-        for event in events {
-            match event.data.u64() {
-                COMMANDS => self.inbox.wakeup().clear(),
-                BELL => {}
-                token => {
-                    if let Some(&peer) = self.tokens.get(&token) {
-                        self.hear(peer);
-                    }
-                }
-            }
-        }
         if any {
-            // Behind what peers say: partitions of which they know stand in the inbox before they ask for their rows.
-            self.take_commands();
-            self.node.answer_waiting(&self.unreadable);
+            Woken { passer: self, events }.take_turn();
         }
         any
     }
@@ -384,7 +437,7 @@ impl Passer {
                 Command::Drop { table } => {
                     self.node.drop_table(table);
                     self.followed.retain(|id, _| id.table != table);
-                    self.unreadable.retain(|id| id.table != table);
+                    self.unreadable.retain(|id, _| id.table != table);
                     self.kept.change(|kept| kept.retain(|id| id.table != table));
                 }
                 Command::Leave { peer } => {
@@ -395,6 +448,7 @@ impl Passer {
                     let unused = self.node.forget(peer);
                     self.followed.retain(|id, _| !unused.contains(id));
                     self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
+                    self.forget_unreadable();
                 }
                 Command::Enter { peer, stream, local } => {
                     if local {
@@ -426,33 +480,64 @@ impl Passer {
     }
 
     fn follow(&mut self, producer: PeerId, sealed: Sealed) {
-        let Sealed { id, partition, layout, shape, waiters, charges } = sealed;
+        let id = sealed.id;
         if self.followed.contains_key(&id) {
             return; // its producer went before any other worker on this host asked: nothing was set
         }
-        match Rows::open(layout, partition.as_fd()) {
-            Ok(rows) => {
-                let memory = PartitionMemory::followed(rows, waiters);
-                // Rows of other hosts are neither mapped here nor offered by a worker that maps: what is here would be lost with
-                // its subscribers.
-                if !self.node.produce(id, producer, shape, memory, None) {
-                    tracing::error!(
-                        table = id.table,
-                        rank = id.rank,
-                        "rows are passed on already that a worker has mapped"
-                    );
-                    return;
-                }
-                self.unreadable.remove(&id);
-                self.followed.insert(id, charges);
-                self.kept.change(|kept| _ = kept.insert(id));
-            }
-            Err(error) => {
-                tracing::warn!(%error, table = id.table, rank = id.rank, "rows of a table cannot be passed on");
-                self.unreadable.insert(id);
-                // So that this thread hears when its table is dropped.
-                self.kept.change(|kept| _ = kept.insert(id));
+        if let Err((error, sealed)) = self.pass_on(producer, sealed) {
+            tracing::warn!(%error, table = id.table, rank = id.rank, "rows of a table cannot be passed on so far");
+            self.unreadable.insert(id, (producer, sealed));
+            // So that this thread hears when its table is dropped.
+            self.kept.change(|kept| _ = kept.insert(id));
+        }
+    }
+
+    /// Tries once more to map what could not be mapped.
+    fn follow_again(&mut self) {
+        self.tried = Instant::now();
+        for (id, (producer, sealed)) in std::mem::take(&mut self.unreadable) {
+            if let Err((_, sealed)) = self.pass_on(producer, sealed) {
+                self.unreadable.insert(id, (producer, sealed));
             }
         }
     }
+
+    /// What could not be mapped goes with its producer and the last peer that waits for it, as what is mapped does.
+    fn forget_unreadable(&mut self) {
+        let Self { node, unreadable, kept, .. } = self;
+        let unused = |id: &PartitionId, producer: PeerId| node.has_gone(producer) && !node.is_awaited(*id);
+        unreadable.retain(|id, (producer, _)| {
+            let unused = unused(id, *producer);
+            if unused {
+                kept.change(|kept| _ = kept.remove(id));
+            }
+            !unused
+        });
+    }
+
+    /// Maps rows of this host and passes them on, or says why they cannot be mapped.
+    fn pass_on(&mut self, producer: PeerId, sealed: Sealed) -> Result<(), (Errno, Sealed)> {
+        let (id, shape) = (sealed.id, sealed.shape);
+        let rows = match Rows::open(sealed.layout, sealed.partition.as_fd()) {
+            Ok(rows) => rows,
+            Err(error) => return Err((error, sealed)),
+        };
+        let memory = PartitionMemory::followed(rows, sealed.waiters);
+        // Rows of other hosts are neither mapped here nor offered by a worker that maps: what is here would be lost with
+        // its subscribers.
+        if !self.node.produce(id, producer, shape, memory, None) {
+            tracing::error!(
+                table = id.table,
+                rank = id.rank,
+                "rows are passed on already that a worker has mapped"
+            );
+            return Ok(());
+        }
+        self.followed.insert(id, sealed.charges);
+        self.kept.change(|kept| _ = kept.insert(id));
+        Ok(())
+    }
 }
+
+#[cfg(test)]
+mod tests;

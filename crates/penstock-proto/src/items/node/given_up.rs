@@ -102,8 +102,6 @@ impl<H: Host> Node<H> {
         let Some(subscriber) = partition.and_then(|it| it.subscribers.get_mut(&peer)) else { return };
         let found = subscriber.fetches.binary_search_by_key(&ticket, |pending| pending.ticket);
         let Some(pending) = found.ok().and_then(|at| subscriber.fetches.remove(at)) else { return };
-        // A flush that waits for its answer looks once more.
-        subscriber.dirty = true;
         if let Some(ticket) = pending.relayed {
             self.withdraw(id, ticket);
         }

@@ -59,8 +59,8 @@ impl<H: Host> Node<H> {
 
     /// All partitions that were made on this host before peers asked for their rows are here by now, but for those that were
     /// made and cannot be read: peers that ask for others are told that nothing of them is due.
-    pub fn answer_waiting(&mut self, unreadable: &BTreeSet<PartitionId>) {
-        self.answer_those(|id| !unreadable.contains(id));
+    pub fn answer_waiting(&mut self, is_unreadable: impl Fn(&PartitionId) -> bool) {
+        self.answer_those(|id| !is_unreadable(id));
     }
 
     /// The same, to those that ask for some partitions.

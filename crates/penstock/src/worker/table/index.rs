@@ -143,6 +143,16 @@ impl Index {
         self.places.get(self.starts[at] as usize..self.starts[at + 1] as usize)
     }
 
+    /// The row that a contribution is to. Looks at all: for messages.
+    pub(super) fn row(&self, place: Place) -> Option<u64> {
+        let at = self.places.iter().position(|other| *other == place)?;
+        let at = match self.is_single() {
+            true => at,
+            false => self.starts.partition_point(|&start| start as usize <= at).checked_sub(1)?,
+        };
+        self.known.nth(at as u64)
+    }
+
     /// Whether every row has one contribution.
     pub(super) fn is_single(&self) -> bool {
         self.starts.is_empty()
@@ -169,7 +179,10 @@ mod tests {
                 }).collect();
                 match index.places(row) {
                     None => prop_assert!(!known.contains(&row)),
-                    Some(places) => prop_assert_eq!(places, &expected[..]),
+                    Some(places) => {
+                        prop_assert_eq!(places, &expected[..]);
+                        places.iter().for_each(|&place| assert_eq!(index.row(place), Some(row)));
+                    }
                 }
             }
             for (start, end) in (0..52).flat_map(|start| (start + 1..=52).map(move |end| (start, end))) {

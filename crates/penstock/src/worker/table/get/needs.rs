@@ -4,7 +4,7 @@ use super::Wanted;
 use super::wait::{Awaited, LOOK_FOR_PRODUCER};
 use crate::wait::Deadline;
 use crate::worker::link::lock;
-use crate::worker::table::relay::Fetched;
+use crate::worker::table::relay::{Fetch, Fetched};
 use crate::worker::table::{Needs, Place, Remote, Source, Table, TableInner};
 use crate::worker::{Due, Error};
 use penstock_proto::items::{Propagation, RowSet, Slack};
@@ -31,7 +31,8 @@ impl Table {
             match remote.propagation {
                 Propagation::Eager => {}
                 Propagation::Lazy if places.iter().any(old) => {
-                    remote.relay.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
+                    let (id, places) = (remote.id, &RowSet::from_rows(places));
+                    remote.relay.prefetch(Fetch { id, places, version: wanted.version });
                 }
                 Propagation::Lazy => {}
                 Propagation::Bounded => remote.need(wanted.version, wanted.version),
@@ -89,8 +90,6 @@ impl TableInner {
         let mut looked = Instant::now();
         let mut gone = source.is_gone() || self.job.gone_since(source.rank).is_some();
         let is_gone = || {
-            // Another thread may drop the table: its home then answers nothing.
-            self.check()?;
             if !gone && looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 gone = self.is_lost(source, deadline)?;
@@ -98,7 +97,8 @@ impl TableInner {
             Ok(gone)
         };
         let lost = || self.job.gone_since(source.rank);
-        let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, lost)?;
+        let fetch = Fetch { id: remote.id, places: &places, version: wanted.version };
+        let fetched = remote.relay.fetch(fetch, deadline, || self.check(), is_gone, lost)?;
         if fetched == Fetched::Rows {
             return Ok(());
         }
@@ -113,16 +113,11 @@ impl TableInner {
                 return Ok(());
             }
         }
-        // Another thread may have had it sent.
-        let has_come =
-            awaited.due == Due::Version && source.rows.version(awaited.place.slot) >= wanted.version;
-        let awaited = match has_come {
-            true if places.len() == 1 => return Ok(()),
-            // Others of the get have not.
-            true => Awaited { due: Due::AtOneMoment, ..awaited },
-            false if gone => awaited.of_gone(),
-            false => awaited,
+        let is_old = |slot| source.rows.version(slot) < wanted.version;
+        let Some(awaited) = awaited.still(slots, is_old, |place| self.index.row(place)) else {
+            return Ok(());
         };
+        let awaited = if gone { awaited.of_gone() } else { awaited };
         Err(self.too_late(source, awaited, wanted, deadline))
     }
 
@@ -175,7 +170,8 @@ impl TableInner {
         }
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
         let lost = || self.job.gone_since(source.rank);
-        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), lost)?;
+        let fetch = Fetch { id: remote.id, places: &all, version: 0 };
+        let fetched = remote.relay.fetch(fetch, deadline, || self.check(), || Ok(true), lost)?;
         if fetched != Fetched::Rows {
             self.check()?;
         }

@@ -17,7 +17,7 @@ pub(super) const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
 const WITHOUT_LINE: Duration = Duration::from_millis(1);
 
 /// A row that is waited for, and why.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Awaited {
     pub(super) row: u64,
     pub(super) place: Place,
@@ -28,6 +28,24 @@ impl Awaited {
     /// A row that is too old.
     pub(super) fn version(row: u64, place: Place) -> Self {
         Self { row, place, due: Due::Version }
+    }
+
+    /// What of a get's slots has not come in time; `None`: nothing. Another thread may have had some of them sent.
+    pub(super) fn still(
+        self,
+        slots: &[u32],
+        is_old: impl Fn(u32) -> bool,
+        row: impl Fn(Place) -> Option<u64>,
+    ) -> Option<Self> {
+        if self.due != Due::Version || is_old(self.place.slot) {
+            return Some(self);
+        }
+        if slots.iter().all(|slot| *slot == self.place.slot) {
+            return None;
+        }
+        let old = slots.iter().find(|slot| is_old(**slot)).map(|&slot| Place { slot, ..self.place });
+        let named = old.and_then(|place| Some(Self::version(row(place)?, place)));
+        Some(named.unwrap_or(Self { due: Due::AtOneMoment, ..self }))
     }
 
     /// The same once its producer is gone: the version may never come, what is due for another reason must.
@@ -162,5 +180,30 @@ impl TableInner {
             producer: source.rank,
             waited: deadline.waited(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Rows 10, 11, ... stand in slots 0, 1, ...
+    fn awaited(slot: u32) -> Awaited {
+        Awaited::version(u64::from(slot) + 10, Place { source: 3, slot })
+    }
+
+    // It named the row that it had waited for, which another thread had had sent meanwhile.
+    #[test]
+    fn a_get_that_waited_in_vain_names_a_row_that_is_too_old_if_there_is_one() {
+        let still = |awaited: Awaited, slots: &[u32], old: &[u32]| {
+            awaited.still(slots, |slot| old.contains(&slot), |place| Some(u64::from(place.slot) + 10))
+        };
+        assert_eq!(still(awaited(0), &[0, 1, 2], &[0, 2]), Some(awaited(0)));
+        assert_eq!(still(awaited(0), &[0, 1, 2], &[2]), Some(awaited(2)));
+        let apart = Awaited { due: Due::AtOneMoment, ..awaited(0) };
+        assert_eq!(still(awaited(0), &[0, 1, 2], &[]), Some(apart), "each has come, but never all at once");
+        assert_eq!(still(awaited(0), &[0, 0], &[]), None);
+        let behind_a_barrier = Awaited { due: Due::BeforeBarrier, ..awaited(0) };
+        assert_eq!(still(behind_a_barrier, &[0, 1], &[]), Some(behind_a_barrier));
     }
 }

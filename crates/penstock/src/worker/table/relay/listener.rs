@@ -130,33 +130,15 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Relay;
-    use super::*;
-    use crate::options::Options;
-    use crate::wire::dial::Dialer;
+    use super::super::tests::relay_to_nobody;
     use crate::wire::redial::PAUSE;
-    use penstock_proto::handshake::Purpose;
-    use penstock_proto::message::Secret;
-    use penstock_proto::peer::PeerId;
-    use std::net::TcpListener;
     use std::time::Instant;
 
     /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread
     /// connected again as fast as it could.
     #[test]
     fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
-        let away = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
-        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
-        let relay = Relay::start(Setup {
-            server: 0,
-            rank: 0,
-            purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
-            dialer: Arc::new(dialer),
-            fate: Arc::default(),
-            lease: Duration::from_secs(60),
-        })
-        .unwrap();
+        let (relay, away) = relay_to_nobody();
         let mut came = Vec::new();
         while came.len() < 10 {
             drop(away.accept().unwrap());

@@ -45,6 +45,8 @@ const LATE_WORDS: Duration = Duration::from_millis(50);
 struct Answers {
     awaited: Mutex<BTreeMap<u64, bool>>,
     changed: Condvar,
+    /// Those that no thread waits for any more, until the node hears so.
+    given_up: Mutex<Vec<u64>>,
 }
 
 impl Answers {
@@ -63,7 +65,7 @@ impl Answers {
     }
 }
 
-/// One that is waited for; forgotten with this.
+/// One that is waited for; forgotten, and given up if it has not come back, with this.
 struct Awaited {
     answers: Arc<Answers>,
     number: u64,
@@ -71,7 +73,9 @@ struct Awaited {
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        lock(&self.answers.awaited).remove(&self.number);
+        if lock(&self.answers.awaited).remove(&self.number) == Some(false) {
+            lock(&self.answers.given_up).push(self.number);
+        }
     }
 }
 
@@ -105,6 +109,8 @@ struct State {
 impl State {
     /// Sends what there is to send; whether the connection still stands.
     fn transmit(&mut self) -> bool {
+        let given_up = std::mem::take(&mut *lock(&self.node.host().answers.given_up));
+        given_up.into_iter().for_each(|number| self.node.give_up(number));
         let Some(wire) = &mut self.wire else { return false };
         self.node.collect_all();
         match wire.transmit(&mut self.node, HOME) {
@@ -115,6 +121,13 @@ impl State {
             }
         }
     }
+}
+
+/// What is fetched: rows at `places` of what is consumed, once they have the version.
+pub(super) struct Fetch<'a> {
+    pub(super) id: PartitionId,
+    pub(super) places: &'a RowSet,
+    pub(super) version: u64,
 }
 
 /// What came of a fetch.
@@ -241,25 +254,24 @@ impl Relay {
         }
     }
 
-    /// Asks for rows at `places` of what is consumed, and waits for them until they have come, or `gone` says that they are
-    /// no longer set and that all that was set has come: since their producer was `lost`, if it was, their home has had
-    /// time to hear of it.
+    /// Asks for rows, and waits for them until they have come, or `gone` says that they are no longer set and that all that
+    /// was set has come: since their producer was `lost`, if it was, their home has had time to hear of it. An error as soon as
+    /// the table no longer `stands`: its home then answers nothing.
     pub(super) fn fetch(
         &self,
-        id: PartitionId,
-        places: &RowSet,
-        version: u64,
+        Fetch { id, places, version }: Fetch<'_>,
         deadline: Deadline,
-        gone: impl FnMut() -> Result<bool, Error>,
+        stands: impl Fn() -> Result<(), Error>,
+        mut gone: impl FnMut() -> Result<bool, Error>,
         lost: impl Fn() -> Option<Instant>,
     ) -> Result<Fetched, Error> {
         let ticket = self.ask(|node| node.fetch(id, places, version));
-        let Some(ticket) = ticket else { return Ok(Fetched::TooLate) };
-        if self.wait(&ticket, deadline, gone)? {
+        let Some(ticket) = ticket else { return stands().map(|()| Fetched::TooLate) };
+        if self.wait(&ticket, deadline, || stands().and_then(|()| gone()))? {
             return Ok(Fetched::Rows);
         }
         // What a producer that has left handed over may be on its way, or wait for the connection.
-        if !self.bring(id, deadline, || Ok(()))? {
+        if !self.bring(id, deadline, &stands)? {
             return Ok(Fetched::TooLate);
         }
         // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
@@ -268,15 +280,15 @@ impl Relay {
         // After that time its home has answered before the flush came back.
         let last_words = LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LATE_WORDS);
         let left = deadline.left();
-        if self.wait(&ticket, Deadline::new(left.min(last_words)), || Ok(false))? {
+        if self.wait(&ticket, Deadline::new(left.min(last_words)), || stands().map(|()| false))? {
             return Ok(Fetched::Rows);
         }
         Ok(if left < last_words { Fetched::TooLate } else { Fetched::Nothing })
     }
 
     /// The same without waiting.
-    pub(super) fn prefetch(&self, id: PartitionId, places: &RowSet, version: u64) {
-        self.with(|node| node.fetch(id, places, version));
+    pub(super) fn prefetch(&self, Fetch { id, places, version }: Fetch<'_>) {
+        self.with(|node| node.fetch_ahead(id, places, version));
     }
 
     /// Versions that this worker's gets wait for, and that the next will ask for.
@@ -310,7 +322,7 @@ impl Relay {
         stands: impl Fn() -> Result<(), Error>,
     ) -> Result<bool, Error> {
         // If the table has been dropped meanwhile, none come from the server.
-        let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
+        let Some(brought) = self.ask(|node| node.bring(id)) else { return stands().map(|()| true) };
         let came = self.wait(&brought, deadline, || stands().map(|()| false))?;
         // What is not needed any more is answered without its rows.
         stands().map(|()| came)
@@ -412,6 +424,11 @@ impl Drop for Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Options;
+    use penstock_proto::items::Propagation;
+    use penstock_proto::message::Secret;
+    use std::cell::Cell;
+    use std::net::TcpListener;
 
     #[test]
     fn an_answer_that_nobody_waits_for_is_not_kept() {
@@ -424,5 +441,83 @@ mod tests {
         assert_eq!(*lock(&answers.awaited), BTreeMap::from([(3, true)]));
         drop(awaited);
         assert!(lock(&answers.awaited).is_empty());
+        assert_eq!(*lock(&answers.given_up), [2]);
+    }
+
+    /// A relay to a server that is away, and the listener in its place.
+    pub(super) fn relay_to_nobody() -> (Relay, TcpListener) {
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
+        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
+        let relay = Relay::start(Setup {
+            server: 0,
+            rank: 0,
+            purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
+            dialer: Arc::new(dialer),
+            fate: Arc::default(),
+            lease: Duration::from_secs(60),
+        });
+        (relay.unwrap(), away)
+    }
+
+    const ID: PartitionId = PartitionId { table: 0, rank: 1 };
+
+    /// The one row of a partition comes from the server.
+    fn consume_one(relay: &Relay) -> RowSet {
+        let (row, propagation) = (RowSet::from_rows([0]), Propagation::Lazy);
+        relay.consume(ID, Shape { slots: 1, row_bytes: 8, propagation }, row.clone()).unwrap();
+        row
+    }
+
+    fn dropped() -> Error {
+        Error::Dropped { name: "T".to_owned() }
+    }
+
+    // A get returned old rows of a table that another thread had dropped since it began.
+    #[test]
+    fn rows_of_a_table_that_is_dropped_when_they_are_asked_for_are_not_said_to_have_come() {
+        let (relay, _away) = relay_to_nobody();
+        let places = consume_one(&relay);
+        relay.drop_table(ID.table);
+        let (deadline, stands) = (Deadline::new(Duration::from_secs(600)), || Err(dropped()));
+        assert_eq!(relay.bring(ID, deadline, stands), Err(dropped()));
+        let fetch = Fetch { id: ID, places: &places, version: 1 };
+        assert_eq!(relay.fetch(fetch, deadline, stands, || Ok(false), || None), Err(dropped()));
+    }
+
+    // It waited until its deadline, or for a producer's last words.
+    #[test]
+    fn who_waits_for_rows_hears_at_every_turn_that_their_table_is_dropped() {
+        for turns in 0..4u32 {
+            let (relay, _away) = relay_to_nobody();
+            let places = consume_one(&relay);
+            let left = Cell::new(turns);
+            let stands = || {
+                // What is asked second, whether all has been brought, is answered once it is waited for.
+                relay.shared.answers.note(2);
+                left.replace(left.get().saturating_sub(1)).checked_sub(1).map(drop).ok_or_else(dropped)
+            };
+            let (fetch, deadline) =
+                (Fetch { id: ID, places: &places, version: 1 }, Deadline::new(Duration::from_secs(600)));
+            assert_eq!(relay.fetch(fetch, deadline, stands, || Ok(true), || None), Err(dropped()), "{turns}");
+            assert_eq!(left.get(), 0, "{turns}");
+        }
+    }
+
+    // Each was asked again on every connection, and kept at the rows' home until the reader was lost for them.
+    #[test]
+    fn what_a_get_waited_for_in_vain_is_not_asked_for_any_more() {
+        let (relay, _away) = relay_to_nobody();
+        let places = consume_one(&relay);
+        let (deadline, stands) = (Deadline::new(Duration::from_millis(1)), || Ok(()));
+        for _ in 0..3 {
+            let fetch = Fetch { id: ID, places: &places, version: 1 };
+            let fetched = relay.fetch(fetch, deadline, stands, || Ok(false), || None);
+            assert_eq!(fetched, Ok(Fetched::TooLate));
+            assert_eq!(relay.bring(ID, deadline, stands), Ok(false));
+            assert!(relay.deliver(deadline).is_err());
+        }
+        relay.with(|_| ());
+        assert_eq!(lock(&relay.shared.state).node.unanswered(), 0);
     }
 }

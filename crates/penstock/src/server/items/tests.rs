@@ -1,0 +1,112 @@
+use super::*;
+use penstock_fabric::items::partition::make;
+use penstock_proto::account::Limits;
+use penstock_proto::items::RowSet;
+use penstock_proto::items::spec::Propagation;
+use penstock_proto::items::wire::{Encoder, Message};
+use penstock_proto::record::LENGTH_BYTES;
+use std::os::fd::OwnedFd;
+
+const PRODUCER: PeerId = PeerId::worker(0);
+const READER: PeerId = PeerId::worker(1);
+const ID: PartitionId = PartitionId { table: 0, rank: 0 };
+const SHAPE: Shape = Shape { slots: 1, row_bytes: 8, propagation: Propagation::Eager };
+
+/// Where the control thread makes partitions and says so, and then a peer that knows of them asks for their rows: while the
+/// thread hears whoever has said something.
+#[derive(Default)]
+struct Busy {
+    inbox: Vec<u32>,
+    known: Vec<u32>,
+    asked: Vec<u32>,
+    told_that_there_is_none: Vec<u32>,
+}
+
+impl Turn for Busy {
+    fn hear(&mut self) {
+        self.inbox.push(7);
+        self.asked.push(7);
+    }
+
+    fn take_commands(&mut self) {
+        self.known.append(&mut self.inbox);
+    }
+
+    fn answer_waiting(&mut self) {
+        let unknown = self.asked.drain(..).filter(|asked| !self.known.contains(asked));
+        self.told_that_there_is_none.extend(unknown);
+    }
+}
+
+// N-6: a get behind a barrier returned rows from before it.
+#[test]
+fn nobody_is_told_that_rows_were_not_made_while_word_of_them_lies_in_the_inbox() {
+    let mut busy = Busy::default();
+    busy.take_turn();
+    assert_eq!((&busy.known[..], &busy.asked[..]), (&[7][..], &[][..]));
+    assert_eq!(busy.told_that_there_is_none, [0; 0]);
+}
+
+fn passer() -> (Passer, thread::Handle<Command>) {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let (handle, inbox) = thread::commanded().unwrap();
+    let (reports, _) = std::sync::mpsc::channel();
+    let control = Arc::new(crate::server::Shared::new().unwrap());
+    let (account, lease) = (Account::new(Limits::NONE), Duration::from_secs(60));
+    let setup = Setup { account, reports, control, lease, server: 0 };
+    (Passer::new(setup, inbox, epoll, Kept::default()), handle)
+}
+
+/// A row that this process cannot map, since what is there is no memory; and the memory.
+fn unreadable() -> (Sealed, OwnedFd) {
+    let layout = Layout::new(SHAPE.slots, SHAPE.row_bytes);
+    let memory = make(&layout).unwrap().fd().try_clone_to_owned().unwrap();
+    let charge = || Account::new(Limits::NONE).charge(Resource::Bytes, 0).unwrap();
+    let charges = Arc::new([charge(), charge(), charge()]);
+    let (partition, waiters) = (thread::bell().unwrap(), Waiters::private().unwrap());
+    (Sealed { id: ID, partition, layout, shape: SHAPE, waiters, charges }, memory)
+}
+
+/// A reader of another host subscribes.
+fn subscribe(passer: &mut Passer) {
+    passer.node.connected(READER);
+    let mut said = Vec::new();
+    let rows = RowSet::from_rows([0]);
+    Encoder::message(
+        &mut said,
+        &Message::Subscribe { partition: ID, shape: SHAPE, done: 0, serial: 1, rows },
+    );
+    passer.node.receive(READER, &said[LENGTH_BYTES..]).unwrap();
+}
+
+// The producer's partition is sealed, and so passed on, once: nobody elsewhere ever had its rows.
+#[test]
+fn rows_that_could_not_be_mapped_are_mapped_once_they_can_be() {
+    let (mut passer, _handle) = passer();
+    subscribe(&mut passer);
+    let (sealed, memory) = unreadable();
+    passer.follow(PRODUCER, sealed);
+    passer.follow_again();
+    assert!(!passer.node.is_wanted(ID) && passer.node.is_awaited(ID) && passer.unreadable.contains_key(&ID));
+    passer.unreadable.get_mut(&ID).unwrap().1.partition = memory;
+    passer.follow_again();
+    assert!(passer.node.is_wanted(ID) && passer.followed.contains_key(&ID) && passer.unreadable.is_empty());
+    assert_eq!(*passer.kept.0.lock().unwrap(), BTreeSet::from([ID]));
+}
+
+// They stayed for as long as the job, where the table does not exist.
+#[test]
+fn rows_that_cannot_be_mapped_go_with_their_producer_and_the_last_that_waits_for_them() {
+    let leave = |passer: &mut Passer, handle: &thread::Handle<Command>, peer| {
+        handle.send(Command::Leave { peer });
+        passer.take_commands();
+        (passer.unreadable.len(), passer.kept.0.lock().unwrap().len())
+    };
+    for gone in [[READER, PRODUCER], [PRODUCER, READER]] {
+        let (mut passer, handle) = passer();
+        subscribe(&mut passer);
+        passer.follow(PRODUCER, unreadable().0);
+        assert_eq!(leave(&mut passer, &handle, gone[0]), (1, 1), "{gone:?}");
+        assert_eq!(leave(&mut passer, &handle, gone[1]), (0, 0), "{gone:?}");
+    }
+}
