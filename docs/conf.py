@@ -41,7 +41,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_mock_imports = ["torch"]
+autodoc_mock_imports = ["torch", "jax"]
 autodoc_type_aliases = {
     name: name for name in ("Array", "ArrayLike", "Consistency", "DtypeLike", "Rows", "Shape")
 }

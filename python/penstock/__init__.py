@@ -10,8 +10,8 @@ staleness.
         w.push(gradient(w.pull(), x, y))
         job.clock()
 
-Everything is loaded on first use: the launcher and the servers start without NumPy, and only `ps.torch`, the
-PyTorch adapter, loads torch.
+Everything is loaded on first use: the launcher and the servers start without NumPy, and only `ps.torch` and
+`ps.jax`, the adapters, load torch and JAX.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from . import exceptions as exceptions
+    from . import jax as jax
     from . import ray as ray
     from . import torch as torch
     from .consistency import ASP, BSP, SSP
@@ -76,7 +77,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("torch", "ray", "optim", "consistency", "exceptions"):
+    if name in ("torch", "jax", "ray", "optim", "consistency", "exceptions"):
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module `penstock` has no attribute `{name}`{_meant(name)}")
@@ -97,4 +98,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "exceptions", "ray", "torch"]
+    return [*__all__, "exceptions", "jax", "ray", "torch"]

@@ -76,11 +76,12 @@ _PIECE_BYTES = REST_BYTES - _PIECE.size
 class Gathering:
     """A worker's part in its job's gathers. One at a time: threads take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "penstock/gather", *, all_needed: bool = True) -> None:
+        """With `all_needed`, a worker that has left the job is an error; else it is as one that was lost."""
         self._turn = threading.RLock()
         self._busy = False
-        self._first = _Channel("penstock/gather", FIRST_BYTES)
-        self._rest = _Channel("penstock/gather/rest", REST_BYTES)
+        self._first = _Channel(name, FIRST_BYTES, all_needed)
+        self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
         # A gather that others did not come to in time: it must end before another can begin.
         self._begun: _Gather | None = None
 
@@ -96,6 +97,16 @@ class Gathering:
         limit = self._limit(job, timeout)
         gathered = self._gather(job, "job.all_gather", "all_gather", _pickled(obj), limit)
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
+
+    def bytes_of_all(
+        self, job: Job, call: str, words: str, data: bytes, timeout: float | None
+    ) -> list[bytes | None]:
+        """
+        Everybody's data, by rank; None of a worker that was lost. The words are the same on every worker.
+
+        Raises as `Job.mean`.
+        """
+        return self._gather(job, call, words, data, self._limit(job, timeout))
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float]:
         core = job._core
@@ -237,9 +248,10 @@ class _Head:
 class _Channel:
     """A table through which every worker gives one row to everybody, again and again."""
 
-    def __init__(self, name: str, row_bytes: int) -> None:
+    def __init__(self, name: str, row_bytes: int, all_needed: bool) -> None:
         self._name = name
         self._row_bytes = row_bytes
+        self._all_needed = all_needed
         self._table: Table | None = None
         self._done = 0
         self._rows = np.empty((0, row_bytes), np.uint8)
@@ -267,7 +279,7 @@ class _Channel:
             raise
         self._done = number
         came = (self._rows[:, :8].copy().view(np.uint64) == number)[:, 0]
-        if not came.all():
+        if self._all_needed and not came.all():
             # Who has left, or was lost, is not waited for.
             versions = table.versions(theirs)
             for rank in np.flatnonzero(~came & (versions >= _LEFT)):

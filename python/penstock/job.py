@@ -47,6 +47,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+before_leaving: dict[str, Callable[[], None]] = {}
+"""
+What is waited for before a job is left in order: calls that an adapter has under way, by the adapter's name.
+"""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
 
@@ -120,7 +124,16 @@ class Job(Sealed):
     ...     w = job.tensor("w", shape=(2, 3))
     """
 
-    __slots__ = ("__weakref__", "_core", "_gathering", "_line", "_pushes", "_tables", "_tensors", "_unsent")
+    __slots__ = (
+        "__weakref__",
+        "_core",
+        "_gathering",
+        "_line",
+        "_pushes",
+        "_tables",
+        "_tensors",
+        "_unsent",
+    )
     _set_by: ClassVar[Mapping[str, str]] = {
         "deadline": "give ps.init(deadline=...), or a call its own timeout",
         "iteration": "job.clock() completes one",
@@ -715,6 +728,9 @@ class Job(Sealed):
         try:
             # One that failed was not delivered. In a signal handler they may wait for the very call
             # that it interrupts.
+            if before_leaving and not self.closed and not _core.is_interrupting():
+                for finish in list(before_leaving.values()):
+                    finish()
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
             self._core.leave(limit.left())
@@ -880,6 +896,7 @@ def _after_fork_in_child() -> None:
     for job in list(_open_jobs):
         job._orphan()
     _open_jobs.clear()
+    before_leaving.clear()
 
 
 def _ends_well(error: BaseException) -> bool:
@@ -916,6 +933,9 @@ def _at_exit() -> None:
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     try:
         # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
+        if error is None and not all(job.closed for job in _open_jobs):
+            for finish in list(before_leaving.values()):
+                finish()
         if error is None and "mpi4py.MPI" not in sys.modules:
             _leave_at_exit()
         leave_all(error)

@@ -1,0 +1,249 @@
+"""
+JAX: pytrees in, pytrees out, outside of `jax.jit` and inside it.
+
+    import penstock as ps
+
+    params = ps.jax.broadcast(params)                      # once: all workers start from rank 0's
+
+    @jax.jit
+    def step(params, state, batch):
+        grads = ps.jax.average(jax.grad(loss)(params, batch))
+        updates, state = optimizer.update(grads, state)    # any optax optimizer
+        return optax.apply_updates(params, updates), state
+
+| file | holds |
+|---|---|
+| leaves.py | pytrees, and the tensors of the job that their leaves are in |
+| calls.py | calls on the host, at once or from a compiled program |
+| together.py | averages and broadcasts |
+| served.py | parameters on the servers, which take the steps: for SSP and ASP |
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    error.add_note("hint: pip install 'penstock-ps[jax]'")
+    raise
+
+from ..arrays import Array
+from ..consistency import Consistency
+from ..job import Job, current
+from ..optim import Optimizer
+from .calls import on_host
+from .leaves import Tree
+from .served import Served, serve
+from .together import together
+
+__all__ = ["Served", "average", "broadcast", "distribute"]
+
+_served_by: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+
+
+def average(grads: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
+    """
+    The mean of a pytree over the job's workers: gradients, before any optimizer takes its step. Collective,
+    outside of `jax.jit` and inside it.
+
+    Parameters
+    ----------
+    grads
+        A pytree of the same structure, shapes and element types on every worker: float32, float64, float16,
+        bfloat16, or complex. Gradients of whole numbers (`float0`) and empty leaves stay as they are.
+    job
+        Default: the open job of this process, or a new `ps.init()`.
+    timeout
+        Seconds for each wait. Default: the job's `deadline`.
+
+    Returns
+    -------
+    pytree
+        JAX arrays, on their leaves' devices: the same bits on every worker.
+
+    Raises
+    ------
+    DtypeError
+        A leaf holds whole numbers, booleans or no numbers: `job.mean` takes those. Nothing was sent.
+    DeclarationConflict
+        The workers' trees differ; the error names the first leaf. Raised on every worker, at once.
+    GatherConflict
+        Another worker makes another call, or is in another iteration. Raised on every worker, at once.
+    GetTimeout, PullTimeout, LaneTimeout
+        Not every worker came in time. Repeat the call to continue waiting: what this worker gave first
+        counts.
+    WorkerLost
+        A worker left the job before the first of these calls. Later, the mean is over those that remain.
+    OutOfMemory
+        The first time: there is no room for the tensors on the servers.
+    JobClosed
+        The job has ended.
+    JaxRuntimeError
+        Inside `jit`: any of these but DtypeError, as text, where the result is awaited.
+
+    Notes
+    -----
+    Each call completes an iteration of the job (`job.clock`), under BSP. A tree that is given the first time
+    declares tensors: one for all its leaves under 1 MiB of an element type, and one for each larger leaf.
+    Half types are summed in float32. Inside `jit` it is an ordered `io_callback`: it cannot be mapped by
+    `vmap`, differentiated, or run on several devices at once.
+
+    Examples
+    --------
+    >>> ps.jax.average({"w": jnp.ones(2)})
+    {'w': Array([1., 1.], dtype=float32)}
+    >>> jax.jit(ps.jax.average)(2.0)
+    Array(2., dtype=float32)
+    """
+    tree = Tree(grads)
+    places = tree.shared("the gradient ")
+    leaves, lines = [tree.leaves[place] for place in places], tree.lines()
+
+    def host(job: Job, arrays: list[Array]) -> list[Array]:
+        return together(job).average(job, leaves, lines, arrays, timeout)
+
+    values = [tree.values[place] for place in places]
+    return tree.rebuilt(dict(zip(places, on_host(job, host, values, values), strict=True)))
+
+
+def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
+    """
+    Rank 0's values of a pytree, on every worker, bit by bit: parameters, an optimizer's state, random keys.
+    Collective, outside of `jax.jit` and inside it.
+
+    Parameters
+    ----------
+    tree
+        A pytree of the same structure, shapes and element types on every worker.
+    job
+        Default: the open job of this process, or a new `ps.init()`.
+    timeout
+        Seconds for each wait. Default: the job's `deadline`.
+
+    Returns
+    -------
+    pytree
+        JAX arrays, on their leaves' devices.
+
+    Raises
+    ------
+    DtypeError
+        A leaf is no array. Nothing was sent.
+    DeclarationConflict, GatherConflict
+        The workers' trees or calls differ. Raised on every worker, at once.
+    GetTimeout, BarrierTimeout, PullTimeout
+        Not every worker came in time.
+    WorkerLost
+        Worker 0 has left the job; or another has, before the first of these calls.
+    OutOfMemory
+        There is no room for a window of 16 MiB on the servers.
+    JobClosed
+        The job has ended.
+    JaxRuntimeError
+        Inside `jit`: any of these but DtypeError, as text.
+
+    Examples
+    --------
+    >>> ps.jax.broadcast({"step": 3, "w": jnp.ones(2)})["step"]
+    Array(3, dtype=int32)
+    """
+    given = Tree(tree)
+    lines = given.lines()
+    is_key = [bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)) for leaf in given.leaves]
+    places = [
+        place for place, leaf in enumerate(given.leaves) if leaf.size and leaf.dtype != jax.dtypes.float0
+    ]
+    values = [
+        jax.random.key_data(given.values[place]) if is_key[place] else given.values[place] for place in places
+    ]
+
+    def host(job: Job, arrays: list[Array]) -> list[Array]:
+        return together(job).broadcast(job, lines, arrays, timeout)
+
+    results = dict(zip(places, on_host(job, host, values, values), strict=True))
+    for place in places:
+        if is_key[place]:
+            kind = jax.random.key_impl(given.values[place])
+            results[place] = jax.random.wrap_key_data(results[place], impl=kind)
+    return given.rebuilt(results)
+
+
+def distribute(
+    params: Any,
+    optimizer: Optimizer,
+    *,
+    consistency: Consistency | str | None = None,
+    job: Job | None = None,
+    name: str | None = None,
+    reduce: str = "mean",
+    rescale: float = 1.0,
+    clip: float | None = None,
+    refuse_nonfinite: bool = False,
+    timeout: float | None = None,
+) -> Served:
+    """
+    Let the servers hold the parameters and take the steps: for training with bounded staleness (SSP, ASP),
+    and for optimizer state that exists once in the job. Collective.
+
+    Parameters
+    ----------
+    params
+        A pytree of float32, float64, float16, bfloat16 or complex arrays. Rank 0's values count.
+    optimizer
+        One of penstock's, such as `ps.SGD(0.1)` or `ps.Adam(1e-3)`. The servers cannot run optax: with it,
+        use `average`.
+    consistency
+        `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's.
+    job
+        Default: the open job of this process, or a new `ps.init()`.
+    name
+        Start of the tensors' names. Default "params", then "params.1", and so on.
+    reduce, rescale, clip, refuse_nonfinite
+        As for `Job.tensor`.
+    timeout
+        Seconds for each wait. Default: the job's `deadline`.
+
+    Returns
+    -------
+    Served
+        Its `push_pull(grads)` contributes gradients and returns parameters.
+
+    Raises
+    ------
+    OptionError
+        The optimizer is not penstock's, or an argument is out of range.
+    DtypeError
+        A leaf holds no floating point numbers.
+    DeclarationConflict, GatherConflict
+        The workers' trees, optimizers or calls differ. Raised on every worker, at once.
+    GetTimeout
+        Not every worker came in time.
+    WorkerLost
+        A worker left the job before the first of these calls.
+    OutOfMemory
+        There is no room for the parameters on the servers.
+    JobClosed
+        The job has ended.
+
+    Notes
+    -----
+    Under SSP and ASP every worker's contribution is a step of its own, with its gradient divided by the
+    number of workers n if `reduce` is "mean". So in an iteration weight decay works n times, and Adam counts
+    n steps.
+
+    Examples
+    --------
+    >>> served = ps.jax.distribute({"w": jnp.zeros(2)}, ps.SGD(0.5), consistency=ps.SSP(2))
+    >>> served.push_pull({"w": jnp.ones(2)})["w"]
+    Array([-0.5, -0.5], dtype=float32)
+    """
+    job = job or current()
+    if name is None:
+        number = _served_by.get(job, 0)
+        _served_by[job] = number + 1
+        name = f"params.{number}" if number else "params"
+    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    return serve(params, optimizer, job, name, declaration, consistency, timeout)

@@ -1,0 +1,191 @@
+"""Parameters that live on the servers, which take the steps: `ps.jax.distribute`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..arrays import DTYPES, Array
+from ..consistency import Consistency
+from ..exceptions import DeclarationConflict, OptionError
+from ..job import Job
+from ..optim import Optimizer
+from ..tensor import Tensor
+from .calls import on_host
+from .leaves import Pack, Tree, flat
+from .together import together
+
+
+class Served:
+    """
+    A pytree of parameters on the servers. Made by `ps.jax.distribute`.
+
+    Examples
+    --------
+    >>> served = ps.jax.distribute({"w": jnp.zeros(2)}, ps.SGD(0.5))
+    >>> served.push_pull({"w": jnp.ones(2)})
+    {'w': Array([-0.5, -0.5], dtype=float32)}
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        arrays: dict[int, Array],
+        optimizer: Optimizer,
+        job: Job,
+        name: str,
+        declaration: dict[str, Any],
+        consistency: Consistency | str | None,
+        timeout: float | None,
+    ) -> None:
+        self._tree = tree
+        self._job = job
+        self._timeout = timeout
+        self._lines = tree.lines()
+        self._places = list(arrays)
+
+        def declare(tensor: str, _: int, dtype: str, places: Sequence[int]) -> Tensor:
+            value = flat([arrays[place] for place in places], DTYPES[dtype])
+            return job.tensor(
+                tensor,
+                value,
+                optimizer=optimizer,
+                consistency=consistency,
+                timeout=timeout,
+                **declaration,
+            )
+
+        self._pack = Pack([(place, tree.leaves[place]) for place in arrays], name, declare)
+
+    def push_pull(self, grads: Any, *, lr: Any = None) -> Any:
+        """
+        Contribute gradients, complete an iteration, and read the parameters as fresh as the consistency asks
+        for. Inside `jax.jit` too, where the order of such calls is kept.
+
+        Parameters
+        ----------
+        grads
+            This worker's gradients: a pytree like the parameters.
+        lr
+            A learning rate for this step and those after it, alike on every worker: a number, or a scalar
+            that `jit` computes, as from an optax schedule. Default: it stays.
+
+        Returns
+        -------
+        pytree
+            The parameters: those of the next iteration.
+
+        Raises
+        ------
+        DeclarationConflict
+            `grads` is not like the parameters. Nothing was contributed.
+        SettingsError
+            `lr` is out of range, or the optimizer has none.
+        NonFiniteError
+            The parameters were distributed with `refuse_nonfinite`, and there is one.
+        LaneTimeout, PullTimeout
+            Other workers or the servers were too late.
+        JobClosed
+            The job has ended.
+        JaxRuntimeError
+            Inside `jit`: any of these, as text.
+
+        Examples
+        --------
+        >>> served = ps.jax.distribute(jnp.zeros(2), ps.SGD(0.5))
+        >>> jax.jit(served.push_pull)(jnp.ones(2))
+        Array([-0.5, -0.5], dtype=float32)
+        """
+        given = Tree(grads)
+        lines = given.lines()
+        if lines != self._lines:
+            differing = [pair for pair in zip(lines, self._lines, strict=False) if pair[0] != pair[1]]
+            got, expected = differing[0] if differing else (f"{len(lines)} leaves", f"{len(self._lines)}")
+            raise DeclarationConflict(
+                f"gradients are not like the parameters: expected {expected}, got {got}",
+                "give gradients of the same structure, shapes and element types, as jax.grad does",
+            )
+        arguments = [given.values[place] for place in self._places]
+        rate = [] if lr is None else [jax.numpy.asarray(lr, jax.numpy.float32)]
+
+        def host(job: Job, arrays: list[Array]) -> list[Array]:
+            if rate:
+                for tensor, _ in self._pack.tensors:
+                    tensor.set_lr(float(arrays[-1]))
+            self._pack.push(dict(zip(self._places, arrays, strict=False)), self._timeout)
+            job.clock()
+            return self._read(None)
+
+        return self._rebuilt(on_host(self._job, host, arguments + rate, self._likes()))
+
+    def pull(self, *, slack: int | None = None) -> Any:
+        """
+        Read the parameters.
+
+        Parameters
+        ----------
+        slack
+            How many iterations they may lag behind. Default: the consistency's. At the end of training, 0:
+            with everybody's contributions.
+
+        Returns
+        -------
+        pytree
+            The parameters.
+
+        Raises
+        ------
+        OptionError
+            `slack` is not a whole number of 0 or above.
+        PullTimeout
+            They were not fresh enough in time.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> ps.jax.distribute(jnp.zeros(2), ps.SGD(0.5)).pull(slack=0)
+        Array([0., 0.], dtype=float32)
+        """
+        return self._rebuilt(on_host(self._job, lambda *_: self._read(slack), [], self._likes()))
+
+    def _likes(self) -> list[Any]:
+        return [self._tree.values[place] for place in self._places]
+
+    def _rebuilt(self, values: Sequence[Any]) -> Any:
+        return self._tree.rebuilt(dict(zip(self._places, values, strict=True)))
+
+    def _read(self, slack: int | None) -> list[Array]:
+        found = self._pack.pull(slack, self._timeout)
+        return [found[place] for place in self._places]
+
+
+def serve(
+    params: Any,
+    optimizer: Optimizer,
+    job: Job,
+    name: str,
+    declaration: dict[str, Any],
+    consistency: Consistency | str | None,
+    timeout: float | None,
+) -> Served:
+    """What `ps.jax.distribute` does."""
+    if not isinstance(optimizer, Optimizer):
+        raise OptionError(
+            f"expected an optimizer of penstock, such as ps.Adam(1e-3), got {type(optimizer).__name__}",
+            "the servers cannot run optax: with it use ps.jax.average(grads), under BSP",
+        )
+    tree = Tree(params)
+    places = tree.shared("the parameter ")
+    if any(isinstance(tree.values[place], jax.core.Tracer) for place in places):
+        raise OptionError(
+            "expected parameters, got values inside `jax.jit`",
+            "distribute before; `push_pull` works inside",
+        )
+    lines = [*tree.lines(), f"{optimizer!r}, {consistency}, {declaration}"]
+    together(job).agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
+    arrays = {place: np.asarray(tree.values[place]) for place in places}
+    return Served(tree, arrays, optimizer, job, name, declaration, consistency, timeout)

@@ -1,0 +1,170 @@
+"""
+What is done together, in step: averages and broadcasts of pytrees.
+
+| step of an average | moves |
+|---|---|
+| leaves into the lanes | each once |
+| what everybody does, by a gather | a digest: where it differs is an error on every worker |
+| the mean from the servers | each leaf once |
+| the job's clock | one iteration |
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..arrays import Array
+from ..exceptions import DeclarationConflict, GatherConflict
+from ..gather import Gathering
+from ..job import Job
+from ..optim import Add, Replace
+from ..tensor import Tensor
+from .leaves import Leaf, Pack, difference, digest_of
+
+WINDOW_BYTES = 16 << 20
+"""Bytes that a broadcast sends at a time: more would cost shared memory, less more barriers."""
+
+
+class _Averages:
+    """A job's averages of one kind of tree."""
+
+    def __init__(self) -> None:
+        self.pack: Pack | None = None
+        self.pushed = -1
+        """The iteration in which it has contributed last."""
+        self.agreed = -1
+        """The iteration in which all have said the same last."""
+
+
+class Together:
+    """What a job's workers do in step. Calls come one at a time: JAX orders them."""
+
+    def __init__(self) -> None:
+        # Not the job's own: a compiled program may be here while the script calls `job.mean`. Averages go on
+        # without workers that have left, as tensors do.
+        self._gathering = Gathering("penstock/jax", all_needed=False)
+        self._averages: dict[str, _Averages] = {}
+
+    def average(
+        self,
+        job: Job,
+        leaves: Sequence[Leaf],
+        lines: Sequence[str],
+        arrays: Sequence[Array],
+        timeout: float | None,
+    ) -> list[Array]:
+        """The mean of each array over the workers."""
+        if job.size == 1:
+            job.clock()
+            return [array.copy() for array in arrays]
+        digest = digest_of(lines)
+        averages = self._averages.setdefault(digest, _Averages())
+        iteration = job.iteration
+        words = f"average of a pytree in iteration {iteration}"
+        if averages.pack is None:
+            self.agree(job, "ps.jax.average", words, lines, timeout)
+            averages.agreed = iteration
+            averages.pack = Pack(list(enumerate(leaves)), f"average/{digest}", _averaged(job, timeout))
+        # After a timeout the call is repeated: what it gave then counts.
+        if averages.pushed != iteration:
+            averages.pack.push(dict(enumerate(arrays)), timeout)
+            averages.pushed = iteration
+        if averages.agreed != iteration:
+            # After the push, so that the servers fold meanwhile.
+            self.agree(job, "ps.jax.average", words, lines, timeout)
+            averages.agreed = iteration
+        means = averages.pack.pull(None, timeout)
+        job.clock()
+        return [means[place] for place in range(len(arrays))]
+
+    def broadcast(
+        self, job: Job, lines: Sequence[str], arrays: Sequence[Array], timeout: float | None
+    ) -> list[Array]:
+        """Rank 0's arrays, bit by bit."""
+        if job.size == 1:
+            return [array.copy() for array in arrays]
+        self.agree(job, "ps.jax.broadcast", "broadcast of a pytree", lines, timeout)
+        total = sum(array.nbytes for array in arrays)
+        # float32 is only a wrapper: values are set and read, never computed with, so all bits survive.
+        stream = np.zeros(-(-total // 4) * 4, np.uint8)
+        parts = np.split(stream[:total], np.cumsum([array.nbytes for array in arrays])[:-1])
+        if job.rank == 0:
+            for part, array in zip(parts, arrays, strict=True):
+                part[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        words = stream.view(np.float32)
+        for start in range(0, len(words), WINDOW_BYTES // 4):
+            self._send(job, words[start : start + WINDOW_BYTES // 4], timeout)
+        if total:
+            # No worker may overwrite the window, in a later call, before all have read it.
+            job._barrier_with_first(timeout, "broadcast", "nothing was broadcast")
+        return [
+            np.array(part).view(array.dtype).reshape(array.shape)
+            for part, array in zip(parts, arrays, strict=True)
+        ]
+
+    def _send(self, job: Job, words: Array, timeout: float | None) -> None:
+        """Overwrites the words with rank 0's, through a tensor that is long enough for them."""
+        length = 1 << (len(words) - 1).bit_length()
+        window = job.tensor(
+            f"broadcast/{length}",
+            shape=length,
+            optimizer=Add(),
+            consistency="bsp",
+            reduce="sum",
+            timeout=timeout,
+        )
+        page = np.zeros(length, np.float32)
+        page[: len(words)] = words
+        window.load(value=page, timeout=timeout)
+        words[:] = window.pull(slack=0, timeout=timeout)[: len(words)]
+
+    def agree(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
+        """
+        Returns when every worker has said the same.
+
+        Raises GatherConflict where another makes another call, DeclarationConflict where its tree differs:
+        then the iteration is over, on all workers, with whatever some have contributed in it.
+        """
+        if job.size == 1:
+            return
+        try:
+            self._compare(job, call, words, lines, timeout)
+        except (GatherConflict, DeclarationConflict):
+            job.clock()
+            raise
+
+    def _compare(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
+        gather = self._gathering.bytes_of_all
+        digest = digest_of(lines).encode()
+        if all(one in (None, digest) for one in gather(job, call, words, digest, timeout)):
+            return
+        text = zlib.compress("\n".join(lines).encode())
+        lists = [
+            None if one is None else zlib.decompress(one).decode().split("\n")
+            for one in gather(job, call, "the leaves of a pytree", text, timeout)
+        ]
+        mine = lists[job.rank] or []
+        for rank, theirs in enumerate(lists):
+            if theirs is not None and theirs != mine:
+                raise difference(job.rank, mine, rank, theirs)
+
+
+_together: weakref.WeakKeyDictionary[Job, Together] = weakref.WeakKeyDictionary()
+
+
+def together(job: Job) -> Together:
+    """The job's own."""
+    return _together.setdefault(job, Together())
+
+
+def _averaged(job: Job, timeout: float | None) -> Callable[[str, int, str, Sequence[int]], Tensor]:
+    def declare(name: str, elements: int, dtype: str, _: Sequence[int]) -> Tensor:
+        return job.tensor(
+            name, shape=elements, dtype=dtype, optimizer=Replace(), consistency="bsp", timeout=timeout
+        )
+
+    return declare

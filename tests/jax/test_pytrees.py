@@ -1,0 +1,292 @@
+"""Pytrees of all kinds, inside `jit` and outside; and what workers must not do differently."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("JAX is not installed", allow_module_level=True)
+
+# Never imported here: a process that has imported JAX warns of every fork.
+PRELUDE = """
+        import jax, jax.numpy as jnp
+        from penstock import exceptions
+"""
+
+
+def test_leaves_of_every_kind_come_back_as_what_they_are(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        jax.config.update("jax_enable_x64", True)
+        with ps.init() as job:
+            r = job.rank
+            tree = {
+                "f4": jnp.full((2, 3), r, jnp.float32),
+                "f8": jnp.full((1,), r, jnp.float64),
+                "f2": jnp.full((5,), r, jnp.float16),
+                "bf16": (jnp.full((3,), r, jnp.bfloat16), jnp.full((2, 2), 2 * r, jnp.bfloat16)),
+                "complex": jnp.full((2,), r * (1 + 2j), jnp.complex64),
+                "scalar": jnp.float32(r),
+                "python": float(r),
+                "numpy": np.full((2,), r, np.float32),
+                "empty": jnp.zeros((0, 4)),
+                "none": None,
+                "large": jnp.full((700, 500), r, jnp.float32),
+                "whole": jax.grad(lambda x: 1.0, allow_int=True)(3),
+            }
+            half = {
+                "f4": 0.5, "f8": 0.5, "f2": 0.5, "bf16": None, "complex": 0.5 + 1j, "scalar": 0.5,
+                "python": 0.5, "numpy": 0.5, "large": 0.5,
+            }
+            whole = tree.pop("whole")
+            assert ps.jax.average({"whole": whole})["whole"].dtype == jax.dtypes.float0
+            for average in (ps.jax.average, jax.jit(ps.jax.average)):
+                got = average(tree)
+                assert jax.tree.structure(got) == jax.tree.structure(tree)
+                for name, value in half.items():
+                    if value is not None:
+                        like = jnp.asarray(tree[name])
+                        assert got[name].shape == like.shape and got[name].dtype == like.dtype, name
+                        assert isinstance(got[name], jax.Array) and (got[name] == value).all(), name
+                assert (got["bf16"][0] == 0.5).all() and (got["bf16"][1] == 1).all()
+                assert got["bf16"][1].dtype == jnp.bfloat16 and got["bf16"][1].shape == (2, 2)
+                assert got["empty"].shape == (0, 4) and got["none"] is None
+            assert job.iteration == 3
+        """,
+        servers=2,
+    )
+
+
+def test_a_broadcast_gives_rank_0s_bits_of_every_element_type(spawn_job: Any) -> None:
+    spawn_job(
+        3,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            def tree(rank):
+                noise = np.random.default_rng(rank)
+                return {
+                    "noise": jnp.asarray(noise.integers(0, 2**32, (1200, 1024), np.uint32)).view(jnp.float32),
+                    "large": jnp.asarray(noise.normal(size=(4200, 1024)).astype(np.float32)),
+                    "nan": jnp.asarray(np.array([0x7FC00001 + rank, 0xFFC12345], np.uint32).view(np.float32)),
+                    "count": rank, "flag": jnp.array([rank == 0, True]), "key": jax.random.key(rank),
+                    "empty": jnp.zeros((0,)), "byte": jnp.full((3,), rank, jnp.int8),
+                }
+
+            def bits(value):
+                if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+                    value = jax.random.key_data(value)
+                return np.asarray(value).tobytes()
+
+            expected = jax.tree.map(jnp.asarray, tree(0))
+            for broadcast in (ps.jax.broadcast, jax.jit(ps.jax.broadcast)):
+                got = broadcast(tree(job.rank))
+                assert jax.tree.map(bits, got) == jax.tree.map(bits, expected)
+                assert jax.random.normal(got["key"]) == jax.random.normal(jax.random.key(0))
+            assert job.iteration == 0
+        """,
+    )
+
+
+def test_what_workers_do_differently_is_an_error_on_all_of_them_and_training_goes_on(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            known = {"w": jnp.ones(3), "b": jnp.ones(())}
+            ps.jax.average(known)
+            cases = [
+                # Both trees are new; one is known and has left for the servers; leaves that one has not.
+                (lambda: ps.jax.average({"w": jnp.ones(3 + job.rank)}), "DeclarationConflict", "['w']"),
+                (lambda: ps.jax.average(known if job.rank else {"w": jnp.ones(3)}),
+                 "DeclarationConflict", "['b']"),
+                (lambda: ps.jax.average({"w": jnp.ones(3, [jnp.float32, jnp.bfloat16][job.rank])}),
+                 "DeclarationConflict", "bfloat16"),
+                (lambda: (ps.jax.average, ps.jax.broadcast)[job.rank](known), "GatherConflict", "broadcast"),
+                (lambda: ps.jax.distribute(known, ps.SGD(0.1 + job.rank)), "DeclarationConflict", "SGD"),
+            ]
+            for call, kind, says in cases:
+                try:
+                    call()
+                except getattr(exceptions, kind) as error:
+                    assert says in str(error), error
+                else:
+                    raise AssertionError(f"no {kind}")
+                assert ps.jax.average(known)["w"][0] == 1
+            try:
+                jax.block_until_ready(jax.jit(ps.jax.average)({"w": jnp.ones(3 + job.rank)}))
+            except jax.errors.JaxRuntimeError as error:
+                assert "DeclarationConflict: workers gave different pytrees" in str(error)
+                assert "hint: give trees of the same structure" in str(error)
+            else:
+                raise AssertionError("no error")
+            assert (ps.jax.average({"x": jnp.full(2, job.rank, jnp.float32)})["x"] == 0.5).all()
+            # An iteration too many on one worker.
+            if job.rank == 1:
+                job.clock()
+            try:
+                ps.jax.average(known)
+            except exceptions.GatherConflict as error:
+                assert "in iteration" in str(error)
+            else:
+                raise AssertionError("no error")
+        """,
+    )
+
+
+def test_bad_arguments_are_refused_by_name_before_anything_is_sent(spawn_job: Any) -> None:
+    spawn_job(
+        1,
+        PRELUDE
+        + """
+        import optax
+
+        def refused(kind, says, call):
+            try:
+                call()
+            except kind as error:
+                assert says in str(error), error
+            else:
+                raise AssertionError(says)
+
+        with ps.init() as job:
+            refused(exceptions.DtypeError, "['n'] is int32", lambda: ps.jax.average({"n": jnp.arange(3)}))
+            refused(exceptions.DtypeError, "['n'] is int32", lambda: jax.jit(ps.jax.average)({"n": 1}))
+            refused(exceptions.DtypeError, "str", lambda: ps.jax.average({"n": "text"}))
+            refused(exceptions.OptionError, "optimizer of penstock",
+                    lambda: ps.jax.distribute(jnp.ones(2), optax.sgd(0.1)))
+            served = ps.jax.distribute({"w": jnp.ones(2)}, ps.SGD(0.1))
+            refused(exceptions.DeclarationConflict, "expected ['w']: float32 (2,)",
+                    lambda: served.push_pull({"w": jnp.ones(3)}))
+            refused(exceptions.DeclarationConflict, "2 leaves",
+                    lambda: served.push_pull({"w": jnp.ones(2), "x": jnp.ones(1)}))
+            refused(exceptions.OptionError, "inside `jax.jit`",
+                    lambda: jax.jit(lambda w: ps.jax.distribute(w, ps.SGD(0.1)) and w)(jnp.ones(2)))
+            assert job.iteration == 0
+        """,
+    )
+
+
+def test_compiled_programs_call_in_order_and_in_loops_and_each_time(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            def body(total, x):
+                return total + ps.jax.average(x), ps.jax.average(2 * x)
+
+            xs = jnp.arange(4.0) + job.rank
+            total, doubled = jax.jit(lambda xs: jax.lax.scan(body, 0.0, xs))(xs)
+            assert total == 8 and (doubled == 2 * (jnp.arange(4.0) + 0.5)).all()
+
+            # What does not depend on an argument is averaged in each run, not once while it is traced.
+            before = job.iteration
+            constant = jax.jit(lambda x: x + ps.jax.average(jnp.float32(job.rank)))
+            assert [float(constant(1.0)) for _ in range(3)] == [1.5] * 3
+            assert job.iteration == before + 3
+
+            # Steps that nobody has waited for come before what is called outside, and metrics beside them.
+            step = jax.jit(lambda w: ps.jax.average(w + job.rank))
+            w = jnp.zeros(1000)
+            for number in range(50):
+                w = step(w)
+                assert job.sum(number) == 2 * number
+            x = ps.jax.average(jnp.full(3, job.rank, jnp.float32))
+            assert (x == 0.5).all() and (w == 25).all()
+        """,
+    )
+
+
+@pytest.mark.parametrize("end", ["job.close()", "pass", "sys.exit(0)"])
+def test_a_job_is_left_after_the_steps_that_are_under_way(spawn_job: Any, end: str) -> None:
+    """They are dispatched, and the program goes on to its end: they found a closed job."""
+    saved = spawn_job(
+        2,
+        f"""
+        import jax, jax.numpy as jnp
+        job = ps.init()
+        step = jax.jit(lambda w: ps.jax.average(w + job.rank))
+        w = jnp.zeros(1000)
+        for _ in range(50):
+            w = step(w)
+        {end}
+        """,
+    )
+    assert all("failed" not in one["output"] for one in saved), saved
+
+
+def test_a_late_worker_is_named_and_the_call_can_be_repeated(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            for tree in ({"w": jnp.full(2, job.rank, jnp.float32)},) * 2:
+                if job.rank == 0:
+                    try:
+                        ps.jax.average(tree, timeout=0.05)
+                    except exceptions.GetTimeout as error:
+                        assert "`ps.jax.average` of worker 0" in str(error) and error.missing == [1], error
+                    else:
+                        raise AssertionError("nobody was late")
+                job.barrier()
+                assert (ps.jax.average(tree)["w"] == 0.5).all()
+            assert job.iteration == 2
+        """,
+    )
+
+
+def test_a_worker_that_leaves_is_not_waited_for_and_the_mean_is_over_the_others(spawn_job: Any) -> None:
+    saved = spawn_job(
+        3,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            step = jax.jit(lambda x: ps.jax.average({"x": x}))
+            seen = [float(step(jnp.float32(job.rank))["x"]) for _ in range(3 if job.rank == 2 else 6)]
+            save(seen=seen)
+        """,
+    )
+    for one in saved[:2]:
+        assert one["seen"][:3].tolist() == [1, 1, 1]
+        assert one["seen"][3:].tolist() == [0.5] * 3
+    assert saved[2]["seen"].tolist() == [1, 1, 1]
+
+
+def test_the_examples_in_docstrings_run_and_every_public_function_says_what_it_raises() -> None:
+    code = """
+import doctest, inspect
+import jax, jax.numpy as jnp, numpy as np
+import penstock as ps
+import penstock.jax
+calls = [ps.jax.average, ps.jax.broadcast, ps.jax.distribute, ps.jax.Served.push_pull, ps.jax.Served.pull]
+assert len(ps.jax.__all__) == 4
+for call in [*calls, ps.jax.Served]:
+    text = inspect.getdoc(call)
+    if call in calls:
+        assert "Raises\\n------" in text, call
+        for parameter in inspect.signature(call).parameters:
+            assert parameter == "self" or parameter in text, (call, parameter)
+    found = doctest.DocTestFinder(recurse=False).find(call, call.__qualname__)
+    assert found and found[0].examples, call
+    with ps.init() as job:
+        found[0].globs = {"ps": ps, "jax": jax, "jnp": jnp, "job": job}
+        assert doctest.DocTestRunner(verbose=False).run(found[0]).failed == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_the_adapter_loads_jax() -> None:
+    code = "import sys, penstock as ps; ps.init().close(); assert 'jax' not in sys.modules; ps.jax.average"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

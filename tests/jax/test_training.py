@@ -1,0 +1,159 @@
+"""Training by several workers takes the steps of one process on the joined batch."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+# Never imported here: a process that has imported JAX warns of every fork.
+if any(importlib.util.find_spec(name) is None for name in ("jax", "optax")):
+    pytest.skip("JAX or optax is not installed", allow_module_level=True)
+
+PRELUDE = """
+        import jax, jax.numpy as jnp, optax
+
+        def start(seed):
+            a, b = jax.random.split(jax.random.key(seed))
+            return {
+                "first": {"w": jax.random.normal(a, (5, 16)) / 2, "b": jnp.zeros(16)},
+                "second": (jax.random.normal(b, (16, 1)) / 4, jnp.float32(0.0)),
+                "unused": jnp.zeros((0, 3)),
+                "half": jnp.ones(4, jnp.bfloat16),
+            }
+
+        def loss(params, x, y):
+            hidden = jnp.tanh(x @ params["first"]["w"] + params["first"]["b"])
+            w, b = params["second"]
+            # Rounding of the bfloat16 leaf must not reach the others: they are compared to the last digits.
+            half = (params["half"] / 8).sum().astype(jnp.float32)
+            return jnp.mean(((hidden @ w)[:, 0] + b - y) ** 2) + half
+
+        rng = np.random.default_rng(7)
+        xs = rng.normal(size=(20, 24, 5)).astype(np.float32)
+        ys = np.sin(xs).sum(axis=2)
+        gradient = jax.jit(jax.grad(loss))
+
+        def mine(job, array):
+            return array[job.rank :: job.size]
+
+        def near(a, b):
+            for one, two in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+                assert one.dtype == two.dtype
+                tolerance = 3e-2 if one.dtype == jnp.bfloat16 else 2e-5
+                np.testing.assert_allclose(np.float32(one), np.float32(two), rtol=tolerance, atol=tolerance)
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "optimizer"),
+    [
+        (2, "optax.sgd(0.1, momentum=0.9)"),
+        (2, "optax.adam(0.01)"),
+        (3, "optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01))"),
+    ],
+)
+def test_averaged_gradients_train_like_the_joined_batch_with_any_optax_optimizer(
+    spawn_job: Any, workers: int, optimizer: str
+) -> None:
+    saved = spawn_job(
+        workers,
+        PRELUDE
+        + """
+        optimizer = OPTIMIZER
+
+        @jax.jit
+        def update(params, state, grads):
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        @jax.jit
+        def compiled(params, state, x, y):
+            return update(params, state, ps.jax.average(gradient(params, x, y)))
+
+        def plain(params, state, x, y):
+            return update(params, state, ps.jax.average(gradient(params, x, y)))
+
+        expected = start(0)
+        state = optimizer.init(expected)
+        for x, y in zip(xs, ys):
+            expected, state = update(expected, state, gradient(expected, x, y))
+        with ps.init() as job:
+            for step in (compiled, plain):
+                params = ps.jax.broadcast(start(job.rank))
+                state = optimizer.init(params)
+                for x, y in zip(xs, ys):
+                    params, state = step(params, state, mine(job, x), mine(job, y))
+                near(params, expected)
+                flat = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params))
+                assert job.all_gather(flat) == [flat] * job.size
+            print("the same")
+        """.replace("OPTIMIZER", optimizer),
+        servers=2,
+        timeout=300,
+    )
+    assert all("the same" in one["output"] for one in saved)
+
+
+def test_the_servers_steps_are_those_of_optax_under_bsp(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            ways = [
+                (ps.SGD(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+                (ps.Adam(0.01), optax.adam(0.01)),
+            ]
+            for ours, theirs in ways:
+                @jax.jit
+                def update(params, state, x, y):
+                    updates, state = theirs.update(gradient(params, x, y), state, params)
+                    return optax.apply_updates(params, updates), state
+
+                params = start(0)
+                state = theirs.init(params)
+                for x, y in zip(xs, ys):
+                    params, state = update(params, state, x, y)
+                for inside in (True, False):
+                    served = ps.jax.distribute(start(job.rank), ours)
+                    step = lambda params, x, y: served.push_pull(gradient(params, x, y))
+                    step = jax.jit(step) if inside else step
+                    now = served.pull()
+                    for x, y in zip(xs, ys):
+                        now = step(now, mine(job, x), mine(job, y))
+                    near(now, params)
+        """,
+        timeout=300,
+    )
+
+
+def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            served = ps.jax.distribute(start(0), ps.SGD(0.1), consistency=ps.SSP(slack=2))
+            schedule = optax.cosine_decay_schedule(0.1, 100)
+
+            @jax.jit
+            def step(params, count, x, y):
+                return served.push_pull(gradient(params, x, y), lr=schedule(count))
+
+            params = served.pull()
+            before = loss(params, xs.reshape(-1, 5), ys.reshape(-1))
+            for count in range(100):
+                x, y = xs[count % 20], ys[count % 20]
+                params = step(params, count, mine(job, x), mine(job, y))
+            jax.block_until_ready(params)
+            job.barrier()
+            params = served.pull(slack=0)
+            after = loss(params, xs.reshape(-1, 5), ys.reshape(-1))
+            assert after < 0.5 * before, (before, after)
+            assert served._pack.tensors[0][0].optimizer.lr < 0.001
+            assert len(set(job.all_gather(float(after)))) == 1
+        """,
+        timeout=300,
+    )
