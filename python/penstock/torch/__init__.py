@@ -76,6 +76,8 @@ class Options(TypedDict, total=False):
     reduce: str
     buffers: str | None
     overlap: bool | int | str
+    check: bool
+    lr_scale: str | None
     prefix: str | None
     rescale: float
     clip: float | None

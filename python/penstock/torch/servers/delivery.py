@@ -110,7 +110,7 @@ class Shared:
         now = self.parameter.grad
         if now is None or not self.held:
             return now is not gradient or gradient._version != version
-        return not self.transfer.holds(now.detach())
+        return not self.transfer.holds(now)
 
     def settings_changed(self) -> bool:
         """Whether the settings changed since `remember`."""
