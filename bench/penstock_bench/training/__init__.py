@@ -9,6 +9,7 @@ Every worker computes on one thread, on a batch of its own. The systems take tur
 | ddp | `DistributedDataParallel` over Gloo, as most scripts have it |
 | ddp-view | the same with `gradient_as_bucket_view=True` |
 | penstock | `ps.torch.distribute(model)`: backward ends with averages in `p.grad` |
+| penstock-ddp | `DistributedDataParallel` with `ps.torch.hooks` |
 | penstock-servers | `ps.torch.distribute(model, optimizer, where="servers")` |
 
 The ideal is the step of `alone`, and beside it that step plus the gradients' bytes at the machine's limit:

@@ -45,7 +45,7 @@ class TrainingRank:
             self.rank, self.size = self._job.rank, self._job.size
         else:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if system.startswith("ddp"):
+        if system.startswith("ddp") or system == "penstock-ddp":
             torch.distributed.init_process_group(
                 "gloo", init_method=f"file://{folder}/gloo", rank=self.rank, world_size=self.size
             )
@@ -78,6 +78,12 @@ class TrainingRank:
         if self._system.startswith("ddp"):
             view = self._system == "ddp-view"
             return torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=view), optimizer
+        if self._system == "penstock-ddp":
+            import penstock as ps
+
+            wrapped = torch.nn.parallel.DistributedDataParallel(network)
+            ps.torch.hooks.register(wrapped, self._job)
+            return wrapped, optimizer
         if self._system.startswith("penstock"):
             import penstock as ps
 

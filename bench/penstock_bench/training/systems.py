@@ -79,7 +79,7 @@ class Training(OnRanks):
         environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(workers)}
         if self.name.startswith("penstock"):
             run = [sys.executable, "-m", "penstock.cli", "run", "--workers", str(workers), *rank[1:]]
-            self._ranks = Ranks(self.name, workers, [run], [{"OMP_NUM_THREADS": "1"}])
+            self._ranks = Ranks(self.name, workers, [run], [environment])
         else:
             environments = [{**environment, "RANK": str(rank)} for rank in range(workers)]
             self._ranks = Ranks(self.name, workers, [rank] * workers, environments)
