@@ -77,6 +77,8 @@ pub struct Link {
     pub joined: bool,
     /// The request to a barrier of which it is not known whether this worker has passed it, and what was heard of it since.
     pub doubtful: Option<(u64, Option<bool>)>,
+    /// Whether its present wait has an end.
+    pub impatient: bool,
     /// Grows whenever a wait begins or ends: an alarm that was set for another does not count.
     pub waits: u64,
 }
@@ -86,7 +88,14 @@ impl Link {
     pub fn new(rng: &mut Rng) -> Self {
         let mut session = [0; 16];
         session.as_chunks_mut::<8>().0.iter_mut().for_each(|bytes| *bytes = rng.word().to_le_bytes());
-        Self { session, requests: Requests::default(), joined: false, doubtful: None, waits: 0 }
+        Self {
+            session,
+            requests: Requests::default(),
+            joined: false,
+            doubtful: None,
+            impatient: false,
+            waits: 0,
+        }
     }
 }
 

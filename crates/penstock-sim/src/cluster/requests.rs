@@ -136,7 +136,7 @@ impl Cluster<'_> {
     fn wait_at_control(&mut self, rank: Rank, state: State, impatient: bool) {
         self.workers[rank as usize].state = state;
         let link = &mut self.links[rank as usize];
-        link.waits += 1;
+        (link.waits, link.impatient) = (link.waits + 1, impatient);
         let wait = link.waits;
         if impatient {
             let delay = self.rng.within(1..=SOON * self.scenario.faults.delay);
@@ -453,7 +453,8 @@ impl Cluster<'_> {
         let left: Vec<Rank> = self.desk.roster.members().left.into_iter().collect();
         for &rank in &ranks {
             let stood = self.desk.clerks.get_mut(&rank).and_then(|clerk| clerk.at_barrier.take());
-            let forgets = self.breaks(Sabotage::ForgetsWhoStood, 3);
+            // Whoever is patient would wait for ever.
+            let forgets = self.links[rank as usize].impatient && self.breaks(Sabotage::ForgetsWhoStood, 2);
             if let Some(id) = stood.filter(|_| !forgets) {
                 let answer = Answer::BarrierPassed { ranks: ranks.clone(), left: left.clone() };
                 self.answer_request(rank, id, answer);

@@ -53,6 +53,8 @@ pub struct Scenario {
     pub cuts: u64,
     /// What else befalls the links.
     pub links: Faults,
+    /// The workers meet at a barrier behind one iteration in so many; 0: never.
+    pub barriers: u64,
     /// Whether workers leave when they are done, and a link that breaks may stay away for a while.
     pub leaves: bool,
     /// A promise that is broken on purpose.
@@ -140,8 +142,8 @@ impl Scenario {
         let iterations = rng.within(3..=14);
         let row_bytes = rng.pick(&[8, 24, 100, 1000, 5000]);
         let cuts = rng.pick(&[0, 300, 1500]);
-        let (links, leaves, sabotage) = (Faults::some(&mut rng), false, None);
-        Self { seed, workers, propagation, iterations, row_bytes, cuts, links, leaves, sabotage }
+        let (links, barriers, leaves, sabotage) = (Faults::some(&mut rng), 4, false, None);
+        Self { seed, workers, propagation, iterations, row_bytes, cuts, links, barriers, leaves, sabotage }
     }
 
     /// The same, with a promise broken.
@@ -158,7 +160,7 @@ impl Scenario {
 
     /// Whether the workers meet at a barrier behind this iteration, counted from 1.
     fn meets(&self, clock: u64) -> bool {
-        hash(&[self.seed, clock]).is_multiple_of(4)
+        self.barriers > 0 && hash(&[self.seed, clock]).is_multiple_of(self.barriers)
     }
 
     /// Runs it: what happened, or what did not hold.
@@ -212,9 +214,20 @@ mod tests {
             let consumer = Plan { slots: 0, slack, near: false, consumes };
             let workers = vec![producer, consumer];
             let (seed, iterations, row_bytes, cuts, leaves) = (1, 40, 1000, 0, false);
-            let (links, sabotage) = (Faults::NONE, None);
-            let scenario =
-                Scenario { seed, workers, propagation, iterations, row_bytes, cuts, links, leaves, sabotage };
+            // Behind a barrier all is fetched.
+            let (links, barriers, sabotage) = (Faults::NONE, 0, None);
+            let scenario = Scenario {
+                seed,
+                workers,
+                propagation,
+                iterations,
+                row_bytes,
+                cuts,
+                links,
+                barriers,
+                leaves,
+                sabotage,
+            };
             scenario.check().unwrap().bytes
         };
         let eager = bytes(Propagation::Eager, 0);

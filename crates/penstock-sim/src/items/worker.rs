@@ -143,6 +143,7 @@ impl Run<'_> {
     fn meet(&mut self, rank: usize) -> bool {
         let early = self.scenario.sabotage == Some(Sabotage::StandsUnflushed);
         let worker = &mut self.workers[rank];
+        let comes = worker.meeting == Meeting::Comes;
         worker.meeting = match worker.meeting {
             Meeting::Comes => {
                 self.stood[rank] = worker.producer.borrow().done();
@@ -152,14 +153,25 @@ impl Run<'_> {
             _ => return false,
         };
         worker.met += 1;
+        if comes {
+            self.tempt(rank);
+        }
         if self.workers.iter().all(|worker| worker.meeting == Meeting::Stands) {
             self.tally.barriers += 1;
             for worker in &mut self.workers {
                 (worker.meeting, worker.barriers) = (Meeting::Works, worker.barriers + 1);
                 worker.due.clone_from(&self.stood);
             }
+            (0..self.workers.len()).for_each(|rank| self.tempt(rank));
         }
         true
+    }
+
+    /// A moment at which a link that breaks loses most: what is set before a barrier is on its way.
+    fn tempt(&mut self, rank: usize) {
+        if self.scenario.cuts > 0 && self.rng.once_in(3) {
+            self.shatter(rank);
+        }
     }
 
     /// What was set before the last barrier must be here before a worker reads: asks for it, and says whether it is.

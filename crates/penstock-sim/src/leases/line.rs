@@ -32,8 +32,9 @@ impl Line {
         Self { wire, readers, whole: [BTreeSet::new(), BTreeSet::new()], greeted: false }
     }
 
-    /// A message goes out, and arrives at `due` or later. Where the connection is over, or silent, it is lost.
-    pub(super) fn send(&mut self, way: Way, message: &[u8], now: u64, due: u64, rng: &mut Rng) {
+    /// A message goes out at `now` and arrives later, up to `longest`. Where the connection is over, or silent, it is lost.
+    pub(super) fn send(&mut self, way: Way, message: &[u8], now: u64, longest: u64, rng: &mut Rng) {
+        let due = now + rng.within(1..=longest);
         let bytes = (HEAD_BYTES + message.len()) as u64;
         let ahead = rng
             .once_in(PIECES_ONCE_IN)

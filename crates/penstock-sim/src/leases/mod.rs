@@ -349,9 +349,9 @@ impl<'a> Run<'a> {
 
     /// A message goes out on a connection. What the network does not pass now is sent again when it does.
     fn post(&mut self, rank: usize, line: usize, way: Way, message: &[u8]) {
-        let from = self.outage(rank, way).unwrap_or(self.now);
-        let due = from + self.rng.within(1..=self.scenario.lease / 16);
-        self.workers[rank].lines[line].send(way, message, self.now, due, &mut self.rng);
+        let now = self.outage(rank, way).unwrap_or(self.now);
+        let longest = self.scenario.lease / 16;
+        self.workers[rank].lines[line].send(way, message, now, longest, &mut self.rng);
     }
 
     /// The same, on the connection that stands.

@@ -431,7 +431,6 @@ mod tests {
     use penstock_proto::encoding::Encoding;
     use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
-    use penstock_proto::remote::home::Chunks;
     use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
     use penstock_proto::travel::{Filtering, Travel};
