@@ -187,6 +187,18 @@ class TableDropped(PenstockError, RuntimeError):
     """This worker has dropped the table."""
 
 
+class RowsApart(PenstockError, RuntimeError):
+    """
+    Rows of a producer on another host that was lost were never current together: of a set, only some had come
+    from it. Get them one at a time.
+    """
+
+    row: int = -1
+    """One that is older than others of them."""
+    producer: int = -1
+    """The rank that was lost."""
+
+
 class CircularWait(PullTimeout, LaneTimeout, BarrierTimeout, GetTimeout):
     """
     Workers wait for each other in a circle: this wait would have lasted until its deadline, and theirs too.

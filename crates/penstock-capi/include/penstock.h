@@ -109,6 +109,8 @@ typedef enum {
     PENSTOCK_ROW_TWICE = 47,
     /// The table was dropped.
     PENSTOCK_TABLE_DROPPED = 48,
+    /// The rows' producer was lost, and they were never current together: get them one at a time.
+    PENSTOCK_ROWS_APART = 49,
     /// There is no such request: it is done, or its job has ended.
     PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
@@ -779,7 +781,7 @@ penstock_status penstock_add(const penstock_table *table,
 ///               PENSTOCK_SLACK_UNBOUNDED (never waits).
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
-/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
+/// PENSTOCK_ROWS_APART, PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
 penstock_status penstock_get(const penstock_table *table,
                              const uint64_t *rows,
                              size_t count,

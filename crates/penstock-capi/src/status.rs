@@ -88,6 +88,8 @@ pub enum penstock_status {
     PENSTOCK_ROW_TWICE = 47,
     /// The table was dropped.
     PENSTOCK_TABLE_DROPPED = 48,
+    /// The rows' producer was lost, and they were never current together: get them one at a time.
+    PENSTOCK_ROWS_APART = 49,
     /// There is no such request: it is done, or its job has ended.
     PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
@@ -214,6 +216,7 @@ fn status(error: &Error) -> penstock_status {
         }
         Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
+        Error::Apart { .. } => PENSTOCK_ROWS_APART,
         Error::Dropped { .. } => PENSTOCK_TABLE_DROPPED,
         Error::Unanswered { .. }
         | Error::InLine { .. }

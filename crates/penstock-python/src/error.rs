@@ -114,6 +114,9 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
             .with("version", *version)
             .with("wanted", *wanted),
         Error::NeverStill { row, waited, .. } => named("GetTimeout").waited(&[], *waited).with("row", *row),
+        Error::Apart { row, producer, .. } => {
+            named("RowsApart").with("row", *row).with("producer", *producer)
+        }
         Error::Dropped { .. } => named("TableDropped"),
         Error::DropTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::TableTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),

@@ -333,6 +333,48 @@ fn rows_of_the_lost_are_the_newest_that_their_home_has_and_need_it_no_more() {
     });
 }
 
+// They were returned as if one set had left them so: of the second set one row, of the first the other.
+#[test]
+fn rows_of_the_lost_that_came_one_by_one_are_not_taken_for_rows_of_one_set() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue"), ("lease", "1")]);
+    let both = Barrier::new(2);
+    let [older, newer] = [ROWS, ROWS + 1];
+    let declare = |job: &Job| {
+        let propagation = Propagation::Lazy;
+        job.table(TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) }).unwrap()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let job = cluster.join(1);
+            let table = declare(&job);
+            for version in [1, 2] {
+                set(&table, &[older, newer], version as f64, Some(version)).unwrap();
+                both.wait();
+                both.wait(); // one of its rows has been read
+            }
+            drop((table, job)); // without closing it: lost
+            both.wait();
+        });
+        let job = cluster.join(0);
+        let table = declare(&job);
+        for (row, version) in [(older, 1), (newer, 2)] {
+            both.wait();
+            assert_eq!(get(&table, &[row], Some(version), None).unwrap(), [version as f64]);
+            both.wait();
+        }
+        both.wait();
+        for _ in 0..2 {
+            match get(&table, &[newer, older], Some(1), None) {
+                Err(Error::Apart { row, producer, .. }) => assert_eq!((row, producer), (older, 1)),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(get(&table, &[older], Some(9), None).unwrap(), [1.0]);
+        assert_eq!(get(&table, &[newer], Some(9), None).unwrap(), [2.0]);
+        job.leave(None).unwrap();
+    });
+}
+
 // Each of them was given half a lease for its last rows, one after the other.
 #[test]
 fn several_producers_that_are_lost_together_are_waited_for_together() {

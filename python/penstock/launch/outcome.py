@@ -24,6 +24,7 @@ _CONSEQUENCES = (
     "PullTimeout",
     "LaneTimeout",
     "GetTimeout",
+    "RowsApart",
 )
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60

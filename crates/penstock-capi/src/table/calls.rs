@@ -157,7 +157,7 @@ pub unsafe extern "C" fn penstock_add(
 ///               PENSTOCK_SLACK_UNBOUNDED (never waits).
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
-/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
+/// PENSTOCK_ROWS_APART, PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_get(
     table: *const penstock_table,

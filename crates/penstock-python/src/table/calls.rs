@@ -381,8 +381,14 @@ impl TableCalls {
     ///     A row is outside the table, or was not declared by this worker.
     /// NeverSet
     ///     One of this worker's own rows is older than that: no other worker could set it, so there is no point in waiting.
-    ///     GetTimeout A row was not fresh enough in time; the message names it and its producer. ShapeError, DtypeError,
-    ///     OptionError `out`, `slack` or `clock` is not valid. JobClosed The job has ended.
+    /// GetTimeout
+    ///     A row was not fresh enough in time; the message names it and its producer.
+    /// RowsApart
+    ///     A producer was lost, and what had come of these of its rows was never current together.
+    /// ShapeError, DtypeError, OptionError
+    ///     `out`, `slack` or `clock` is not valid.
+    /// JobClosed
+    ///     The job has ended.
     ///
     /// Examples
     /// --------

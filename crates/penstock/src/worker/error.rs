@@ -252,6 +252,19 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// A producer is gone, and rows of it that were read together were never current at once: of some of its sets only a part had
+    /// come when it was lost.
+    #[error(
+        "`{name}` has row {row} of worker {producer} only as it was before others of these rows were set: the worker was lost before more of its sets had come"
+    )]
+    Apart {
+        /// The table.
+        name: String,
+        /// A row that is older than the others.
+        row: u64,
+        /// Its producer.
+        producer: Rank,
+    },
     /// Workers wait for each other in a circle: this wait and theirs would last until their deadlines.
     #[error("{goal} waited {waited:.1?} {}: {knot}", CANNOT_COME)]
     Knot {
@@ -447,6 +460,7 @@ impl Error {
                 "every worker that declared the table must drop it; repeat the call to continue waiting".to_owned()
             }
             Self::NeverStill { .. } => "read fewer rows at a time, or set them less often".to_owned(),
+            Self::Apart { .. } => "get these rows one at a time: each is as it came last".to_owned(),
             Self::NonFinite { .. } => {
                 "find the NaN in the gradient; lower the learning rate, or clip".to_owned()
             }

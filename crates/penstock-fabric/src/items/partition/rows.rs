@@ -209,21 +209,18 @@ impl Rows {
         all.together()
     }
 
-    /// The same without asking whether they belong together: what is left of a producer that was lost.
-    pub fn read_apart<'o>(
-        &self,
-        slots: &[u32],
-        place: impl Fn(usize) -> usize,
-        out: impl Into<ForeignMut<'o>>,
-    ) -> Result<u64, Torn> {
-        let mut out = out.into();
-        let bytes = self.layout.row_bytes;
-        let mut version = u64::MAX;
-        for (at, &slot) in slots.iter().enumerate() {
-            let start = place(at) * bytes;
-            version = version.min(self.read(slot, self.now(), out.part(start..start + bytes))?.clock);
+    /// Of rows that came one by one, which was not current any more when the newest of them was set; `None` if they
+    /// belong together.
+    pub fn apart(&self, slots: &[u32]) -> Result<Option<usize>, Torn> {
+        let looks =
+            || -> Result<Vec<Look>, Torn> { slots.iter().map(|&slot| self.look(slot, self.now())).collect() };
+        let seen = looks()?;
+        // What a row carries only grows: what was there twice was there all the time in between, beside the others.
+        if looks()? != seen {
+            return Err(Torn);
         }
-        Ok(version)
+        let newest = seen.iter().map(|look| look.number).max().unwrap_or(0);
+        Ok(seen.iter().position(|look| look.as_of < newest))
     }
 
     /// A row as of a moment, where it stands: `bytes` bytes from the address, which others may be writing.

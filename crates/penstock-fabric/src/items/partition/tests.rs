@@ -157,9 +157,12 @@ fn rows_of_a_mirror_that_were_never_current_together_are_refused() {
     mirror.refresh(0, 3, 3, 3, Some(&[3; 8]));
     let together = mirror.rows().read_together(&[0, 1], |at| at, &mut [0; 16]);
     assert_eq!(together, Err(Torn), "I-3");
+    assert_eq!(mirror.rows().apart(&[0, 1]), Ok(Some(1)), "row 1 may have been set again by set 3");
+    assert_eq!(mirror.rows().apart(&[1]), Ok(None));
     // Had set 3 not changed row 1, as a second look says, they would belong together.
     mirror.refresh(1, 1, 3, 3, None);
     assert_eq!(get(mirror.rows(), &[0, 1]), (Together { version: 3, as_of: 3 }, vec![3, 1]));
+    assert_eq!(mirror.rows().apart(&[0, 1]), Ok(None));
 }
 
 #[test]

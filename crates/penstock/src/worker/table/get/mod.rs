@@ -15,7 +15,7 @@ pub use view::View;
 
 use wait::Awaited;
 
-use super::{Chosen, FINAL, Place, Table, TableInner};
+use super::{Chosen, FINAL, Place, Source, Table, TableInner};
 use crate::wait::{Deadline, undisturbed};
 use crate::worker::link::lock;
 use crate::worker::{Due, Error};
@@ -66,13 +66,6 @@ impl<'a> Slots<'a> {
             Self::Each { slots, outs: Some(outs) } => rows.read_together(slots, |at| outs[at] as usize, out),
             Self::Each { slots, outs: None } => rows.read_together(slots, |at| at, out),
             Self::Run { first, .. } => rows.read_run(first, out),
-        }
-    }
-
-    fn read_apart(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<u64, Torn> {
-        match *self {
-            Self::Each { slots, outs: Some(outs) } => rows.read_apart(slots, |at| outs[at] as usize, out),
-            _ => rows.read_apart(&self.list(), |at| at, out),
         }
     }
 }
@@ -378,9 +371,13 @@ impl TableInner {
                     Some(remote) if remote.propagation != Propagation::Eager => {
                         match self.verified_apart(look) {
                             Some(together) => together,
+                            // No more comes of them: nobody can tell which of them belong together.
                             None if from.is_gone() => {
-                                let look = || slots.read_apart(&from.rows, out.part(0..bytes));
-                                return self.verified(row(0), deadline, look);
+                                let list = slots.list();
+                                match self.verified(row(0), deadline, || from.rows.apart(&list))? {
+                                    Some(at) => return Err(self.apart(from, row(at))),
+                                    None => continue, // the last of them came just now
+                                }
                             }
                             // Rows that came one by one were never current together: they are fetched together.
                             None => {
@@ -410,6 +407,10 @@ impl TableInner {
             self.check_own(stale.row, stale.place, from.rows.version(stale.place.slot), wanted)?;
             self.wait(stale, &slots.list(), wanted, deadline)?;
         }
+    }
+
+    fn apart(&self, from: &Source, row: u64) -> Error {
+        Error::Apart { name: self.spec.name.clone(), row, producer: from.rank }
     }
 
     /// Some looks at rows of a mirror whose rows come one by one.
