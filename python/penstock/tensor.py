@@ -302,6 +302,8 @@ class Tensor(Sealed):
             `slack` is not a whole number of 0 or above.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
+        DeadlineExceeded
+            Another thread did not finish filling the mirror in time.
         JobClosed
             The job has ended, or this worker was removed from it.
 

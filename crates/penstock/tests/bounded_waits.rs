@@ -13,6 +13,7 @@ use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::cell::Cell;
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(50));
@@ -408,6 +409,38 @@ fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_th
         INTERRUPTED.set(false);
         b.table(common_table("t")).unwrap();
         waits.join().unwrap();
+    });
+}
+
+/// It stood at a lock, which knows no timeout and hears no Ctrl-C.
+#[test]
+fn who_waits_for_another_thread_to_fill_the_mirror_can_give_up() {
+    /// Of calls most of which meet the other thread inside.
+    const ATTEMPTS: u32 = 1000;
+    let cluster = Cluster::new(1, 1, &[]);
+    let interrupt = Box::new(|| INTERRUPTED.get());
+    let joined = Job::connect_interruptibly(&cluster.membership(0), cluster.options.clone(), Some(interrupt));
+    let job = joined.unwrap();
+    let w = declare(&job, "w", 1 << 21, Asp);
+    let ends = |mirror: &dyn Fn() -> Result<u64, Error>, expected: &dyn Fn(&Error) -> bool| {
+        (0..ATTEMPTS).any(|_| mirror().is_err_and(|error| expected(&error)))
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let fills = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                w.pull_mirror(None, None).unwrap();
+            }
+        });
+        let late = ends(&|| w.pull_mirror(None, Some(Duration::ZERO)), &|error| {
+            matches!(error, Error::InLine { .. })
+        });
+        INTERRUPTED.set(true);
+        let interrupted = ends(&|| w.pull_mirror(None, None), &|error| *error == Error::Interrupted);
+        INTERRUPTED.set(false);
+        over.store(true, Ordering::Relaxed);
+        fills.join().unwrap();
+        assert!(late && interrupted, "{late} {interrupted}");
     });
 }
 

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
-use penstock::worker::Job;
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, numbers, pull};
+use penstock::worker::{Job, Tensor};
+use penstock_kernels::Foreign;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
 
 const WORKERS: u32 = 3;
@@ -89,5 +90,47 @@ fn nor_when_some_or_all_workers_are_on_other_hosts() {
     {
         Cluster::over(way, WORKERS, 2, &[("chunk_bytes", "4KiB"), ("shards", "1")])
             .run(|job| torture(job, consistency, ITERATIONS / 10));
+    }
+}
+
+/// Fills the mirror and looks at it until all that is pushed is there. Another thread may fill it meanwhile: chunk by chunk what
+/// is seen may then be of different publications, but each is of one, and never of an earlier one than before.
+fn look_at_the_mirror(tensor: &Tensor) {
+    let mirror = tensor.mirror().unwrap();
+    let mut seen = bytes(&[0.0; ELEMENTS as usize]);
+    let mut before = numbers(&seen);
+    while before.iter().any(|&value| value < ITERATIONS as f64) {
+        let version = tensor.pull_mirror(None, None).unwrap();
+        // SAFETY: the mirror has these bytes and outlives the copy, and there is no reference to them.
+        let foreign = unsafe { Foreign::new(mirror.base().as_ptr(), seen.len()) };
+        foreign.copy_to(&mut seen);
+        let values = numbers(&seen);
+        for (at, (&value, &before)) in values.iter().zip(&before).enumerate() {
+            assert!(value.fract() == 0.0 && value <= ITERATIONS as f64, "element {at} is torn: {value:e}");
+            assert!(value >= before, "element {at} fell from {before} to {value}");
+            assert!(value >= version as f64, "element {at}: {value} for version {version}");
+        }
+        before = values;
+    }
+}
+
+#[test]
+fn a_mirror_that_two_threads_fill_is_never_torn_and_never_falls() {
+    for way in [Way::Memory, Way::Tcp] {
+        Cluster::over(way, 2, 1, &[("chunk_bytes", "4KiB"), ("shards", "1")]).run(|job| {
+            let tensor = declare(job, "w", ELEMENTS, Asp);
+            if job.rank() == 0 {
+                std::thread::scope(|scope| {
+                    (0..2).for_each(|_| drop(scope.spawn(|| look_at_the_mirror(&tensor))));
+                });
+            } else {
+                let one = bytes(&[1.0; ELEMENTS as usize]);
+                for _ in 0..ITERATIONS {
+                    tensor.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+                    job.clock().unwrap();
+                }
+            }
+            job.barrier(None).unwrap();
+        });
     }
 }

@@ -97,7 +97,9 @@ pub struct Tensor {
 #[derive(Debug)]
 struct Mirror {
     mapping: Arc<Mapping>,
-    /// Held only while a value that is there is copied, not while one is waited for.
+    /// Of the threads that fill it. A value that is published as fast as it is copied takes the one inside until its deadline.
+    turn: Turn,
+    /// Locked only by the thread that has its turn.
     copy: Mutex<ValueCopy>,
 }
 
@@ -140,7 +142,7 @@ impl Tensor {
         if self.mirror.get().is_none() {
             let copy = ValueCopy::new(self.spec.bytes() as usize).map_err(Error::system("make a mirror"))?;
             let mapping = Arc::clone(copy.mapping());
-            let _ = self.mirror.set(Mirror { mapping, copy: Mutex::new(copy) });
+            let _ = self.mirror.set(Mirror { mapping, turn: Turn::default(), copy: Mutex::new(copy) });
         }
         Ok(self.mirror.get().expect("it was just set"))
     }

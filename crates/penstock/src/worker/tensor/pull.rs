@@ -125,6 +125,8 @@ impl Tensor {
         let mirror = self.mirrored()?;
         let (position, requirement) = self.requirement(slack)?;
         let deadline = self.wait_for_version(&requirement, timeout)?;
+        let what = || format!("copying `{}`", self.spec.name);
+        let _turn = mirror.turn.take(|| self.job.look(&what(), deadline))?;
         self.copy_value(lock(&mirror.copy).out(), position, deadline)
     }
 
