@@ -642,7 +642,7 @@ def a_copy_and_a_saved_model_train_alone(world: World) -> Any:
     return model
 
 
-@idiom(ddp=False, servers="OptionError")
+@idiom(ddp=False)
 def two_losses_of_one_graph(world: World) -> Any:
     net = Net()
     model, optimizer = world.wrap(net, sgd(net))
@@ -717,6 +717,7 @@ def on_servers(next_job: Callable[[], None]) -> None:
     others = [name for name in sys.argv[1:] if IDIOMS[name].servers != "equal"]
     found: dict[str, Any] = {}
     for names in (equal, *([name] for name in others)):
+        name = names[0]  # of which an error before it begins is told
         try:
             with ps.init() as job:
                 job.barrier()  # a worker that fails at once would end the job before the other has joined

@@ -37,14 +37,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     them. What cannot work as in torch, because gradients leave during backward and parameters come from the
     servers, is an OptionError, never a different result:
 
-    | what a script does | what happens |
-    |---|---|
-    | changes, throws away or adds to a gradient that has left | `step`, `zero_grad` or `backward` raises |
-    | changes gradients before `step`, with several workers | `step` raises: the average would not change so |
-    | changes parameters, such as by a clamp | the next `step` raises, unless `publish` came before |
-    | reads or changes `optimizer.state` | raises; use `state_dict()` and `load_state_dict()` |
-    | scales the loss with a GradScaler | its `step` raises |
-    | steps the original optimizer | raises |
+    - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
+    - changing gradients before `step`, with several workers: `step` raises; the average would not change;
+    - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before;
+    - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
+    - scaling the loss with a GradScaler: its `step` raises;
+    - stepping the original optimizer: raises.
 
     With `overlap=False` gradients may be changed: it says that each worker's own change is meant. With
     `check=False`, changes of parameters are not looked for, and changes of gradients only where torch counts
