@@ -726,11 +726,11 @@ class Job(Sealed):
         """
         limit = Limit(timeout)
         try:
-            # One that failed was not delivered. In a signal handler they may wait for the very call
-            # that it interrupts.
+            # In a signal handler these may wait for the very call that it interrupts.
             if before_leaving and not self.closed and not _core.is_interrupting():
                 for finish in list(before_leaving.values()):
                     finish()
+            # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
             self._core.leave(limit.left())
@@ -932,10 +932,10 @@ def _at_exit() -> None:
     # What ended the script, if an error did; an interactive session goes on after its errors.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     try:
-        # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
         if error is None and not all(job.closed for job in _open_jobs):
             for finish in list(before_leaving.values()):
                 finish()
+        # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
         if error is None and "mpi4py.MPI" not in sys.modules:
             _leave_at_exit()
         leave_all(error)

@@ -171,6 +171,9 @@ def test_bad_arguments_are_refused_by_name_before_anything_is_sent(spawn_job: An
             refused(exceptions.OptionError, "inside `jax.jit`",
                     lambda: jax.jit(lambda w: ps.jax.distribute(w, ps.SGD(0.1)) and w)(jnp.ones(2)))
             assert job.iteration == 0
+            assert (jax.jit(served.pull)()["w"] == 1).all()
+        for call in (ps.jax.average, ps.jax.broadcast):
+            refused(exceptions.JobClosed, "closed", lambda: call(jnp.ones(2), job=job))
         """,
     )
 

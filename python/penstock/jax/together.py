@@ -85,9 +85,9 @@ class Together:
         self, job: Job, lines: Sequence[str], arrays: Sequence[Array], timeout: float | None
     ) -> list[Array]:
         """Rank 0's arrays, bit by bit."""
+        self.agree(job, "ps.jax.broadcast", "broadcast of a pytree", lines, timeout)
         if job.size == 1:
             return [array.copy() for array in arrays]
-        self.agree(job, "ps.jax.broadcast", "broadcast of a pytree", lines, timeout)
         total = sum(array.nbytes for array in arrays)
         # float32 is only a wrapper: values are set and read, never computed with, so all bits survive.
         stream = np.zeros(-(-total // 4) * 4, np.uint8)
@@ -129,8 +129,6 @@ class Together:
         Raises GatherConflict where another makes another call, DeclarationConflict where its tree differs:
         then the iteration is over, on all workers, with whatever some have contributed in it.
         """
-        if job.size == 1:
-            return
         try:
             self._compare(job, call, words, lines, timeout)
         except (GatherConflict, DeclarationConflict):
