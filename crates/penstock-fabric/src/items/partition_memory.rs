@@ -1,6 +1,7 @@
 //! Rows as the node of [`penstock_proto::items::node`] sees them.
 
 use super::partition::{Follower, Rows, Waiters, Writer};
+use super::waiters::Announcing;
 use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 
 /// Rows that are written by another process of this host, or here.
@@ -30,9 +31,9 @@ impl PartitionMemory {
         &self.rows
     }
 
-    /// For the follower of rows that another process writes: it is about to sleep, and must look once more.
-    pub fn announce_follower(&self) {
-        self.waiters.announce_follower();
+    /// For the follower of rows that another process writes: it is about to sleep.
+    pub fn announce_follower(&self, by: &Announcing) {
+        self.waiters.announce_follower(by);
     }
 }
 

@@ -114,8 +114,8 @@ impl Summary {
         }
     }
 
-    /// For the follower: it is about to sleep, after which it must look once more.
-    pub fn announce_follower(&self) {
+    /// For the follower: it is about to sleep. [`announce_then_look`] calls this.
+    pub fn announce_follower(&self, _: &Announcing) {
         self.follower.store(1, Ordering::Relaxed);
         // Pairs with the fence in `anyone`: I-4.
         fence(Ordering::SeqCst);
@@ -125,6 +125,22 @@ impl Summary {
     fn take_follower(&self) -> bool {
         self.follower.load(Ordering::Relaxed) != 0 && self.follower.swap(0, Ordering::AcqRel) != 0
     }
+}
+
+/// Shows that a look follows. Nobody else makes one.
+#[derive(Debug)]
+pub struct Announcing(());
+
+/// For whoever follows rows, before it sleeps or leaves them to a thread that does: `announce`s that, for all that it follows, and
+/// only then takes the last `look`. Of what another thread sets, the look finds what was set before, and that thread rings for
+/// the rest. The other way round, what it sets in between would be neither (I-4).
+pub fn announce_then_look<F: ?Sized, T>(
+    followed: &mut F,
+    announce: impl FnOnce(&mut F, &Announcing),
+    look: impl FnOnce(&mut F) -> T,
+) -> T {
+    announce(followed, &Announcing(()));
+    look(followed)
 }
 
 impl Default for Summary {
@@ -258,17 +274,18 @@ mod loom_tests {
         let all = std::sync::Arc::clone(&seen);
         loom::model(move || {
             let shared = Arc::new((Summary::new(), AtomicU64::new(0)));
-            shared.0.announce_follower();
+            let found = |mut shared: &(Summary, AtomicU64)| {
+                let look = |shared: &mut &(Summary, AtomicU64)| shared.1.load(Ordering::Acquire) == 1;
+                announce_then_look(&mut shared, |shared, by| shared.0.announce_follower(by), look)
+            };
+            assert!(!found(&shared));
             let other = Arc::clone(&shared);
             let second = loom::thread::spawn(move || {
                 other.1.store(1, Ordering::Release);
                 other.0.anyone() && other.0.take_follower()
             });
             let stands_in = shared.0.anyone() && shared.0.take_follower();
-            let found = stands_in && {
-                shared.0.announce_follower();
-                shared.1.load(Ordering::Acquire) == 1
-            };
+            let found = stands_in && found(&shared);
             let rang = second.join().unwrap();
             assert!(found || rang, "I-4");
             seen.lock().unwrap().insert((found, rang));
@@ -285,8 +302,11 @@ mod loom_tests {
                 writer.done.store(1, Ordering::Release);
                 writer.summary.anyone() && writer.summary.take_follower()
             });
-            shared.summary.announce_follower();
-            let found = shared.done.load(Ordering::Acquire) == 1;
+            let found = announce_then_look(
+                &mut &*shared,
+                |shared, by| shared.summary.announce_follower(by),
+                |shared| shared.done.load(Ordering::Acquire) == 1,
+            );
             let rung = thread.join().unwrap();
             assert!(found || rung, "I-4");
         });

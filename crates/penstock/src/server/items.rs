@@ -12,6 +12,7 @@ use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
 use penstock_fabric::items::partition::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
+use penstock_fabric::items::waiters::{Announcing, announce_then_look};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
@@ -299,18 +300,21 @@ impl Passer {
             if patience.pause() {
                 continue;
             }
-            // A worker that sets rows from now on rings; what was set before is found by another look.
-            for id in self.followed.keys() {
-                if self.node.is_wanted(*id)
-                    && let Some(memory) = self.node.memory(*id)
-                {
-                    memory.announce_follower();
-                }
-            }
-            if !self.transmit_all() {
+            if !announce_then_look(&mut self, Self::announce, Self::transmit_all) {
                 self.wait();
             }
             patience = Patience::new(&Crowd::Taken(true));
+        }
+    }
+
+    /// Says that it sleeps, where it is looked for.
+    fn announce(&mut self, by: &Announcing) {
+        for id in self.followed.keys() {
+            if self.node.is_wanted(*id)
+                && let Some(memory) = self.node.memory(*id)
+            {
+                memory.announce_follower(by);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! The page that readers sleep on.
 
-use super::super::waiters::{LINES, Line, Summary, Wanted};
+use super::super::waiters::{Announcing, LINES, Line, Summary, Wanted};
 use super::rows::Rows;
 use crate::layout::PAGE;
 use crate::region::{Access, Mapping, Part, Region, Writers};
@@ -53,9 +53,9 @@ impl Waiters {
         self.summary().published(lines, served, Line::ring)
     }
 
-    /// For the follower: it is about to sleep, and must look once more.
-    pub fn announce_follower(&self) {
-        self.summary().announce_follower();
+    /// For the follower: it is about to sleep.
+    pub fn announce_follower(&self, by: &Announcing) {
+        self.summary().announce_follower(by);
     }
 
     /// For a reader: a line of its own, if one is free.

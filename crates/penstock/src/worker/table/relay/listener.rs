@@ -8,6 +8,7 @@ use crate::wire::items::ItemWire;
 use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::link::lock;
+use penstock_fabric::items::waiters::{Announcing, announce_then_look};
 use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use rustix::event::{PollFd, PollFlags};
@@ -17,10 +18,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl State {
-    pub(super) fn announce(&mut self) {
+    /// Says that nobody looks for rows of this worker from now on.
+    pub(super) fn announce(&mut self, by: &Announcing) {
         for id in &self.own {
             if let Some(memory) = self.node.memory(*id) {
-                memory.announce_follower();
+                memory.announce_follower(by);
             }
         }
     }
@@ -108,9 +110,7 @@ impl Shared {
                     break;
                 }
             }
-            // A thread that sets rows from now on rings or sends; what was set before is found by another look.
-            state.announce();
-            let stands = state.transmit();
+            let stands = announce_then_look(&mut *state, State::announce, State::transmit);
             let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
             drop(state);
             if !stands {

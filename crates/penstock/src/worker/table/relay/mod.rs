@@ -20,6 +20,7 @@ use crate::worker::fate::Fate;
 use crate::worker::link::lock;
 use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
+use penstock_fabric::items::waiters::announce_then_look;
 use penstock_proto::Rank;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
@@ -240,10 +241,9 @@ impl Relay {
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {
             Ok(mut state) => {
-                // First: a thread that sets rows from now on rings, and what was set before is found by the look that follows.
-                // The other way round, what another thread sets in between would be neither.
-                state.announce();
-                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+                // As before this relay's own thread sleeps, which is left asleep.
+                let sent = announce_then_look(&mut *state, State::announce, State::transmit)
+                    && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
                 drop(state);
                 if !sent {
                     self.shared.ring();
@@ -501,6 +501,28 @@ mod tests {
                 (Fetch { id: ID, places: &places, version: 1 }, Deadline::new(Duration::from_secs(600)));
             assert_eq!(relay.fetch(fetch, deadline, stands, || Ok(true), || None), Err(dropped()), "{turns}");
             assert_eq!(left.get(), 0, "{turns}");
+        }
+    }
+
+    /// The relay's own thread was left asleep and had said so long before: what was set next waited until it looked by itself.
+    #[test]
+    fn a_set_rings_again_after_a_thread_has_sent_in_the_relays_place() {
+        let (relay, _away) = relay_to_nobody();
+        let mut writer = Writer::private(Layout::new(1, 8)).unwrap();
+        let waiters = Waiters::private().unwrap();
+        let shape = Shape { slots: 1, row_bytes: 8, propagation: Propagation::Eager };
+        relay.produce(PartitionId { table: 0, rank: 0 }, shape, writer.rows().clone(), waiters.clone());
+        let mut rings = || {
+            let mut set = writer.begin(1);
+            set.put(0, 1, &[1; 8]);
+            set.finish();
+            waiters.wake(writer.rows())
+        };
+        assert!(!rings(), "no thread is about to sleep");
+        for _ in 0..2 {
+            relay.kick();
+            assert!(rings());
+            assert!(!rings(), "once for each sleep");
         }
     }
 
