@@ -210,3 +210,23 @@ fn a_forked_child_lets_go_of_its_parents_service_and_the_service_goes_on() {
         Job::connect(&membership, options(&[])).unwrap().leave(None).unwrap();
     }
 }
+
+/// docs/services.md says so, and how many jobs that makes.
+#[test]
+fn an_idle_job_of_a_service_costs_at_most_three_threads_and_ten_descriptors() {
+    const JOBS: usize = 16;
+    let _alone = alone();
+    let service = Service::start(&["127.0.0.1:0".parse().unwrap()], options(&[])).unwrap();
+    let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+    let all = || ["/proc/self/task", "/proc/self/fd"].map(count);
+    let before = all();
+    for number in 0..JOBS {
+        let options = vec![("shards".to_owned(), "2".to_owned())];
+        let (name, secret, index, servers) = (format!("idle-{number}"), SECRET, 0, 1);
+        let (workers, memory, share) = (2, 1 << 26, 1.0);
+        service.create(JobConfig { name, secret, index, servers, workers, options, memory, share }).unwrap();
+    }
+    // Beside a thread or two that the tests' own harness starts meanwhile.
+    let each: Vec<usize> = before.iter().zip(all()).map(|(before, after)| (after - before) / JOBS).collect();
+    assert!(each[0] <= 3 && each[1] <= 10, "threads and descriptors: {each:?}");
+}
