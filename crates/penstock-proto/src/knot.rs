@@ -3,12 +3,15 @@
 //!
 //! - **K-1** Only workers that truly wait for each other in a circle are called a knot.
 //!
-//! A worker that has waited for a while says for what, again and again. It says so only while no other thread of its process
-//! could end the wait, and where the wait has no timeout of its own; where that no longer holds, it takes back what it said. Each
-//! of these waits needs *every* worker that it is for: those that are missing at the barrier, those that have not declared the
-//! table, those that it names itself. So once all members of a circle wait at one and the same time, none of them can act any
-//! more; that they all waited is known when each has said the same again twice since the last of them began, having asked in
-//! between for which workers it waits.
+//! A worker that has waited for a while says for what, again and again, and whether nothing else of it can happen meanwhile: no
+//! other thread of its process could end the wait, and it has no timeout of its own. Where that changes, it says so as another
+//! wait. Each of these waits needs *every* worker that it is for: those that are missing at the barrier, those that have not
+//! declared the table, those that it names itself. So once all members of a circle wait at one and the same time, none of them
+//! can act any more; that they all waited is known when each has said the same again twice since the last of them began, having
+//! asked in between for which workers it waits.
+//!
+//! A circle some of whose members may yet act is no knot: it may be over with the next thing that another thread does, or with a
+//! timeout. It is worth a warning, and ends no wait.
 //!
 //! Pure state, held by the first server's control thread. Memory: one entry a worker.
 
@@ -106,6 +109,10 @@ struct Wait {
     /// Which of the worker's waits it is.
     number: u64,
     goal: Goal,
+    /// Nothing else of the worker can happen meanwhile.
+    alone: bool,
+    /// A warning has told of a circle that it is in.
+    told: bool,
     /// The numbers of the first look, of the last, and of the one before it.
     first: u64,
     last: u64,
@@ -120,32 +127,56 @@ pub struct Knots {
 }
 
 impl Knots {
-    /// `rank` still waits for `goal`, and nothing else happens in its process; `number` numbers its waits.
-    pub fn waits(&mut self, rank: Rank, number: u64, mut goal: Goal) {
+    /// `rank` still waits for `goal`; `alone`: nothing else happens in its process. `number` numbers its waits.
+    pub fn waits(&mut self, rank: Rank, number: u64, mut goal: Goal, alone: bool) {
         self.looks += 1;
         let look = self.looks;
         goal.cut();
-        let (first, before) = match self.waits.get(&rank) {
-            Some(same) if same.number == number => (same.first, same.last),
-            _ => (look, look),
+        let (first, before, told) = match self.waits.get(&rank) {
+            Some(same) if (same.number, same.alone) == (number, alone) => (same.first, same.last, same.told),
+            _ => (look, look, false),
         };
-        self.waits.insert(rank, Wait { number, goal, first, last: look, before });
+        self.waits.insert(rank, Wait { number, goal, alone, told, first, last: look, before });
     }
 
-    /// `rank` no longer waits, or something else may happen in its process.
+    /// `rank` no longer waits.
     pub fn end(&mut self, rank: Rank) {
         self.waits.remove(&rank);
     }
 
     /// The knot that `rank` is in, if it is in one. `needs` says which workers a worker's wait is for, now.
     pub fn find(&self, rank: Rank, needs: impl Fn(Rank, &Goal) -> Vec<Rank>) -> Option<Knot> {
-        let own = needs(rank, &self.waits.get(&rank)?.goal);
+        let members = self.circle(rank, needs, |wait| wait.alone)?;
+        let ranks = members[&rank].clone();
+        Some(Knot { words: self.words(rank, members), ranks })
+    }
+
+    /// The words of a circle that `rank` is in, whose members may yet act; once for the same waits.
+    pub fn doubt(&mut self, rank: Rank, needs: impl Fn(Rank, &Goal) -> Vec<Rank>) -> Option<String> {
+        let members = self.circle(rank, needs, |_| true)?;
+        let mut news = false;
+        for member in members.keys() {
+            news |= self.waits.get_mut(member).is_some_and(|wait| !std::mem::replace(&mut wait.told, true));
+        }
+        news.then(|| self.words(rank, members))
+    }
+
+    /// Those of the waits that count which wait for each other in a circle, or for one that does: which workers each needs.
+    fn circle(
+        &self,
+        rank: Rank,
+        needs: impl Fn(Rank, &Goal) -> Vec<Rank>,
+        counts: impl Fn(&Wait) -> bool,
+    ) -> Option<BTreeMap<Rank, Vec<Rank>>> {
+        let counted = |rank: &Rank| self.waits.get(rank).filter(|wait| counts(wait));
+        let own = needs(rank, &counted(&rank)?.goal);
         // Most long waits are for a worker that computes: nothing more is looked at then.
-        if !own.iter().any(|needed| self.waits.contains_key(needed)) {
+        if !own.iter().any(|needed| counted(needed).is_some()) {
             return None;
         }
+        let all = self.waits.iter().filter(|(_, wait)| counts(wait));
         let mut members: BTreeMap<Rank, Vec<Rank>> =
-            self.waits.iter().map(|(&rank, wait)| (rank, needs(rank, &wait.goal))).collect();
+            all.map(|(&rank, wait)| (rank, needs(rank, &wait.goal))).collect();
         loop {
             let held =
                 |needed: &[Rank], all: &BTreeMap<_, _>| needed.iter().any(|rank| all.contains_key(rank));
@@ -156,12 +187,9 @@ impl Knots {
             }
             free.iter().for_each(|rank| _ = members.remove(rank));
         }
-        if !members.contains_key(&rank) {
-            return None;
-        }
         let began = members.keys().map(|member| self.waits[member].first).max()?;
         let confirmed = members.keys().all(|member| self.waits[member].before > began);
-        confirmed.then(|| Knot { words: self.words(rank, members), ranks: own })
+        (confirmed && members.contains_key(&rank)).then_some(members)
     }
 
     /// Which worker waits for which, and for what: those that wait for the same together, and of many only some, the one that
@@ -215,7 +243,7 @@ mod tests {
     use super::*;
 
     fn say(knots: &mut Knots, rank: Rank, number: u64, ranks: &[Rank]) {
-        knots.waits(rank, number, Goal::Ranks { what: "`w`".to_owned(), ranks: ranks.to_vec() });
+        knots.waits(rank, number, Goal::Ranks { what: "`w`".to_owned(), ranks: ranks.to_vec() }, true);
     }
 
     fn find(knots: &Knots, rank: Rank, missing: &[Rank]) -> Option<String> {
@@ -248,7 +276,7 @@ mod tests {
     fn a_wait_for_who_stands_at_the_barrier_that_this_worker_is_missing_at_is_a_knot() {
         let mut knots = Knots::default();
         for _ in 0..3 {
-            knots.waits(0, 3, Goal::Barrier { what: "epoch".to_owned() });
+            knots.waits(0, 3, Goal::Barrier { what: "epoch".to_owned() }, true);
             say(&mut knots, 1, 7, &[0]);
         }
         assert!(find(&knots, 1, &[1]).unwrap().starts_with("worker 0 stands at the barrier `epoch` and"));
@@ -259,15 +287,41 @@ mod tests {
     fn a_worker_that_takes_back_that_it_only_waits_is_in_no_knot() {
         let mut knots = Knots::default();
         for _ in 0..3 {
-            knots.waits(0, 3, Goal::Barrier { what: String::new() });
+            knots.waits(0, 3, Goal::Barrier { what: String::new() }, true);
             say(&mut knots, 1, 7, &[0]);
         }
         knots.end(0); // another thread of it uses the job
         say(&mut knots, 1, 7, &[0]);
         assert_eq!(find(&knots, 1, &[1]), None);
-        knots.waits(0, 3, Goal::Barrier { what: String::new() });
+        knots.waits(0, 3, Goal::Barrier { what: String::new() }, true);
         say(&mut knots, 1, 7, &[0]);
         assert_eq!(find(&knots, 1, &[1]), None, "it says so anew, and not yet twice");
+    }
+
+    #[test]
+    fn a_circle_one_of_whose_members_may_act_is_told_of_once_and_is_no_knot() {
+        let mut knots = Knots::default();
+        let needs = |_, goal: &Goal| match goal {
+            Goal::Ranks { ranks, .. } => ranks.clone(),
+            _ => vec![1],
+        };
+        for _ in 0..3 {
+            knots.waits(0, 3, Goal::Barrier { what: String::new() }, false);
+            say(&mut knots, 1, 7, &[0]);
+        }
+        assert_eq!((knots.find(0, needs), knots.find(1, needs)), (None, None));
+        let words = knots.doubt(1, needs).unwrap();
+        assert!(words.contains("worker 0 stands at the barrier and waits for workers [1]"), "{words}");
+        assert_eq!((knots.doubt(1, needs), knots.doubt(0, needs)), (None, None), "it was told");
+        // From here on nothing else of it can happen, which is another wait.
+        for _ in 0..2 {
+            knots.waits(0, 4, Goal::Barrier { what: String::new() }, true);
+            say(&mut knots, 1, 7, &[0]);
+            assert_eq!(knots.find(1, needs), None);
+        }
+        knots.waits(0, 4, Goal::Barrier { what: String::new() }, true);
+        say(&mut knots, 1, 7, &[0]);
+        assert!(knots.find(1, needs).is_some());
     }
 
     #[test]
@@ -276,7 +330,7 @@ mod tests {
         for _ in 0..3 {
             for rank in 0..4 {
                 let name = if rank < 2 { "T" } else { "U" }.to_owned();
-                knots.waits(rank, 1, Goal::Table { name });
+                knots.waits(rank, 1, Goal::Table { name }, true);
             }
         }
         let needs = |_, goal: &Goal| match goal {
@@ -295,7 +349,8 @@ mod tests {
         for _ in 0..3 {
             for rank in 0..all {
                 let what = format!("`{rank}{}`", "w".repeat(700));
-                knots.waits(rank, 1, Goal::Ranks { what, ranks: (0..all).filter(|&r| r != rank).collect() });
+                let ranks = (0..all).filter(|&r| r != rank).collect();
+                knots.waits(rank, 1, Goal::Ranks { what, ranks }, true);
             }
         }
         let needs = |_, goal: &Goal| match goal {

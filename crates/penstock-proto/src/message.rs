@@ -15,7 +15,7 @@ use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -84,12 +84,14 @@ pub enum Ask {
     Beat,
     /// Stands at the barrier; answered when all do.
     Barrier,
-    /// Still waits, and nothing else of this worker can happen meanwhile: see [`crate::knot`].
+    /// Still waits: see [`crate::knot`].
     Waits {
         /// Which of its waits.
         wait: u64,
-        /// For what; none: it no longer waits, or something else may happen.
+        /// For what; none: it no longer waits.
         goal: Option<Goal>,
+        /// Whether nothing else of this worker can happen meanwhile.
+        alone: bool,
     },
     /// Which workers keep this tensor from reaching `version`?
     Missing {
@@ -194,7 +196,7 @@ pub enum Answer {
         /// Their ranks.
         ranks: Vec<Rank>,
     },
-    /// To `Waits`: the circle of waits that this one is part of, if it is.
+    /// To `Waits`: the circle of waits that this one is part of, if nothing can end it.
     Knot {
         /// The circle.
         knot: Option<Knot>,

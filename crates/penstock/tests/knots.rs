@@ -9,9 +9,13 @@ use penstock_kernels::Rule;
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError};
-use std::sync::Arc;
+use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 /// Longer than a wait takes to find that it is part of a circle. Nothing tells that something was *not* found.
 const LONG: Duration = Duration::from_millis(3500);
@@ -239,4 +243,67 @@ fn a_worker_that_starts_another_thread_while_it_waits_takes_back_that_it_is_alon
     };
     let (one, other) = both(Way::Memory, starts_one, |job| pulls_first(job, Duration::from_secs(2)));
     assert_eq!(one, other);
+}
+
+/// Keeps what the servers of this process say.
+struct Kept(Arc<Mutex<String>>);
+
+struct Words<'a>(&'a mut String);
+
+impl Visit for Words<'_> {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        let _ = writeln!(self.0, "{value:?}");
+    }
+}
+
+impl Subscriber for Kept {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Words(&mut self.0.lock().unwrap()));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+// Nobody heard of it before the deadline, as soon as a worker's process had another thread or a call a timeout.
+#[test]
+fn a_circle_that_another_thread_or_a_timeout_may_end_is_warned_of_and_ends_no_wait() {
+    let said = Arc::new(Mutex::default());
+    tracing::subscriber::set_global_default(Kept(Arc::clone(&said))).unwrap();
+    let circle = "worker 0 stands at the barrier and waits for workers [1]; worker 1 waits for `doubtful`";
+    // The first pulls in the end too, so that the other's wait is over; each looks for the words before it goes on.
+    let is_said = || said.lock().unwrap().contains(circle);
+    let barrier = |job: &Job| {
+        let w = declare(job, "doubtful", 4, Bsp);
+        while !is_said() {
+            // A timeout of its own.
+            let timeout = Some(Duration::from_secs(8));
+            assert!(matches!(job.barrier(timeout).unwrap_err(), Error::BarrierTimeout { .. }));
+        }
+        push(&w);
+        pull(&w, None).unwrap()
+    };
+    // This process has other threads.
+    let pulls = |job: &Job| {
+        let w = declare(job, "doubtful", 4, Bsp);
+        push(&w);
+        pull(&w, None).unwrap()
+    };
+    let (one, other) = both(Way::Memory, barrier, pulls);
+    assert_eq!(one, other);
+    let said = said.lock().unwrap();
+    assert!(said.contains("until another thread of theirs goes on"), "{said}");
 }

@@ -14,6 +14,7 @@ from penstock.exceptions import DeadlineExceeded, JobClosed, OptionError, Pensto
 from penstock.limit import Limit
 from penstock.ray.actors import ServerActor, WorkerActor
 from penstock.rendezvous.assemble import LOOPBACK, as_environment
+from penstock.rendezvous.waiting import told_if_slow
 
 T = TypeVar("T")
 
@@ -188,14 +189,16 @@ def _placement(ray: Any, order: _Order, deadline: Limit[float]) -> Iterator[Any]
     groups = importlib.import_module("ray.util.placement_group")
     bundles = [order.server] * order.servers + [order.worker] * order.workers
     group = groups.placement_group(bundles, strategy="PACK")
+    wanted = f"{order.servers} x {order.server} and {order.workers} x {order.worker}"
+    left = deadline.left()
     try:
         try:
-            ray.get(group.ready(), timeout=deadline.left())
+            with told_if_slow(f"Ray to give {wanted}", f"{left:.0f} s"):
+                ray.get(group.ready(), timeout=left)
         except ray.exceptions.GetTimeoutError:
             raise DeadlineExceeded(
-                f"Ray did not give {order.servers} x {order.server} and {order.workers} x {order.worker} "
-                "within "
-                f"{deadline.waited():.1f} s; free are {_numbers(ray.available_resources())}",
+                f"Ray did not give {wanted} within {deadline.waited():.1f} s; "
+                f"free are {_numbers(ray.available_resources())}",
                 "ask for less in `resources_per_worker` and `resources_per_server`, or add hosts to the "
                 "cluster",
                 waited=deadline.waited(),

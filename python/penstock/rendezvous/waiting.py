@@ -15,7 +15,7 @@ SLOW_SECONDS = 2.0
 
 
 @contextmanager
-def told_if_slow(what: str) -> Iterator[None]:
+def told_if_slow(what: str, limit: str = "the option `deadline`") -> Iterator[None]:
     """
     One line on standard error if the block takes longer than two seconds: it still waits for `what`.
 
@@ -24,7 +24,7 @@ def told_if_slow(what: str) -> Iterator[None]:
     if not hints.are_wanted():
         yield
         return
-    timer = threading.Timer(SLOW_SECONDS, _tell, [what])
+    timer = threading.Timer(SLOW_SECONDS, _tell, [what, limit])
     timer.daemon = True
     try:
         # Where there is no thread to be had, nothing is said.
@@ -35,8 +35,8 @@ def told_if_slow(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _tell(what: str) -> None:
-    line = f"penstock: still waiting for {what}; gives up after the option `deadline`\n"
+def _tell(what: str, limit: str) -> None:
+    line = f"penstock: still waiting for {what}; gives up after {limit}\n"
     line = line.encode("ascii", "backslashreplace").decode()
     # There may be no standard error, or one that is closed or of the script's own making.
     with suppress(AttributeError, OSError, ValueError):

@@ -1,8 +1,8 @@
 //! Whether a long wait is part of a circle of waits ([`penstock_proto::knot`]): what a worker says about its wait, and when.
 //!
-//! A wait is announced only while nothing else of this worker can happen: while the caller named no timeout of its own, after
-//! which it would do something else, and while no other thread could use the job. The second is looked at every time, and what
-//! was said is taken back once that no longer holds.
+//! A wait says too whether anything else of this worker can happen meanwhile: the caller may have named a timeout, after which it
+//! does something else, and another thread may use the job. That is looked at every time. Where nothing can, a circle ends the
+//! wait; where something may, the server tells of it by a warning.
 
 use super::Error;
 use super::job::Inner;
@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 /// How long a wait is before it asks whether it is part of a circle, and how often then.
 const LONG: Duration = Duration::from_secs(1);
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often a wait asks that no circle ends.
+const DOUBT_EVERY: Duration = Duration::from_millis(500);
+/// What the questions of one look may take: a wait whose own timeout leaves less asks nothing, and ends in time.
+const LOOKS_WITHIN: Duration = Duration::from_secs(2 * ASK_WITHIN.as_secs() + 1);
 
 /// Says whether no thread but the calling one could use the job.
 pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
@@ -29,6 +33,8 @@ pub(super) struct Company {
     /// ended counts as that one: nothing can happen there any more.
     first: AtomicUsize,
     several: AtomicBool,
+    /// One of several threads that wait says so.
+    told: AtomicBool,
     alone: OnceLock<Alone>,
 }
 
@@ -74,8 +80,16 @@ pub(super) struct Circle<'a> {
     job: &'a Inner,
     deadline: Deadline,
     looked: Instant,
-    /// Its number, once it was said.
-    said: Option<u64>,
+    said: Option<Said>,
+}
+
+/// What was said of a wait.
+#[derive(Clone, Copy)]
+struct Said {
+    /// Its number.
+    wait: u64,
+    /// Whether nothing else of this worker can happen.
+    alone: bool,
 }
 
 impl<'a> Circle<'a> {
@@ -86,8 +100,13 @@ impl<'a> Circle<'a> {
 
     /// Asked by the wait now and then: where it has become long, says what it is for. An error if it is part of a circle.
     pub(super) fn look(&mut self, goal: impl FnOnce() -> Result<Option<Goal>, Error>) -> Result<(), Error> {
-        let pause = if self.said.is_some() { LOOK_EVERY } else { LONG };
-        if self.looked.elapsed() < pause || !self.deadline.is_default() {
+        let pause = match self.said {
+            None => LONG,
+            Some(Said { alone: true, .. }) => LOOK_EVERY,
+            Some(Said { alone: false, .. }) => DOUBT_EVERY,
+        };
+        let in_time = self.deadline.is_default() || self.deadline.left() >= LOOKS_WITHIN;
+        if self.looked.elapsed() < pause || !in_time {
             return Ok(());
         }
         let found = self.ask(goal);
@@ -96,14 +115,24 @@ impl<'a> Circle<'a> {
     }
 
     fn ask(&mut self, goal: impl FnOnce() -> Result<Option<Goal>, Error>) -> Result<(), Error> {
-        if !self.job.company.is_alone() {
-            return self.end();
+        let alone = self.deadline.is_default() && self.job.company.is_alone();
+        if self.said.is_some_and(|said| said.alone != alone) {
+            self.end()?;
+        }
+        // A server knows one wait of each worker. Of several that of the thread which came first is as good as any.
+        let told = &self.job.company.told;
+        if !alone && self.said.is_none() && told.load(Ordering::Relaxed) {
+            return Ok(());
         }
         // A server that does not answer now may do so the next time.
         let Some(goal) = patient(goal())?.flatten() else { return Ok(()) };
-        let waits = &self.job.waits;
-        let wait = *self.said.get_or_insert_with(|| waits.fetch_add(1, Ordering::Relaxed));
-        match self.say(wait, Some(goal.clone()))? {
+        let said = match self.said {
+            Some(said) => said,
+            None if !alone && told.swap(true, Ordering::Relaxed) => return Ok(()),
+            None => Said { wait: self.job.waits.fetch_add(1, Ordering::Relaxed), alone },
+        };
+        self.said = Some(said);
+        match self.say(said, Some(goal.clone()))? {
             Some(Knot { words, ranks }) => {
                 let (knot, missing) = (words, ranks);
                 Err(Error::Knot { goal, knot, missing, waited: self.deadline.waited() })
@@ -112,16 +141,25 @@ impl<'a> Circle<'a> {
         }
     }
 
-    /// Says that it no longer waits, or is no longer the only thread.
+    /// Says that it no longer waits, or waits otherwise.
     fn end(&mut self) -> Result<(), Error> {
-        self.said.take().map_or(Ok(()), |wait| self.say(wait, None).map(drop))
+        let Some(said) = self.said.take() else { return Ok(()) };
+        let ended = self.say(said, None).map(drop);
+        if !said.alone {
+            self.job.company.told.store(false, Ordering::Relaxed);
+        }
+        ended
     }
 
-    fn say(&self, wait: u64, goal: Option<Goal>) -> Result<Option<Knot>, Error> {
+    fn say(&self, Said { wait, alone }: Said, goal: Option<Goal>) -> Result<Option<Knot>, Error> {
         // The wait may hold them, and a thread that leaves the job may wait for them: a second lock would then never come.
         let Ok(links) = self.job.links.try_read() else { return Ok(None) };
         let first = links.first().ok_or(Error::Closed)?;
-        let asked = first.ask(Ask::Waits { wait, goal }, "say who waits for whom", Deadline::new(ASK_WITHIN));
+        let within = match goal {
+            None if !self.deadline.is_default() => self.deadline.for_questions(),
+            _ => Deadline::new(ASK_WITHIN),
+        };
+        let asked = first.ask(Ask::Waits { wait, goal, alone }, "say who waits for whom", within);
         match patient(asked)? {
             Some((Answer::Knot { knot }, _)) => Ok(knot),
             Some((other, _)) => Err(first.misunderstood(&other)),

@@ -183,8 +183,8 @@ impl Control {
             Ask::Beat => plain(Answer::Alive),
             Ask::Heard => None,
             Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
-            Ask::Waits { wait, goal } => {
-                let knot = self.wait_in_circles(rank, wait, goal);
+            Ask::Waits { wait, goal, alone } => {
+                let knot = self.wait_in_circles(rank, wait, goal, alone);
                 plain(Answer::Knot { knot })
             }
             Ask::Barrier => {
@@ -266,7 +266,7 @@ impl Control {
     }
 
     /// Notes what a worker still waits for; the circle that the wait is part of.
-    fn wait_in_circles(&mut self, rank: Rank, wait: u64, goal: Option<Goal>) -> Option<Knot> {
+    fn wait_in_circles(&mut self, rank: Rank, wait: u64, goal: Option<Goal>, alone: bool) -> Option<Knot> {
         let Some(mut goal) = goal else {
             self.knots.end(rank);
             return None;
@@ -274,16 +274,23 @@ impl Control {
         if let Goal::Ranks { ranks, .. } = &mut goal {
             ranks.truncate(self.config.workers as usize);
         }
-        self.knots.waits(rank, wait, goal);
+        self.knots.waits(rank, wait, goal, alone);
         let (live, missing) = (self.roster.members().live, self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
-        self.knots.find(rank, |rank, goal| match goal {
+        let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
             Goal::Table { name } => self.tables.undeclared(name, &live),
             Goal::Drop { id, .. } => self.tables.users(*id, &live),
             Goal::Ranks { ranks, .. } => ranks.clone(),
-        })
+        };
+        let knot = self.knots.find(rank, needs);
+        if knot.is_none()
+            && let Some(circle) = self.knots.doubt(rank, needs)
+        {
+            tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
+        }
+        knot
     }
 
     /// Takes a worker back from the barrier. Returns the workers that the barrier waits for, if it has not opened meanwhile.
