@@ -29,7 +29,7 @@ impl Read<'_> {
             return Err(format!("rows were never like this after set {last}: {numbers:?}"));
         }
         let was_set =
-            |(slot, &number): (&u32, &u64)| history[before].get(slot).is_some_and(|&set| number < set as u64);
+            |(slot, &number): (&u32, &u64)| history[before].get(slot).is_some_and(|&set| number < set);
         if numbers.iter().any(was_set) {
             return Err(format!(
                 "rows are older than set {before}, before a barrier that was passed: {numbers:?}"
