@@ -92,7 +92,7 @@ fn a_connection_that_is_silent_to_the_server_costs_nobody_the_job_though_the_ser
 
 /// A worker that has said goodbye asks for nothing again on a new connection, since it looks at nothing that comes; a ticket that it
 /// had open came back without the state that it stood for, and the checker took that for a broken promise (S-3). Since then this
-/// seed has become another run, and 60,000 others do not show it either.
+/// seed has become another run.
 #[test]
 fn tickets_that_come_back_to_a_worker_that_has_said_goodbye_promise_nothing() {
     check(&Scenario::from_seed(17_108));
