@@ -102,6 +102,7 @@ def test_every_row_reaches_every_consumer_over_tcp(propagation: str, tmp_path: P
         f"penstock-all-tcp {propagation}",
         "limit",
     ]
+    assert all(case["processor_s_per_gb"] > 0 for case in cases)  # type: ignore[operator]
 
 
 # Over TCP one case is enough: what differs there is Open MPI's own, and waits in turn where cores are few.

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.cli import main
 from penstock_bench.netns import missing
+from penstock_bench.network import streams
 
 hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
 
@@ -84,7 +85,11 @@ def test_jobs_on_one_server_are_measured_beside_one_job_alone(
     (case,) = json.loads(figures.read_text())["cases"]
     assert case["alone"] > 0
     assert [len(run["bytes_per_second"]) for run in case["runs"]] == [2]
-    assert "the greedy one has" in capsys.readouterr().out
+    assert case["alone_processor_s_per_gb"] > 0
+    assert all(run["processor_s_per_gb"] > 0 for run in case["runs"])
+    printed = capsys.readouterr().out
+    assert "the greedy one has" in printed
+    assert printed.count("processor s/GB") == 2, "of one alone, and of those together"
 
 
 def test_every_layer_is_exchanged_over_the_loopback(
@@ -107,3 +112,15 @@ def test_the_loopback_is_measured_plain_and_under_tls_and_a_missing_iperf3_is_na
     printed = capsys.readouterr().out
     assert "penstock tls" in printed
     assert "iperf3: skipped: iperf3 was not found" in printed
+    assert "processor s/GB" in printed
+
+
+def test_what_iperf3_used_of_the_processors_stands_beside_what_it_moved() -> None:
+    end = {
+        "sum_received": {"bits_per_second": 12e9},
+        "sum_received_bidir_reverse": {"bits_per_second": 4e9},
+        "cpu_utilization_percent": {"host_total": 60.0, "remote_total": 40.0},
+    }
+    before = streams.read(end)
+    assert before == streams.Moved(rate=2e9, processor_per_gb=0.5)
+    assert streams.mean(before, streams.Moved(4e9, 1.0)) == streams.Moved(3e9, 0.75)

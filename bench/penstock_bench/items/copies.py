@@ -28,6 +28,7 @@ class Copies:
 
     name = "limit"
     ways: Sequence[str] = ("limit",)
+    processor: float | None = None
 
     def __init__(self, distance: Callable[[], float]) -> None:
         self._distance = distance

@@ -104,12 +104,14 @@ class Rank(ABC):
         return {}
 
     def rate(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Ends of iterations, as `penstock_bench.ranks.ends` has them."""
+        """Ends of iterations, as `penstock_bench.ranks.ends` has them; processor seconds of each."""
         name, repeats = command["way"], WARMUP + command["repeats"]
         first = self._iterations[name] + 1
         self._iterations[name] += repeats
+        before = time.process_time()
         ends = self.run(self._ways[name], first, repeats, each=False)
-        return {"ends": ends[WARMUP - 1 :]}
+        used = (time.process_time() - before) / repeats
+        return {"ends": ends[WARMUP - 1 :], "processor": used}
 
     def run(self, way: Way, first: int, repeats: int, *, each: bool) -> list[int]:
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.units import format_ratio, format_size, format_time
 from penstock_bench.items.runner import Measured
-from penstock_bench.network.report import columns
+from penstock_bench.network.report import PROCESSOR, columns, processor
 from penstock_bench.report import BUSY
 from penstock_bench.runner import Spread
 
@@ -18,6 +18,7 @@ PEERS = ("mpi put", "mpi get", "mpi sendrecv")
 
 LEGEND = """\
   rows/s, GB/s: what reaches each consumer. The producer's side and the reading are in the time.
+  processor s/GB: of all processes, for each GB that reaches consumers, all together.
   of the others, of limit: our rate / theirs; above 1 we are faster. IQR/2: of the turns.
   latency: from a set until the get in the other process has returned it, half a round trip; ratios: our
   time / theirs, below 1 we are faster. get, fresh: of a row that is there already."""
@@ -51,6 +52,7 @@ def rates(cases: Sequence[Measured]) -> str:
             "GB/s",
             "IQR/2",
             "turns",
+            PROCESSOR,
         ]
         + [f"of {peer}" for peer in peers]
         + (["of limit"] if with_limit else [])
@@ -84,6 +86,7 @@ def _rate(measured: Measured, line: str, against: Sequence[str], *, beside: bool
         f"{rate * work.row_bytes / 1e9:.3f}",
         f"{spread.relative:.0%}",
         str(spread.repeats),
+        processor(measured.processor_per_gb(line)),
         *(_ratio(rate, measured.rows_per_second(other)) for other in against),
     ]
 
@@ -192,6 +195,7 @@ def document(cases: Iterable[Measured], machine: dict[str, object]) -> dict[str,
                     "rows_per_second": rate,
                     "bytes_per_second": rate * measured.work.row_bytes,
                     "iteration": asdict(spread),
+                    "processor_s_per_gb": measured.processor_per_gb(name),
                     "of": {
                         other: rate / theirs
                         for other in (*PEERS, LIMIT)

@@ -44,6 +44,8 @@ class Measured:
     """Seconds from a set until a get has returned it."""
     fresh: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of a get of a row that is there."""
+    processor: dict[str, list[float]] = field(default_factory=dict)
+    """Processor seconds of an iteration, of all processes, the mean of each turn."""
     rounds: list[Round] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     """Systems that were not measured or failed, and why."""
@@ -68,6 +70,11 @@ class Measured:
         """Rows that reach each consumer in a second, by the median turn."""
         spread = self.spread(line)
         return None if spread is None else self.work.rows / spread.median
+
+    def processor_per_gb(self, line: str) -> float | None:
+        """Processor seconds of all processes for each GB that reaches consumers, by the mean turn."""
+        used = self.processor.get(line)
+        return statistics.mean(used) / (self.work.nbytes * self.work.consumers / 1e9) if used else None
 
     def median_latency(self, line: str) -> float | None:
         """Seconds one way."""
@@ -103,7 +110,9 @@ def measure(
     A system that is missing or fails stands in `measured.absent`; the others go on.
     """
     if neighbour:
-        measured.beside = replace(measured, rates={}, latencies={}, fresh={}, rounds=[], company=BESIDE)
+        measured.beside = replace(
+            measured, rates={}, latencies={}, fresh={}, processor={}, rounds=[], company=BESIDE
+        )
     standing: dict[str, System] = {}
     for system in systems:
         if reason := system.missing():
@@ -131,6 +140,8 @@ def measure(
             line = line_name(system, way)
             times = system.rate(way, counts[line])
             one.rates.setdefault(line, []).append(statistics.mean(times))
+            if system.processor is not None:
+                one.processor.setdefault(line, []).append(system.processor)
 
     def latencies(one: Measured, system: System) -> None:
         for way in system.ways:

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from penstock.launch.ranks import Ranks, RanksError, rank_command
 from penstock_bench import ranks
 from penstock_bench.items import sockets
+from penstock_bench.items.ranks import WARMUP
 from penstock_bench.items.work import PROPAGATIONS, Work
-from penstock_bench.network.places import Layout, Place, servers
+from penstock_bench.network.places import Layout, Place, Servers, servers
 from penstock_bench.systems import BenchError
 from penstock_bench.systems.mpi import mpirun
 from penstock_bench.systems.on_ranks import OnRanks
@@ -48,6 +49,8 @@ class System(Protocol):
     name: str
     ways: Sequence[str]
     """Its ways; each is a line of the report, named after system and way."""
+    processor: float | None
+    """Processor seconds of all its processes an iteration, in the last turn; None: not known."""
 
     def missing(self) -> str | None:
         """Why this system cannot be measured here; None if it can."""
@@ -96,6 +99,7 @@ class Processes(OnRanks, ABC):
     """A `System` whose ranks stay up while workers and transport stay the same."""
 
     ways: Sequence[str]
+    processor: float | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +125,15 @@ class Processes(OnRanks, ABC):
 
     def rate(self, way: str, repeats: int) -> list[float]:
         """By the method of `penstock_bench.ranks`."""
+        before = self._beside()
         answers = self._ask(do="rate", way=way, repeats=repeats)
+        beside = (self._beside() - before) / (WARMUP + repeats)
+        self.processor = sum(answer["processor"] for answer in answers) + beside
         return ranks.iteration_times([answer["ends"] for answer in answers])
+
+    def _beside(self) -> float:
+        """Processor seconds so far of processes that are no ranks."""
+        return 0.0
 
     def latency(self, way: str, repeats: int) -> list[float]:
         """Half of each round trip."""
@@ -159,6 +170,7 @@ class Tables(Processes):
         super().__init__()
         self._everywhere = everywhere
         self._propagations = tuple(propagations)
+        self._running = Servers([], [])
         self.ways = self._propagations
         self.name = "penstock-all-tcp" if everywhere else "penstock"
 
@@ -179,7 +191,7 @@ class Tables(Processes):
         """A server, and workers that find it by the environment."""
         layout = Layout((0,) * work.workers, (0,))
         secret = {"PENSTOCK_SECRET": os.urandom(32).hex(), "PENSTOCK_JOB": "bench"}
-        running = self._stack.enter_context(servers(Place(None), layout, secret))
+        self._running = running = self._stack.enter_context(servers(Place(None), layout, secret))
         common = {
             **secret,
             "OMP_NUM_THREADS": "1",
@@ -192,6 +204,9 @@ class Tables(Processes):
             transport = {"PENSTOCK_TRANSPORT": "tcp"} if over_tcp else {}
             environments.append({**common, **transport, "PENSTOCK_RANK": str(rank)})
         return [rank_command(f"{_FOLDER}.tables") for _ in range(work.workers)], environments
+
+    def _beside(self) -> float:
+        return self._running.processor()
 
 
 class Mpi(Processes):

@@ -9,6 +9,9 @@ from typing import Any
 from penstock.units import format_ratio, format_time
 from penstock_bench.runner import Case, Spread
 
+PROCESSOR = "processor s/GB"
+"""The head of the column."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -54,7 +57,7 @@ def table(measured: Sequence[Line], *, rate: bool) -> str:
     heads += ["exchanges/s"] if rate else []
     heads += ["of ideal"] if any(line.ideal is not None for line in measured) else []
     heads += ["of penstock"] if best is not None else []
-    heads += ["processor s/GB"]
+    heads += [PROCESSOR]
     rows = [heads]
     for line in measured:
         spread = line.spread
@@ -65,9 +68,14 @@ def table(measured: Sequence[Line], *, rate: bool) -> str:
             row.append(format_ratio(line.of_ideal) if line.of_ideal is not None else "-")
         if best is not None:
             row.append(format_ratio(spread.median / best))
-        row.append("-" if line.processor_per_gb is None else f"{line.processor_per_gb:.2f}")
+        row.append(processor(line.processor_per_gb))
         rows.append(row)
     return columns(rows)
+
+
+def processor(per_gb: float | None) -> str:
+    """What stands in that column."""
+    return "-" if per_gb is None else f"{per_gb:.2f}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

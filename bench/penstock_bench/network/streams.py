@@ -6,10 +6,28 @@ import json
 import shutil
 import socket
 import subprocess
+from dataclasses import dataclass
+from typing import Any
 
 from penstock_bench.systems import BenchError
 
 SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What both processes moved, both directions added."""
+
+    rate: float
+    """Bytes per second."""
+    processor_per_gb: float
+    """Processor seconds of both for each GB."""
+
+
+def mean(one: Moved, other: Moved) -> Moved:
+    """Of two measurements."""
+    processor = (one.processor_per_gb + other.processor_per_gb) / 2
+    return Moved((one.rate + other.rate) / 2, processor)
 
 
 def missing() -> str | None:
@@ -17,9 +35,9 @@ def missing() -> str | None:
     return None if shutil.which("iperf3") else "iperf3 was not found (apt-get install iperf3)"
 
 
-def both_ways(streams: int, seconds: int = SECONDS) -> float:
+def both_ways(streams: int, seconds: int = SECONDS) -> Moved:
     """
-    Bytes per second, both directions added.
+    Measures.
 
     Raises
     ------
@@ -57,9 +75,16 @@ def both_ways(streams: int, seconds: int = SECONDS) -> float:
         answer = json.loads(done.stdout or "{}")
         if done.returncode != 0 or "end" not in answer:
             raise BenchError(f"iperf3 failed: {answer.get('error', done.stderr.strip())}")
-        end = answer["end"]
-        bits = end["sum_received"]["bits_per_second"] + end["sum_received_bidir_reverse"]["bits_per_second"]
-        return float(bits) / 8
+        return read(answer["end"])
     finally:
         server.kill()
         server.wait()
+
+
+def read(end: dict[str, Any]) -> Moved:
+    """What iperf3 says at its end: rates in bits, processor time in percent of the time that passed."""
+    bits = sum(
+        end[received]["bits_per_second"] for received in ("sum_received", "sum_received_bidir_reverse")
+    )
+    busy = sum(end["cpu_utilization_percent"][side] for side in ("host_total", "remote_total")) / 100
+    return Moved(bits / 8, busy / (bits / 8e9))

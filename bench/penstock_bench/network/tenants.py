@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_bench.network.places import Place
+from penstock_bench.network.places import Place, processor_of
 from penstock_bench.systems import BenchError
 
 GREEDY = 4
@@ -33,6 +33,18 @@ class Found:
     """A job by itself."""
     by_jobs: dict[int, list[float]]
     """Each job's rate, where so many run at once: the median over the rounds."""
+    processor_alone: float
+    """Processor seconds of all processes for each GB that workers pushed and pulled, likewise."""
+    processor_by_jobs: dict[int, float]
+    """The same where so many run at once."""
+
+
+@dataclass(frozen=True)
+class _Once:
+    """One measurement."""
+
+    rates: list[float]
+    processor_per_gb: float
 
 
 def run(
@@ -65,18 +77,25 @@ def run(
     greedy
         Whether the last job has `GREEDY` workers.
     """
-    alone: list[float] = []
-    rates: dict[int, list[list[float]]] = {number: [] for number in jobs}
+    alone: list[_Once] = []
+    together: dict[int, list[_Once]] = {number: [] for number in jobs}
     for _ in range(rounds):
-        alone.append(_once(place, 1, [1], max(jobs), nbytes, seconds, options)[0])
+        alone.append(_once(place, 1, [1], max(jobs), nbytes, seconds, options))
         for number in jobs:
             sizes = [1] * (number - 1) + [GREEDY if greedy else 1]
-            rates[number].append(_once(place, number, sizes, max(jobs), nbytes, seconds, options))
-    medians = {
-        number: [statistics.median(column) for column in zip(*found, strict=True)]
-        for number, found in rates.items()
-    }
-    return Found(statistics.median(alone), medians)
+            together[number].append(_once(place, number, sizes, max(jobs), nbytes, seconds, options))
+    rates = {number: _medians(found) for number, found in together.items()}
+    processors = {number: _median_processor(found) for number, found in together.items()}
+    return Found(_medians(alone)[0], rates, _median_processor(alone), processors)
+
+
+def _medians(found: Sequence[_Once]) -> list[float]:
+    """Each job's rate."""
+    return [statistics.median(column) for column in zip(*(one.rates for one in found), strict=True)]
+
+
+def _median_processor(found: Sequence[_Once]) -> float:
+    return statistics.median(one.processor_per_gb for one in found)
 
 
 def _once(
@@ -87,7 +106,7 @@ def _once(
     nbytes: int,
     seconds: float,
     options: Mapping[str, str],
-) -> list[float]:
+) -> _Once:
     server_host = most
     secrets = [os.urandom(32).hex() for _ in range(number)]
     configuration = [
@@ -126,9 +145,14 @@ def _once(
             everyone = [worker for job in workers for worker in job]
             for worker in everyone:
                 _hear(worker)  # it has joined
+            before = processor_of(service.pid)
             for worker in everyone:
                 _say(worker, "go")
-            return [sum(_hear(worker)["rate"] for worker in job) for job in workers]
+            said = [[_hear(worker) for worker in job] for job in workers]
+            used = processor_of(service.pid) - before
+            used += sum(one["processor"] for job in said for one in job)
+            moved = sum(one["bytes"] for job in said for one in job)
+            return _Once([sum(one["rate"] for one in job) for job in said], used / moved * 1e9)
 
 
 @contextlib.contextmanager
@@ -193,7 +217,7 @@ def _work(nbytes: int, seconds: float) -> None:
         sys.stdout.write(json.dumps({"joined": job.rank}) + "\n")
         sys.stdout.flush()
         sys.stdin.readline()
-        exchanges, start = 0, time.monotonic()
+        exchanges, start, used = 0, time.monotonic(), time.process_time()
         stop = job.tensor("stop", shape=(1,), reduce="sum")
         # All workers of a job stop after the same exchange: the first that is out of time says so.
         while not stop.pull()[0]:
@@ -203,8 +227,9 @@ def _work(nbytes: int, seconds: float) -> None:
             stop.pushpull([1.0 if over else 0.0])
             job.clock()
             exchanges += 1
-        rate = 2 * nbytes * exchanges / (time.monotonic() - start)
-        sys.stdout.write(json.dumps({"rate": rate}) + "\n")
+        moved = 2 * nbytes * exchanges
+        rate, used = moved / (time.monotonic() - start), time.process_time() - used
+        sys.stdout.write(json.dumps({"rate": rate, "bytes": moved, "processor": used}) + "\n")
         sys.stdout.flush()
         sys.stdin.read()
 

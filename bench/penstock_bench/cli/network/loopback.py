@@ -54,13 +54,14 @@ def run(arguments: Sequence[str]) -> int:
         before = None if why else streams.both_ways(shards)
         measure(case, turns, given)
         after = None if why else streams.both_ways(shards)
-        measured = {line.system: line.spread for line in report.lines(case, {})}
-        moved = {name: 2 * size / spread.median for name, spread in measured.items()}
-        reference = None if before is None or after is None else (before + after) / 2
+        measured = {line.system: line for line in report.lines(case, {})}
+        moved = {name: 2 * size / line.spread.median for name, line in measured.items()}
+        peer = None if before is None or after is None else streams.mean(before, after)
+        reference = None if peer is None else peer.rate
         terminal.say(f"loopback {format_size(size)} f32, 1 worker, {shards} streams, both directions at once")
-        rows = [["system", "GB/s", "of iperf3", "of plain", "median", "IQR/2", "repeats"]]
+        rows = [["system", "GB/s", "of iperf3", "of plain", "median", "IQR/2", "repeats", report.PROCESSOR]]
         for name, rate in moved.items():
-            spread = measured[name]
+            spread = measured[name].spread
             rows.append(
                 [
                     name,
@@ -70,19 +71,28 @@ def run(arguments: Sequence[str]) -> int:
                     f"{spread.median * 1e3:.2f} ms",
                     f"{spread.relative:.0%}",
                     str(spread.repeats),
+                    report.processor(measured[name].processor_per_gb),
                 ]
             )
-        if reference is not None:
-            rows.append(["iperf3", f"{reference / 1e9:.2f}", "1.00", "-", "-", "-", "2"])
+        if peer is not None:
+            used = report.processor(peer.processor_per_gb)
+            rows.append(["iperf3", f"{peer.rate / 1e9:.2f}", "1.00", "-", "-", "-", "2", used])
         terminal.say(report.columns(rows))
         if before is not None and after is not None:
-            terminal.say(f"  iperf3 before and after: {before / 1e9:.2f} and {after / 1e9:.2f} GB/s")
+            terminal.say(
+                f"  iperf3 before and after: {before.rate / 1e9:.2f} and {after.rate / 1e9:.2f} GB/s"
+            )
         if why:
             terminal.say(f"  iperf3: skipped: {why}")
         if case.absent:
             terminal.say(report.absent(case))
         failed |= bool(case.failed) or not measured
-        more = {"streams": shards, "iperf3_bytes_per_second": [before, after], "bytes_per_second": moved}
+        more = {
+            "streams": shards,
+            "iperf3_bytes_per_second": [None if one is None else one.rate for one in (before, after)],
+            "iperf3_processor_s_per_gb": None if peer is None else peer.processor_per_gb,
+            "bytes_per_second": moved,
+        }
         entries.append(report.document(case, report.lines(case, {}), **more))
     write(given, "loopback", entries)
     return int(failed)

@@ -43,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     alone = found.alone
     rows = [["jobs", "together", "lost to sharing", "each, of its fair share: least", "median", "most"]]
+    rows[0].append(report.PROCESSOR)
     for number, rates in found.by_jobs.items():
         together = sum(rates)
         fair = together / number
@@ -55,9 +56,13 @@ def run(arguments: Sequence[str]) -> int:
                 f"{shares[0]:.2f}",
                 f"{shares[len(shares) // 2]:.2f}",
                 f"{shares[-1]:.2f}",
+                report.processor(found.processor_by_jobs[number]),
             ]
         )
     terminal.say(report.columns(rows))
+    terminal.say(
+        f"  one alone: {alone / 1e6:.1f} MB/s, {report.processor(found.processor_alone)} {report.PROCESSOR}"
+    )
     if given.greedy:
         for number, rates in found.by_jobs.items():
             fair = sum(rates) / number
@@ -65,8 +70,12 @@ def run(arguments: Sequence[str]) -> int:
                 f"  {number} jobs: the greedy one has {rates[-1] / fair:.2f} of its share, "
                 f"the others at least {min(rates[:-1]) / fair:.2f} of theirs"
             )
-    entries = [{"jobs": n, "bytes_per_second": rates} for n, rates in found.by_jobs.items()]
-    write(given, "tenants", [{"alone": alone, "greedy": given.greedy, "runs": entries}])
+    entries = [
+        {"jobs": n, "bytes_per_second": rates, "processor_s_per_gb": found.processor_by_jobs[n]}
+        for n, rates in found.by_jobs.items()
+    ]
+    case = {"alone": alone, "alone_processor_s_per_gb": found.processor_alone, "greedy": given.greedy}
+    write(given, "tenants", [{**case, "runs": entries}])
     if given.plot:
         from penstock_bench.network import plot
 

@@ -8,6 +8,7 @@ use crate::options::{Options, Security};
 use crate::wait::poll;
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::inside;
 use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
@@ -134,7 +135,7 @@ impl Dialer {
             if left.is_zero() {
                 return Err(io::Error::from(ErrorKind::TimedOut).into());
             }
-            match TcpStream::connect_timeout(&address, left) {
+            match inside::connect(address, left) {
                 Ok(socket) => return self.introduce(socket, address, purpose, until, give_up),
                 Err(error) => last = error,
             }
