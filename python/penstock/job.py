@@ -102,8 +102,11 @@ def init(**options: Any) -> Job:
 def current() -> Job:
     """
     The one job that is open in this process, or a new one if none is. Raises OptionError if several are.
+
+    One that has ended because another worker failed, and that the script has not left, is open: its calls say
+    how it ended. A new one would wait for servers that have gone.
     """
-    jobs = [job for job in _open_jobs if not job.closed]
+    jobs = [job for job in _open_jobs if not job.closed] or list(_open_jobs)
     if len(jobs) > 1:
         raise OptionError(
             f"expected one open job in this process, found {len(jobs)}", "pass the one you mean as `job=`"

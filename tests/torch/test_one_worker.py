@@ -626,6 +626,15 @@ def test_nothing_is_loaded_between_backward_and_step_if_gradients_have_left(
     optimizer.step()
 
 
+# It joined anew, and waited a whole deadline for servers that had gone with the job.
+def test_a_job_that_has_failed_is_not_replaced_by_another_within_its_block() -> None:
+    line = Line()
+    with pytest.raises(ps.exceptions.JobClosed), ps.init(deadline=20) as job:
+        job._core.fail("another worker's error, say")
+        assert job.closed
+        distribute(line, torch.optim.SGD(line.parameters(), lr=1.0))
+
+
 @pytest.mark.parametrize("overlap", ["auto", False, 1])
 def test_a_model_whose_job_has_ended_is_an_ordinary_model(overlap: Any) -> None:
     line = Line()
