@@ -64,6 +64,31 @@ def test_leaves_of_every_kind_come_back_as_what_they_are(spawn_job: Any) -> None
     )
 
 
+def test_leaves_on_several_devices_come_back_where_they_were(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        """
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        import jax, jax.numpy as jnp
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        with ps.init() as job:
+            one, two = jax.devices()
+            halves = NamedSharding(Mesh(np.array([one, two]), ("x",)), PartitionSpec("x"))
+            tree = {
+                "one": jax.device_put(jnp.full(3, job.rank + 0j), one),
+                "two": jax.device_put(jnp.full((2, 2), job.rank, jnp.bfloat16), two),
+                "both": jax.device_put(jnp.arange(8.0) + job.rank, halves),
+            }
+            for got in (ps.jax.average(tree), ps.jax.broadcast(tree), ps.jax.average({"two": tree["two"]})):
+                for name, value in got.items():
+                    assert value.sharding == tree[name].sharding, name
+            assert (ps.jax.average(tree)["both"] == jnp.arange(8.0) + 0.5).all()
+            assert (ps.jax.average(tree)["one"] == 0.5).all()
+        """,
+    )
+
+
 def test_a_broadcast_gives_rank_0s_bits_of_every_element_type(spawn_job: Any) -> None:
     spawn_job(
         3,

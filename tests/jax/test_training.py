@@ -152,7 +152,7 @@ def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(s
             params = served.pull(slack=0)
             after = loss(params, xs.reshape(-1, 5), ys.reshape(-1))
             assert after < 0.5 * before, (before, after)
-            assert served._pack.tensors[0][0].optimizer.lr < 0.001
+            assert served._tensors.all[0].optimizer.lr < 0.001
             assert len(set(job.all_gather(float(after)))) == 1
         """,
         timeout=300,

@@ -34,13 +34,14 @@ from ..arrays import Array
 from ..consistency import Consistency
 from ..job import Job, current
 from ..optim import Optimizer
-from .calls import on_host
-from .leaves import Tree
+from .calls import on_host, packed
+from .leaves import Tree, layout_of
 from .served import Served, serve
 from .together import together
 
 __all__ = ["Served", "average", "broadcast", "distribute"]
 
+_struct: Any = jax.ShapeDtypeStruct
 _served_by: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 
 
@@ -100,13 +101,13 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     """
     tree = Tree(grads)
     places = tree.shared("the gradient ")
-    leaves, lines = [tree.leaves[place] for place in places], tree.lines()
+    layout, lines = layout_of(tuple(tree.leaves[place] for place in places)), tree.lines()
 
-    def host(job: Job, arrays: list[Array]) -> list[Array]:
-        return together(job).average(job, leaves, lines, arrays, timeout)
+    def host(job: Job, flats: list[Array]) -> list[Array]:
+        return together(job).average(job, layout, lines, flats, timeout)
 
-    values = [tree.values[place] for place in places]
-    return tree.rebuilt(dict(zip(places, on_host(job, host, values, values), strict=True)))
+    means = packed(job, host, layout, [tree.values[place] for place in places])
+    return tree.rebuilt(dict(zip(places, means, strict=True)))
 
 
 def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
@@ -163,7 +164,8 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
     def host(job: Job, arrays: list[Array]) -> list[Array]:
         return together(job).broadcast(job, lines, arrays, timeout)
 
-    results = dict(zip(places, on_host(job, host, values, values), strict=True))
+    shapes = [_struct(value.shape, value.dtype) for value in values]
+    results = dict(zip(places, on_host(job, host, values, shapes, values), strict=True))
     for place in places:
         if is_key[place]:
             kind = jax.random.key_impl(given.values[place])

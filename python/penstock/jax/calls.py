@@ -17,23 +17,26 @@ from jax.experimental import io_callback
 from ..arrays import Array
 from ..exceptions import PenstockError
 from ..job import Job, before_leaving, current
+from .leaves import Layout
 
 effects_barrier: Callable[[], None] = jax.effects_barrier
 """Waits until compiled programs have made the calls that are under way."""
 Host = Callable[[Job, list[Array]], Sequence[Array]]
-"""A call on the host: takes arrays and returns arrays of the kinds that were announced."""
+"""A call on the host: takes arrays and returns arrays of the shapes that were announced."""
 
 
-def on_host(job: Job | None, host: Host, arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def on_host(
+    job: Job | None, host: Host, arguments: Sequence[Any], shapes: Sequence[Any], likes: Sequence[Any] = ()
+) -> list[Any]:
     """
-    What `host` returns for the arguments; `results` are like it in shape, element type and device.
+    What `host` returns for the arguments, on the devices of `likes` if there are any.
 
     Outside of `jit`, raises what `host` raises. Inside, JAX reports it as an error of its own whose text has
     the type, the message and the hint.
     """
     # Joins here, if need be, and not in the middle of a compiled program.
     found = job or current()
-    if any(isinstance(one, jax.core.Tracer) for one in arguments) or not _outside():
+    if is_traced(arguments):
         before_leaving["jax"] = effects_barrier
 
         def called(*arrays: Any) -> list[Array]:
@@ -45,23 +48,44 @@ def on_host(job: Job | None, host: Host, arguments: Sequence[Any], results: Sequ
                 # JAX shows the text alone, without notes.
                 raise type(error)(f"{error}{_hint(error)}") from error
 
-        shapes = [_struct(one.shape, one.dtype) for one in results]
-        return list(io_callback(called, shapes, *arguments, ordered=True))
+        return list(io_callback(called, list(shapes), *arguments, ordered=True))
     effects_barrier()
     arrays = host(found, [np.asarray(one) for one in arguments])
-    return [_put(array, like) for array, like in zip(arrays, results, strict=True)]
+    if not likes:
+        return [jax.device_put(array) for array in arrays]
+    return [put_like(array, like) for array, like in zip(arrays, likes, strict=True)]
 
 
-def _outside() -> bool:
-    """Whether no program is being traced: there, whatever is computed is traced too."""
-    return not isinstance(jax.lax.full((), 0), jax.core.Tracer)
+def packed(
+    job: Job | None, host: Host, layout: Layout, leaves: Sequence[Any], others: Sequence[Any] = ()
+) -> list[Any]:
+    """
+    `on_host`, where `host` takes the leaves' flat arrays and then `others`, and returns flat arrays; gives
+    the leaves in them.
+    """
+    values = list(leaves)
+    if is_traced(values):
+        return layout.unpack(on_host(job, host, [*layout.pack(values), *others], layout.shapes()))
+    devices = {device for value in values for device in value.devices()}
+    if len(devices) <= 1:
+        flats = layout.pack(values)
+        likes = values[:1] * len(flats)
+        return layout.unpack(on_host(job, host, [*flats, *others], layout.shapes(), likes))
+    effects_barrier()
+    found = host(job or current(), [*layout.pack_on_host(values), *map(np.asarray, others)])
+    return [put_like(array, like) for array, like in zip(layout.unpack_on_host(found), values, strict=True)]
 
 
-_struct: Any = jax.ShapeDtypeStruct
+def is_traced(values: Sequence[Any]) -> bool:
+    """Whether a program is being traced: then whatever is computed is traced too."""
+    if any(isinstance(value, jax.core.Tracer) for value in values):
+        return True
+    return isinstance(jax.lax.full((), 0), jax.core.Tracer)
 
 
-def _put(array: Array, like: Any) -> Any:
-    return jax.device_put(array, like.sharding) if isinstance(like, jax.Array) else jax.device_put(array)
+def put_like(array: Array, like: Any) -> Any:
+    """The array on the devices of `like`; bound to them only if that is."""
+    return jax.device_put(array, like.sharding if getattr(like, "committed", True) else None)
 
 
 def _hint(error: PenstockError) -> str:

@@ -1,12 +1,14 @@
 """
 Leaves of pytrees, and the tensors of the job that hold them.
 
-All small leaves of one element type share one flat tensor; a larger leaf has its own. A leaf is copied once
-into the lane, and once out of the value. Complex leaves are pairs of real numbers.
+All small leaves of one element type share one flat array, and so one tensor; a larger leaf has its own. The
+flat arrays are made, and taken apart, by compiled functions. A flat array is copied once into the lane, and
+once out of the value. Complex leaves are pairs of real numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -91,7 +93,7 @@ class Tree:
 
 
 def _array(value: Any, path: str) -> Any:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if isinstance(value, jax.Array) or getattr(value, "dtype", None) == jax.dtypes.float0:
         return value
     try:
         return jnp.asarray(value)
@@ -115,7 +117,7 @@ def difference(rank: int, mine: Sequence[str], other: int, theirs: Sequence[str]
 
 
 class _Piece(NamedTuple):
-    """A leaf's part of a tensor, counted in the tensor's elements."""
+    """A leaf's part of a flat array, counted in its elements."""
 
     place: int
     leaf: Leaf
@@ -123,63 +125,109 @@ class _Piece(NamedTuple):
     end: int
 
 
-class Pack:
-    """
-    Leaves in tensors. `declare` makes a tensor from a name, its elements, its element type and the places of
-    its leaves.
-    """
+class Group(NamedTuple):
+    """Leaves that share a flat array, and a tensor."""
 
-    def __init__(
-        self,
-        leaves: Sequence[tuple[int, Leaf]],
-        prefix: str,
-        declare: Callable[[str, int, str, Sequence[int]], Tensor],
-    ) -> None:
-        groups: dict[str, list[tuple[int, Leaf, int]]] = {}
-        for place, leaf in leaves:
-            real = _REAL.get(leaf.dtype, np.dtype(leaf.dtype))
-            elements = leaf.size * (np.dtype(leaf.dtype).itemsize // real.itemsize)
-            large = elements * real.itemsize >= LARGE_BYTES
-            groups.setdefault(f"{_NAMES[real]}/{place}" if large else _NAMES[real], []).append(
-                (place, leaf, elements)
-            )
-        self.tensors: list[tuple[Tensor, list[_Piece]]] = []
-        for name, members in groups.items():
+    name: str
+    dtype: np.dtype[Any]
+    pieces: list[_Piece]
+
+    @property
+    def elements(self) -> int:
+        """Of the flat array."""
+        return self.pieces[-1].end
+
+
+class Layout:
+    """How leaves lie in flat arrays. Leaves are in lists, in the order in which they were given."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        members: dict[str, list[tuple[int, Leaf]]] = {}
+        for place, leaf in enumerate(leaves):
+            name = _NAMES[_real_of(leaf)]
+            large = leaf.size * np.dtype(leaf.dtype).itemsize >= LARGE_BYTES
+            members.setdefault(f"{name}/{place}" if large else name, []).append((place, leaf))
+        self.groups: list[Group] = []
+        for name, inside in members.items():
+            dtype = _real_of(inside[0][1])
             pieces, end = [], 0
-            for place, leaf, elements in members:
-                pieces.append(_Piece(place, leaf, end, end + elements))
-                end += elements
-            dtype = name.partition("/")[0]
-            tensor = declare(f"{prefix}/{name}", end, dtype, [piece.place for piece in pieces])
-            self.tensors.append((tensor, pieces))
+            for place, leaf in inside:
+                start, end = end, end + leaf.size * (np.dtype(leaf.dtype).itemsize // dtype.itemsize)
+                pieces.append(_Piece(place, leaf, start, end))
+            self.groups.append(Group(name, dtype, pieces))
+        # Compiled: hundreds of small leaves are one call each way.
+        self.pack: Callable[[list[Any]], list[Any]] = jax.jit(self._pack)
+        """From leaves to flat arrays."""
+        self.unpack: Callable[[list[Any]], list[Any]] = jax.jit(self._unpack)
+        """And back."""
 
-    def push(self, arrays: dict[int, Array], timeout: float | None) -> None:
-        """Contributes the leaves, by place."""
-        for tensor, pieces in self.tensors:
-            if len(pieces) == 1:
-                tensor.push(_flat(arrays[pieces[0].place], tensor.dtype), timeout=timeout)
-                continue
-            lane = tensor.lane()
-            for piece in pieces:
-                lane[piece.start : piece.end] = _flat(arrays[piece.place], tensor.dtype)
-            tensor.push(timeout=timeout)
+    def shapes(self) -> list[Any]:
+        """What the flat arrays are."""
+        struct: Any = jax.ShapeDtypeStruct
+        return [struct((group.elements,), group.dtype) for group in self.groups]
 
-    def pull(self, slack: int | None, timeout: float | None) -> dict[int, Array]:
-        """The leaves, by place."""
-        found: dict[int, Array] = {}
-        for tensor, pieces in self.tensors:
-            # A copy: JAX may keep the memory that it is given, and this is the servers'.
-            value = np.array(tensor.pull(slack=slack, timeout=timeout))
-            for piece in pieces:
-                part = value[piece.start : piece.end].view(piece.leaf.dtype)
-                found[piece.place] = part.reshape(piece.leaf.shape)
-        return found
+    def pack_on_host(self, values: Sequence[Any]) -> list[Array]:
+        """`pack`, for leaves on several devices."""
+        arrays = [np.ascontiguousarray(value).reshape(-1) for value in values]
+        return [
+            np.concatenate([arrays[piece.place].view(group.dtype) for piece in group.pieces])
+            for group in self.groups
+        ]
+
+    def unpack_on_host(self, flats: Sequence[Array]) -> list[Array]:
+        """`unpack`, for leaves on several devices."""
+        found = {
+            piece.place: flat[piece.start : piece.end].view(piece.leaf.dtype).reshape(piece.leaf.shape)
+            for flat, group in zip(flats, self.groups, strict=True)
+            for piece in group.pieces
+        }
+        return [found[place] for place in range(len(found))]
+
+    def _pack(self, values: list[Any]) -> list[Any]:
+        flats = []
+        for group in self.groups:
+            parts = []
+            for piece in group.pieces:
+                value = values[piece.place]
+                if piece.leaf.dtype in _REAL:
+                    value = jnp.stack([value.real, value.imag], axis=-1)
+                parts.append(value.reshape(-1))
+            flats.append(jnp.concatenate(parts) if len(parts) > 1 else parts[0])
+        return flats
+
+    def _unpack(self, flats: list[Any]) -> list[Any]:
+        found = {}
+        for flat, group in zip(flats, self.groups, strict=True):
+            for piece in group.pieces:
+                value = flat[piece.start : piece.end]
+                if piece.leaf.dtype in _REAL:
+                    value = jax.lax.complex(value[::2], value[1::2])
+                found[piece.place] = value.reshape(piece.leaf.shape)
+        return [found[place] for place in range(len(found))]
 
 
-def flat(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    """The arrays one after the other, as real numbers."""
-    return np.concatenate([_flat(array, dtype) for array in arrays])
+@functools.lru_cache(maxsize=64)
+def layout_of(leaves: tuple[Leaf, ...]) -> Layout:
+    """The leaves' layout: the same object for the same leaves, since its functions are compiled."""
+    return Layout(leaves)
 
 
-def _flat(array: Array, dtype: np.dtype[Any]) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(dtype)
+def _real_of(leaf: Leaf) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(_REAL.get(leaf.dtype, leaf.dtype))
+    return dtype
+
+
+class Tensors:
+    """A layout's flat arrays as tensors of the job, which `declare` makes of groups."""
+
+    def __init__(self, layout: Layout, declare: Callable[[Group], Tensor]) -> None:
+        self.all = [declare(group) for group in layout.groups]
+
+    def push(self, flats: Sequence[Array], timeout: float | None) -> None:
+        """Contributes the flat arrays."""
+        for tensor, flat in zip(self.all, flats, strict=True):
+            tensor.push(flat, timeout=timeout)
+
+    def pull(self, slack: int | None, timeout: float | None) -> list[Array]:
+        """The flat arrays. Copies: JAX may keep the memory that it is given, and this is the servers'."""
+        return [np.array(tensor.pull(slack=slack, timeout=timeout)) for tensor in self.all]

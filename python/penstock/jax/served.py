@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from ..arrays import DTYPES, Array
+from ..arrays import Array
 from ..consistency import Consistency
 from ..exceptions import DeclarationConflict, OptionError
 from ..job import Job
 from ..optim import Optimizer
 from ..tensor import Tensor
-from .calls import on_host
-from .leaves import Pack, Tree, flat
+from .calls import on_host, packed
+from .leaves import Group, Tensors, Tree, layout_of
 from .together import together
 
 
@@ -33,32 +32,28 @@ class Served:
     def __init__(
         self,
         tree: Tree,
-        arrays: dict[int, Array],
-        optimizer: Optimizer,
+        places: list[int],
         job: Job,
         name: str,
         declaration: dict[str, Any],
-        consistency: Consistency | str | None,
-        timeout: float | None,
     ) -> None:
         self._tree = tree
         self._job = job
-        self._timeout = timeout
+        self._timeout: float | None = declaration["timeout"]
         self._lines = tree.lines()
-        self._places = list(arrays)
+        self._places = places
+        values = [tree.values[place] for place in places]
+        self._layout = layout_of(tuple(tree.leaves[place] for place in places))
+        flats = iter(self._layout.pack_on_host(values))
+        # Only the devices count from here on, and a small leaf tells them.
+        self._like = sorted(values, key=lambda value: int(value.size))[:1]
+        for place in places:
+            tree.values[place] = None
 
-        def declare(tensor: str, _: int, dtype: str, places: Sequence[int]) -> Tensor:
-            value = flat([arrays[place] for place in places], DTYPES[dtype])
-            return job.tensor(
-                tensor,
-                value,
-                optimizer=optimizer,
-                consistency=consistency,
-                timeout=timeout,
-                **declaration,
-            )
+        def declare(group: Group) -> Tensor:
+            return job.tensor(f"{name}/{group.name}", next(flats), **declaration)
 
-        self._pack = Pack([(place, tree.leaves[place]) for place in arrays], name, declare)
+        self._tensors = Tensors(self._layout, declare)
 
     def push_pull(self, grads: Any, *, lr: Any = None) -> Any:
         """
@@ -112,14 +107,15 @@ class Served:
         rate = [] if lr is None else [jax.numpy.asarray(lr, jax.numpy.float32)]
 
         def host(job: Job, arrays: list[Array]) -> list[Array]:
+            flats = arrays[: len(self._tensors.all)]
             if rate:
-                for tensor, _ in self._pack.tensors:
+                for tensor in self._tensors.all:
                     tensor.set_lr(float(arrays[-1]))
-            self._pack.push(dict(zip(self._places, arrays, strict=False)), self._timeout)
+            self._tensors.push(flats, self._timeout)
             job.clock()
-            return self._read(None)
+            return self._tensors.pull(None, self._timeout)
 
-        return self._rebuilt(on_host(self._job, host, arguments + rate, self._likes()))
+        return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
     def pull(self, *, slack: int | None = None) -> Any:
         """
@@ -150,17 +146,17 @@ class Served:
         >>> ps.jax.distribute(jnp.zeros(2), ps.SGD(0.5)).pull(slack=0)
         Array([0., 0.], dtype=float32)
         """
-        return self._rebuilt(on_host(self._job, lambda *_: self._read(slack), [], self._likes()))
-
-    def _likes(self) -> list[Any]:
-        return [self._tree.values[place] for place in self._places]
+        found = on_host(
+            self._job,
+            lambda *_: self._tensors.pull(slack, self._timeout),
+            [],
+            self._layout.shapes(),
+            self._like * len(self._tensors.all),
+        )
+        return self._rebuilt(self._layout.unpack(found))
 
     def _rebuilt(self, values: Sequence[Any]) -> Any:
         return self._tree.rebuilt(dict(zip(self._places, values, strict=True)))
-
-    def _read(self, slack: int | None) -> list[Array]:
-        found = self._pack.pull(slack, self._timeout)
-        return [found[place] for place in self._places]
 
 
 def serve(
@@ -187,5 +183,5 @@ def serve(
         )
     lines = [*tree.lines(), f"{optimizer!r}, {consistency}, {declaration}"]
     together(job).agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
-    arrays = {place: np.asarray(tree.values[place]) for place in places}
-    return Served(tree, arrays, optimizer, job, name, declaration, consistency, timeout)
+    settings = {**declaration, "optimizer": optimizer, "consistency": consistency, "timeout": timeout}
+    return Served(tree, places, job, name, settings)

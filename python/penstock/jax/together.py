@@ -23,7 +23,7 @@ from ..gather import Gathering
 from ..job import Job
 from ..optim import Add, Replace
 from ..tensor import Tensor
-from .leaves import Leaf, Pack, difference, digest_of
+from .leaves import Group, Layout, Tensors, difference, digest_of
 
 WINDOW_BYTES = 16 << 20
 """Bytes that a broadcast sends at a time: more would cost shared memory, less more barriers."""
@@ -33,7 +33,7 @@ class _Averages:
     """A job's averages of one kind of tree."""
 
     def __init__(self) -> None:
-        self.pack: Pack | None = None
+        self.tensors: Tensors | None = None
         self.pushed = -1
         """The iteration in which it has contributed last."""
         self.agreed = -1
@@ -52,34 +52,34 @@ class Together:
     def average(
         self,
         job: Job,
-        leaves: Sequence[Leaf],
+        layout: Layout,
         lines: Sequence[str],
-        arrays: Sequence[Array],
+        flats: Sequence[Array],
         timeout: float | None,
     ) -> list[Array]:
-        """The mean of each array over the workers."""
+        """The mean of each flat array over the workers."""
         if job.size == 1:
             job.clock()
-            return [array.copy() for array in arrays]
+            return [flat.copy() for flat in flats]
         digest = digest_of(lines)
         averages = self._averages.setdefault(digest, _Averages())
         iteration = job.iteration
         words = f"average of a pytree in iteration {iteration}"
-        if averages.pack is None:
+        if averages.tensors is None:
             self.agree(job, "ps.jax.average", words, lines, timeout)
             averages.agreed = iteration
-            averages.pack = Pack(list(enumerate(leaves)), f"average/{digest}", _averaged(job, timeout))
+            averages.tensors = Tensors(layout, _averaged(job, f"average/{digest}", timeout))
         # After a timeout the call is repeated: what it gave then counts.
         if averages.pushed != iteration:
-            averages.pack.push(dict(enumerate(arrays)), timeout)
+            averages.tensors.push(flats, timeout)
             averages.pushed = iteration
         if averages.agreed != iteration:
             # After the push, so that the servers fold meanwhile.
             self.agree(job, "ps.jax.average", words, lines, timeout)
             averages.agreed = iteration
-        means = averages.pack.pull(None, timeout)
+        means = averages.tensors.pull(None, timeout)
         job.clock()
-        return [means[place] for place in range(len(arrays))]
+        return means
 
     def broadcast(
         self, job: Job, lines: Sequence[str], arrays: Sequence[Array], timeout: float | None
@@ -159,10 +159,15 @@ def together(job: Job) -> Together:
     return _together.setdefault(job, Together())
 
 
-def _averaged(job: Job, timeout: float | None) -> Callable[[str, int, str, Sequence[int]], Tensor]:
-    def declare(name: str, elements: int, dtype: str, _: Sequence[int]) -> Tensor:
+def _averaged(job: Job, prefix: str, timeout: float | None) -> Callable[[Group], Tensor]:
+    def declare(group: Group) -> Tensor:
         return job.tensor(
-            name, shape=elements, dtype=dtype, optimizer=Replace(), consistency="bsp", timeout=timeout
+            f"{prefix}/{group.name}",
+            shape=group.elements,
+            dtype=group.dtype,
+            optimizer=Replace(),
+            consistency="bsp",
+            timeout=timeout,
         )
 
     return declare
