@@ -58,8 +58,8 @@ def test_averaged_gradients_give_what_one_process_and_ddp_give(
     for other in found[1:]:
         np.testing.assert_array_equal(other[f"{name}/gradients"], mine)
     if f"{name}/ddp" in found[0]:
-        # The same sums of the same numbers: three of them may be added in another order, and Gloo rounds each sum
-        # of bfloat16 where the servers round the last.
+        # The same sums of the same numbers: three of them may be added in another order, and Gloo rounds each
+        # sum of bfloat16 where the servers round the last.
         rtol = float(found[0][f"{name}/tolerance"]) if (len(found), name) in ROUNDED else 1e-5
         np.testing.assert_allclose(mine, found[0][f"{name}/ddp"], rtol=rtol, atol=rtol / 10)
     if f"{name}/plain" in found[0]:
