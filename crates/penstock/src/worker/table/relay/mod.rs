@@ -449,7 +449,7 @@ mod tests {
         let away = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
         let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
-        Relay::start(Setup {
+        let relay = Relay::start(Setup {
             server: 0,
             rank: 0,
             purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
