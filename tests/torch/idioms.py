@@ -479,6 +479,55 @@ def activation_checkpointing_by_a_pass_within_the_pass(world: World) -> Any:
 
 
 @idiom()
+def activation_checkpointing_of_the_whole_model(world: World) -> Any:
+    """All parameters are inside the inner pass: none tells when the outer one ends."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(self.inner, x.requires_grad_(True), use_reentrant=True)
+            return result
+
+    return loop(world, net := Whole(), sgd(net))
+
+
+@idiom(servers="OptionError")
+def hooks_that_are_registered_afterwards(world: World) -> Any:
+    """What they do to a gradient comes before the average."""
+    net = Net()
+    model, optimizer = world.wrap(net, sgd(net))
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.02, 0.02))
+    for step in range(STEPS):
+        x, y = world.batch(step)
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+@idiom(plain=False)
+def two_losses_through_a_batch_norm(world: World) -> Any:
+    """The second pass finds the buffers as the forward pass has left them."""
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model, optimizer = world.wrap(net, sgd(net))
+    for step in range(STEPS):
+        x, y = world.batch(step)
+        optimizer.zero_grad()
+        out = model(x)
+        mse_loss(out, y).backward(retain_graph=True)
+        if world.way != "ddp":  # which reduces once a forward pass
+            (0.0 * out.square().mean()).backward()
+        optimizer.step()
+    return nn.ParameterList(net.parameters())
+
+
+@idiom()
 def an_average_of_the_weights(world: World) -> Any:
     net = Net()
     average = torch.optim.swa_utils.AveragedModel(

@@ -88,7 +88,7 @@ def test_each_part_of_a_step_is_counted_where_it_happens(job: ps.Job, clock: Clo
 def test_gradients_that_leave_while_backward_runs_are_copied_not_computed(job: ps.Job, clock: Clock) -> None:
     model = ps.torch.distribute(Net(), job=job)
     ps.torch.times(model)
-    counted = ps.torch._times[model]
+    counted = ps.torch._distributed[model].times
 
     def left(_: torch.Tensor) -> None:
         counted.sending(lambda: setattr(clock, "now", clock.now + 4))

@@ -44,6 +44,7 @@ from .counters import Times
 from .data import loader, sampler
 from .gradients import Averaging
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
+from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
@@ -57,7 +58,6 @@ _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
-_times: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 def __getattr__(name: str) -> Any:
@@ -256,6 +256,7 @@ def distribute(
         raise OptionError(f"expected buffers {', '.join(map(repr, KINDS))}, got {buffers!r}")
     _check_count("check_every", check_every, 0)
     _check_count("bucket_bytes", bucket_bytes, 1)
+    check_parameters(parameters)
     named = {**parameters, **dict(model.named_buffers())}
     broadcast(
         job,
@@ -278,11 +279,15 @@ def distribute(
         timeout=timeout,
         patience=patience,
     )
-    if optimizer is not None:
-        start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
-        look_after(optimizer, averaging)
-    if job.size > 1:
-        job._barrier_of_all(timeout, "distributing its model")
+    try:
+        if optimizer is not None:
+            start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
+            look_after(optimizer, averaging)
+        if job.size > 1:
+            job._barrier_of_all(timeout, "distributing its model")
+    except BaseException:
+        averaging.forget()
+        raise
     _note(model, parameters, averaging)
     return model if optimizer is None else (model, optimizer)
 
@@ -363,10 +368,9 @@ def times(model: torch.nn.Module) -> dict[str, float]:
             f'expected a model distributed with where="gradients", got {_type_of(model)}',
             "ps.torch.distribute(model) first, and pass the same object here",
         )
-    if model not in _times:
-        _times[model] = Times(model, averaging.parameters(), averaging.job)
-    counted: Times = _times[model]
-    return counted.read()
+    if averaging.times is None:
+        averaging.times = Times(model, averaging.parameters(), averaging.job)
+    return averaging.times.read()
 
 
 def unwrap(model: M) -> M:
@@ -393,7 +397,7 @@ def unwrap(model: M) -> M:
     --------
     >>> net = ps.torch.unwrap(ps.torch.distribute(torch.nn.Linear(4, 2)))
     """
-    found = _distributed.get(model)
+    found = _owner_of(model)
     if isinstance(found, DistributedOptimizer):
         raise OptionError(
             'the model is distributed with where="servers": its steps are taken there',
@@ -469,8 +473,11 @@ def _trained_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None)
 
 def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
-        owner = _owned.get(parameter)
-        if owner is not None and not owner.job.closed:
+        owner = _owned[parameter]() if parameter in _owned else None
+        if owner is not None and owner.job.closed and isinstance(owner, Averaging):
+            # The job that it was averaged by has ended.
+            owner.forget()
+        elif owner is not None and not owner.job.closed:
             raise OptionError(
                 f"parameter `{name}` is distributed already"
                 + (": this model was given to `distribute` before" if model in _distributed else ""),
@@ -488,9 +495,16 @@ def _settings(
 
 
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:
-    _distributed[model] = owner
+    # An optimizer holds its model: held here, the model would never go.
+    _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
-        _owned[parameter] = owner
+        _owned[parameter] = weakref.ref(owner)
+
+
+def _owner_of(model: object) -> Any:
+    """What averages the model's gradients, or takes its steps; None if it is not distributed."""
+    found = _distributed.get(model)
+    return found() if isinstance(found, weakref.ref) else found
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -21,7 +21,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
 from .roll import Roll, digest_of
+
+if TYPE_CHECKING:
+    from ..counters import Times
 
 BUCKET_BYTES = 1 << 20
 """
@@ -71,7 +74,7 @@ class Averaging:
         self._patience = patience
         self._members = [
             Member(parameter, name, place)
-            for place, (name, parameter) in enumerate(_checked(parameters).items())
+            for place, (name, parameter) in enumerate(check(parameters).items())
         ]
         self._parameters = [member.parameter for member in self._members]
         # By the member's place: how often backward adds to its gradient in a pass, by what earlier ones did,
@@ -86,14 +89,21 @@ class Averaging:
         self._overlap = overlap
         self._synchronized = True
         self.unsent = False
-        """Whether a pass inside `no_sync` was the last."""
+        """Whether gradients may not be averages: the last pass was inside `no_sync`, or did not end well."""
         self._count = 0
         self._check_every = check_every
         self._ask = self._compare = False
-        self._norms: list[float] | None = None
+        self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
         self._same = 0
+        self._idempotent = (
+            declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
+        )
+        self.times: Times | None = None
+        """Once somebody has asked for them."""
+        self._ours: list[tuple[Member, int]] = []
         self._handles: list[Any] = []
+        self._all = list(parameters.values())
         if job.size == 1:
             return
         trained = [member for member in self._members if member.parameter.requires_grad]
@@ -130,7 +140,7 @@ class Averaging:
             if backward.known != _this_pass():
                 backward.enter()
             if not self._reached:
-                self._begin()
+                self._begin(member)
             left = to_come[place] - 1
             to_come[place] = left
             bucket = member.bucket
@@ -139,7 +149,10 @@ class Averaging:
             if left == 0:
                 bucket.missing -= 1
                 if bucket.missing == 0 and self._learned and self._overlap:
-                    bucket.send()
+                    if self.times is None:
+                        bucket.send()
+                    else:
+                        self.times.sending(bucket.send)
             elif bucket.has_left:
                 raise OptionError(
                     f"the gradient of `{member.name}` was added to after it had left for the other workers",
@@ -149,19 +162,54 @@ class Averaging:
         if frozen:
             member.parameter.requires_grad_(True)
         try:
-            return member.parameter.register_post_accumulate_grad_hook(came)
+            handle = member.parameter.register_post_accumulate_grad_hook(came)
         finally:
             if frozen:
                 member.parameter.requires_grad_(False)
+        self._ours.append((member, handle.id))
+        return handle
 
-    def _begin(self) -> None:
+    def _begin(self, member: Member) -> None:
+        """The pass reaches this model, with the gradient of `member`."""
         if self.job.closed:
             raise JobClosed(
                 "the job has ended, and this model's gradients are averaged by it",
                 "`ps.torch.unwrap(model)` makes it an ordinary model again",
             )
+        self._refuse_leftovers(member)
         self._reached = True
+        self.unsent = True
         self._backward.reach(self)
+        self._come_last(member)
+
+    def _come_last(self, member: Member) -> None:
+        """
+        Moves our hooks behind those that the script has registered since: what these do to a gradient is part
+        of it, as under DistributedDataParallel.
+        """
+        for one, ours in self._ours:
+            hooks: Any = one.parameter._post_accumulate_grad_hooks
+            if next(reversed(hooks)) != ours:
+                hooks.move_to_end(ours)
+                if one is member and one.bucket is not None:
+                    # Its hooks are being called: the script's come after ours this once.
+                    one.bucket.missing += 1
+
+    def _refuse_leftovers(self, member: Member) -> None:
+        """
+        Where averages are not what remains when they are averaged again, an average must not be sent a second
+        time.
+        """
+        if self._idempotent:
+            return
+        for one in self._members:
+            gradient = one.parameter.grad
+            if one is not member and gradient is not None and gradient.any():
+                raise OptionError(
+                    f"backward began while `{one.name}` still had a gradient: with reduce='sum', rescale or clip "
+                    "what was summed before would be summed again",
+                    "clear gradients before each pass, or collect them inside no_sync()",
+                )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -187,8 +235,8 @@ class Averaging:
             if not bucket.has_left:
                 bucket.send()
         self._buffers.send()
-        self._norms = self._measured() if self._compares() else None
-        self._roll.call(used, self._count, self._inputs, self._ask, self._norms)
+        self._marks = self._measured() if self._compares() else None
+        self._roll.call(used, self._count, self._inputs, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -204,11 +252,26 @@ class Averaging:
         every = self._check_every
         return self._compare or bool(every and (self._count == 1 or self._count % every == 0))
 
-    def _measured(self) -> list[float]:
+    def _measured(self) -> list[tuple[float, float]]:
+        """Norm and sum of each parameter. Refuses parameters that the model has got since."""
+        self._refuse_new()
         return [
-            float(torch.linalg.vector_norm(member.parameter.detach(), dtype=_wide(member.dtype)))
+            (
+                float(torch.linalg.vector_norm(member.parameter.detach(), dtype=_wide(member.dtype))),
+                float(member.parameter.detach().sum(dtype=torch.float64)),
+            )
             for member in self._members
         ]
+
+    def _refuse_new(self) -> None:
+        model = self._model()
+        known = {id(parameter) for parameter in self._all}
+        for name, parameter in model.named_parameters() if model is not None else ():
+            if id(parameter) not in known and parameter.requires_grad:
+                raise OptionError(
+                    f"parameter `{name}` came after `distribute`: its gradient is not averaged",
+                    "build the model first; `ps.torch.distribute(ps.torch.unwrap(model))` takes in what is new",
+                )
 
     @torch.no_grad()
     def take_average(self) -> bool:
@@ -227,7 +290,7 @@ class Averaging:
                 "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
-        if self._norms is not None and (apart := heard.apart(self._norms)) is not None:
+        if self._marks is not None and (apart := heard.apart(self._marks)) is not None:
             raise DeclarationConflict(
                 f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
                 f"{self.job.rank} noticed after {self._count} averages of gradients",
@@ -300,7 +363,7 @@ class Averaging:
 
     def given(self, inputs: Any) -> None:
         """The model is called with a batch."""
-        if self._inputs is None and torch.is_grad_enabled():
+        if self._inputs is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._inputs = digest_of(inputs)
 
     def loaded(self) -> None:
@@ -308,8 +371,13 @@ class Averaging:
         self._ask = True
 
     def parameters(self) -> list[torch.Tensor]:
-        """All that are averaged, or would be."""
-        return [member.parameter for member in self._members]
+        """All that the model and the optimizer had."""
+        return self._all
+
+    @property
+    def has_averaged(self) -> bool:
+        """Whether any pass has ended."""
+        return self._count > 0
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
@@ -346,7 +414,7 @@ class _Given:
         return type(self), ()
 
 
-def _checked(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those that have elements. Raises DtypeError or OptionError if one cannot be averaged."""
     for name, parameter in parameters.items():
         if isinstance(parameter, torch.nn.UninitializedParameter):

@@ -14,6 +14,7 @@ hook of the node that runs the inner one, which autograd calls when it is back i
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -69,6 +70,7 @@ class Backward:
         self.known = -1
         """The pass whose end is known to be heard of. A hook that finds another calls `enter`."""
         self._outermost = -1
+        self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: list[Part] = []
 
@@ -94,8 +96,13 @@ class Backward:
         if outermost == self._outermost:
             return
         if self._outermost != -1:
+            if self._thread != threading.get_ident():
+                raise OptionError(
+                    "two threads of this worker run backward passes of distributed models at the same time",
+                    "let one thread train, or give each its own process",
+                )
             self._forget_broken()
-        self._outermost = outermost
+        self._outermost, self._thread = outermost, threading.get_ident()
         _engine.queue_callback(self._end)
 
     def _forget_broken(self) -> None:

@@ -9,6 +9,7 @@ writes to it after the pass.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,6 +166,11 @@ class Bucket:
             values = [value for value, one in zip(values, gradients, strict=True) if one is not None]
         if any(gradient.requires_grad for gradient in present):
             # Of `backward(create_graph=True)`: what they hold is part of the graph.
+            warnings.warn(
+                "backward(create_graph=True): averaged gradients have no graph of their own, so nothing can be "
+                "derived from them; use torch.autograd.grad for what is to be derived again",
+                stacklevel=2,
+            )
             for parameter in self._parameters:
                 if parameter.grad is not None and parameter.grad.requires_grad:
                     parameter.grad = torch.empty_like(parameter, requires_grad=False)

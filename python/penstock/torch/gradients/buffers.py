@@ -108,7 +108,10 @@ class Buffers:
             for label, read, shape in group.of:
                 piece = flat[at : at + shape.numel()].reshape(shape)
                 at += shape.numel()
-                _checked(label, read(), shape).copy_(piece)
+                buffer = _checked(label, read(), shape)
+                # A second backward pass through the same graph must still find what its forward pass saved.
+                with torch.autograd._unsafe_preserve_version_counter(buffer):
+                    buffer.copy_(piece)
 
 
 def _buffers(model: torch.nn.Module) -> list[tuple[str, Callable[[], torch.Tensor], torch.Tensor]]:

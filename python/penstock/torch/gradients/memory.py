@@ -92,7 +92,7 @@ class CudaMemory:
         copied = torch.cuda.Event()
         with torch.cuda.stream(side):
             for lane, gradient in zip(lanes, gradients, strict=True):
-                lane.copy_(gradient, non_blocking=True)
+                lane.copy_(gradient.detach(), non_blocking=True)
                 # The allocator must not hand out the gradient's memory again before this stream has read it.
                 gradient.record_stream(side)
             copied.record(side)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...exceptions import PullTimeout
+from ...exceptions import CircularWait, PullTimeout
 
 PATIENCE = 1800.0
 """Seconds; torch.distributed's default."""
@@ -29,6 +29,9 @@ def patiently(read: Callable[[], T], patience: float) -> T:
         asked = time.monotonic()
         try:
             return read()
+        except CircularWait:
+            # No patience helps where workers wait for each other.
+            raise
         except PullTimeout as error:
             now = time.monotonic()
             if now - begun + (now - asked) > patience:

@@ -9,7 +9,7 @@ as one more tensor, of which every worker reads the mean.
 | count | its passes so far | not its own: another has had more or fewer |
 | inputs | a digest of the first batches | its own: all were given the same |
 | ask | 1 after a load of a state | above 0: the next pass compares parameters |
-| norms | of each parameter, in passes that compare | not its own: models have come apart |
+| norms, sums | of each parameter, in passes that compare | not its own: models have come apart |
 
 Means of small whole numbers are exact but for rounding, which each comparison allows for.
 """
@@ -33,11 +33,14 @@ COUNTS = 1 << 12
 Passes are counted up to here, then from 0 again: so small that the mean over a thousand workers still tells a
 difference of one.
 """
-NORM_TOLERANCE = 1e-5
+TOLERANCE = 1e-5
 """
-Relative. Processors of different kinds round differently, by 1e-7 a step and not always upwards; a step that
-one worker has left out is far above.
+Of the norm. Processors of different kinds round differently, by 1e-7 a step and not always upwards. A step that
+one worker has left out changes the norm, or the sum (of n elements by about sqrt(n) times the learning rate, for
+rules such as Adam), by more than this unless learning rates are tiny; then the next ones add to it.
 """
+ROUNDING = 1e-6
+"""Of the sum: what a float32 loses of it."""
 
 
 class Roll:
@@ -53,6 +56,7 @@ class Roll:
             "inputs": 2,
             "ask": 1,
             "norms": parameters,
+            "sums": parameters,
         }
         self._parts: dict[str, slice] = {}
         end = 0
@@ -69,7 +73,7 @@ class Roll:
         count: int,
         inputs: tuple[int, int] | None,
         ask: bool,
-        norms: Sequence[float] | None,
+        marks: Sequence[tuple[float, float]] | None,
     ) -> None:
         """Gives this worker's answers."""
         lane = self._tensor.lane()
@@ -80,8 +84,8 @@ class Roll:
         if inputs is not None:
             lane[self._parts["inputs"]] = inputs
         lane[self._parts["ask"]] = ask
-        if norms is not None:
-            lane[self._parts["norms"]] = norms
+        if marks is not None:
+            lane[self._parts["norms"]], lane[self._parts["sums"]] = np.asarray(marks, dtype=np.float32).T
         self._tensor.push()
 
     def hear(self) -> Heard:
@@ -127,14 +131,15 @@ class Heard:
         """Whether all workers gave these inputs."""
         return bool((np.abs(self._parts["inputs"] - np.asarray(inputs)) < 0.5).all())
 
-    def apart(self, norms: Sequence[float]) -> int | None:
-        """The first parameter whose norm is not everybody's."""
-        mine = np.asarray(norms, dtype=np.float32)
-        theirs = self._parts["norms"]
+    def apart(self, marks: Sequence[tuple[float, float]]) -> int | None:
+        """The first parameter whose norm or sum is not everybody's."""
+        norms, sums = np.asarray(marks, dtype=np.float32).T
         with np.errstate(invalid="ignore", over="ignore"):
-            # A NaN or an infinity on all workers is one everywhere in the mean too.
-            near = np.abs(mine - theirs) <= NORM_TOLERANCE * np.abs(mine)
-        near |= ~np.isfinite(mine) & ~np.isfinite(theirs)
+            allowed = TOLERANCE * np.abs(norms)
+            near = np.abs(norms - self._parts["norms"]) <= allowed
+            near &= np.abs(sums - self._parts["sums"]) <= allowed + ROUNDING * np.abs(sums)
+        # A NaN or an infinity on all workers is one in the mean too.
+        near |= ~np.isfinite(norms) & ~np.isfinite(self._parts["norms"])
         return None if near.all() else int(np.flatnonzero(~near)[0])
 
 
@@ -145,7 +150,11 @@ def digest_of(inputs: Any) -> tuple[int, int]:
             data = value.detach()
             if data.is_sparse or data.is_quantized:
                 continue
-            raw = data.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+            try:
+                raw = data.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+            except (RuntimeError, TypeError, NotImplementedError):
+                # Inside torch.func's transforms, on the meta device: there are no bytes to look at.
+                return 0, 0
             found = hashlib.sha256(raw.tobytes()).digest()
             return int.from_bytes(found[:3], "little") >> 4, int.from_bytes(found[3:6], "little") >> 4
     return 0, 0

@@ -69,14 +69,23 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if job.closed or not averaging._handles:
             return None
-        if averaging.unsent:
+        # With a closure, the pass that counts is still to come.
+        by_closure = len(args) > 1 or kwargs.get("closure") is not None
+        if averaging.unsent and not by_closure:
             raise OptionError(
-                "the last backward pass ran inside no_sync(), so the gradients of this step are this "
-                "worker's alone",
+                "the last backward pass ran inside no_sync() or did not end well, so the gradients of this step "
+                "are this worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
         for group in stepped.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is not None and not averaging.has_averaged and not by_closure:
+                    raise OptionError(
+                        "no backward pass has averaged gradients yet, so the gradients of this step are this "
+                        "worker's alone",
+                        "let loss.backward() make them; `torch.autograd.grad` and gradients that a script sets "
+                        "itself are not averaged",
+                    )
                 if id(parameter) not in known:
                     raise OptionError(
                         f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
