@@ -494,14 +494,19 @@ def activation_checkpointing_of_the_whole_model(world: World) -> Any:
     return loop(world, net := Whole(), sgd(net))
 
 
-@idiom(servers="OptionError")
+@idiom(plain=False, servers="OptionError")
 def hooks_that_are_registered_afterwards(world: World) -> Any:
     """What they do to a gradient comes before the average."""
+
+    def clamp(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.02, 0.02)
+
     net = Net()
     model, optimizer = world.wrap(net, sgd(net))
     for parameter in net.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.02, 0.02))
+            parameter.register_post_accumulate_grad_hook(clamp)
     for step in range(STEPS):
         x, y = world.batch(step)
         optimizer.zero_grad()

@@ -5,6 +5,8 @@ usual is in test_semantics.py.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,35 @@ def test_models_that_cannot_be_averaged_are_refused(job: ps.Job) -> None:
 def test_no_sync_is_for_distributed_models(job: ps.Job) -> None:
     with pytest.raises(OptionError, match="expected models distributed"), ps.torch.no_sync(nn.Linear(2, 2)):
         pass
+
+
+def test_a_model_that_is_dropped_goes_with_all_that_averaging_kept(job: ps.Job) -> None:
+    gone = []
+    for _ in range(2):
+        net = ps.torch.distribute(nn.Linear(3, 2), job=job)
+        gone.append(weakref.ref(net.weight))
+        del net
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_model_outlives_its_job_and_joins_the_next(job: ps.Job) -> None:
+    net = nn.Linear(3, 2)
+    ps.torch.distribute(net, job=job)
+    job.close()
+    with ps.init(deadline=20) as other:
+        assert ps.torch.distribute(net, job=other) is net
+        net(torch.ones(1, 3)).sum().backward()
+
+
+def test_parameters_without_elements_are_no_reason_to_refuse(job: ps.Job) -> None:
+    net = nn.Linear(3, 2)
+    net.empty = nn.Parameter(torch.zeros(0))
+    for _ in range(2):
+        net, optimizer = ps.torch.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1), job=job)
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        ps.torch.unwrap(net)
 
 
 # -- two workers, all in one pair of processes
@@ -299,6 +330,33 @@ def sparse(job):
     model, optimizer = distributed(job, model)
     model(torch.tensor([1, 2])).square().mean().backward()
 
+def sums_of_sums(job):
+    model, optimizer = distributed(job, reduce="sum")
+    for step in range(2):
+        model(batch(job, step)).square().mean().backward()
+
+def stepping_without_an_average(job):
+    model, optimizer = distributed(job)
+    loss = model(batch(job, 0)).square().mean()
+    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+        parameter.grad = gradient
+    optimizer.step()
+
+def a_new_layer(job):
+    model, optimizer = distributed(job)
+    model.append(nn.Linear(6, 6))
+    train(job, model, optimizer, range(3))
+
+def a_small_step_left_out(job):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0)
+    model, optimizer = ps.torch.distribute(model, optimizer, check_every=3)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(batch(job, step)).square().mean().backward()
+        if job.rank == 0 or step != 2:
+            optimizer.step()
+
 def taken_away(job):
     model, optimizer = distributed(job)
     def step_at_once(parameter):
@@ -370,7 +428,8 @@ def patient(job):
 import threading
 waiting = threading.Event()
 PARTS = (other_settings, other_options, apart, loaded_on_one, another_model, stepping_inside_no_sync,
-         a_new_parameter, converted, sparse, taken_away, broken_off, broken_off_before_anything_left,
+         a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average, a_new_layer,
+         a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          same_batches, other_batches, after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
@@ -384,7 +443,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=17, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=21, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -401,6 +460,10 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("a_new_parameter", "OptionError", "came after `distribute`"),
         ("converted", "DtypeError", "was distributed as float32 and is float64 now"),
         ("sparse", "DtypeError", "`0.weight` has layout torch.sparse_coo"),
+        ("sums_of_sums", "OptionError", "what was summed before would be summed again"),
+        ("stepping_without_an_average", "OptionError", "no backward pass has averaged gradients yet"),
+        ("a_new_layer", "OptionError", "parameter `2.weight` came after `distribute`"),
+        ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),

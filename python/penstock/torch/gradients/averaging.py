@@ -182,18 +182,22 @@ class Averaging:
         self._backward.reach(self)
         self._come_last(member)
 
-    def _come_last(self, member: Member) -> None:
+    def _come_last(self, member: Member | None) -> None:
         """
         Moves our hooks behind those that the script has registered since: what these do to a gradient is part
         of it, as under DistributedDataParallel.
         """
         for one, ours in self._ours:
             hooks: Any = one.parameter._post_accumulate_grad_hooks
-            if next(reversed(hooks)) != ours:
-                hooks.move_to_end(ours)
-                if one is member and one.bucket is not None:
-                    # Its hooks are being called: the script's come after ours this once.
+            if next(reversed(hooks)) == ours:
+                continue
+            if one is member:
+                # Its hooks are being called: the script's come after ours this once, and it leaves late.
+                if one.bucket is not None:
                     one.bucket.missing += 1
+                continue
+            # Taken out and put in again: autograd reads the dictionary beneath, which `move_to_end` leaves.
+            hooks[ours] = hooks.pop(ours)
 
     def _refuse_leftovers(self, member: Member) -> None:
         """
@@ -206,8 +210,8 @@ class Averaging:
             gradient = one.parameter.grad
             if one is not member and gradient is not None and gradient.any():
                 raise OptionError(
-                    f"backward began while `{one.name}` still had a gradient: with reduce='sum', rescale or clip "
-                    "what was summed before would be summed again",
+                    f"backward began while `{one.name}` still had a gradient: with reduce='sum', rescale or "
+                    "clip what was summed before would be summed again",
                     "clear gradients before each pass, or collect them inside no_sync()",
                 )
 
@@ -270,7 +274,7 @@ class Averaging:
             if id(parameter) not in known and parameter.requires_grad:
                 raise OptionError(
                     f"parameter `{name}` came after `distribute`: its gradient is not averaged",
-                    "build the model first; `ps.torch.distribute(ps.torch.unwrap(model))` takes in what is new",
+                    "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new",
                 )
 
     @torch.no_grad()
@@ -329,6 +333,7 @@ class Averaging:
 
     def begin_anew(self) -> None:
         self._reached = False
+        self._come_last(None)
         self._inputs = None
         self._found = []
         for bucket in self._buckets:
@@ -383,7 +388,7 @@ class Averaging:
         """Removes the hooks: the model is an ordinary one again."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._ours = [], []
 
 
 class _Loaded:

@@ -167,8 +167,8 @@ class Bucket:
         if any(gradient.requires_grad for gradient in present):
             # Of `backward(create_graph=True)`: what they hold is part of the graph.
             warnings.warn(
-                "backward(create_graph=True): averaged gradients have no graph of their own, so nothing can be "
-                "derived from them; use torch.autograd.grad for what is to be derived again",
+                "backward(create_graph=True): averaged gradients have no graph of their own, so nothing "
+                "can be derived from them; use torch.autograd.grad for what is to be derived again",
                 stacklevel=2,
             )
             for parameter in self._parameters:

@@ -110,7 +110,7 @@ class Buffers:
                 at += shape.numel()
                 buffer = _checked(label, read(), shape)
                 # A second backward pass through the same graph must still find what its forward pass saved.
-                with torch.autograd._unsafe_preserve_version_counter(buffer):
+                with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
                     buffer.copy_(piece)
 
 

@@ -35,9 +35,9 @@ difference of one.
 """
 TOLERANCE = 1e-5
 """
-Of the norm. Processors of different kinds round differently, by 1e-7 a step and not always upwards. A step that
-one worker has left out changes the norm, or the sum (of n elements by about sqrt(n) times the learning rate, for
-rules such as Adam), by more than this unless learning rates are tiny; then the next ones add to it.
+Of the norm. Processors of different kinds round differently, by 1e-7 a step and not always upwards. A step
+that one worker has left out changes the norm, or the sum (of n elements by about sqrt(n) times the learning
+rate, for rules such as Adam), by more than this unless learning rates are tiny.
 """
 ROUNDING = 1e-6
 """Of the sum: what a float32 loses of it."""

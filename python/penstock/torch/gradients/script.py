@@ -73,8 +73,8 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
         by_closure = len(args) > 1 or kwargs.get("closure") is not None
         if averaging.unsent and not by_closure:
             raise OptionError(
-                "the last backward pass ran inside no_sync() or did not end well, so the gradients of this step "
-                "are this worker's alone",
+                "the last backward pass ran inside no_sync() or did not end well, so the gradients of this "
+                "step are this worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
         for group in stepped.param_groups:
@@ -83,8 +83,8 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                     raise OptionError(
                         "no backward pass has averaged gradients yet, so the gradients of this step are this "
                         "worker's alone",
-                        "let loss.backward() make them; `torch.autograd.grad` and gradients that a script sets "
-                        "itself are not averaged",
+                        "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
+                        "itself, is not averaged",
                     )
                 if id(parameter) not in known:
                     raise OptionError(
