@@ -14,7 +14,7 @@ from penstock.exceptions import OptionError
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="THIS TORCH HAS NO GLOO",
+    reason="this torch was built without Gloo, which DistributedDataParallel needs on the CPU",
 )
 
 START = """
