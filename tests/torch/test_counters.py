@@ -66,6 +66,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_each_part_of_a_step_is_counted_where_it_happens(job: ps.Job, clock: Clock) -> None:
     model = Net()
+    # Once there has been one, its hooks are called within SlowStep's own.
+    torch.optim.SGD(Net().parameters(), lr=0.1)
     model, optimizer = ps.torch.distribute(model, SlowStep(model.parameters(), lr=0.1), job=job)
     model(torch.ones(1, 3))
     assert not any(ps.torch.times(model).values()), "the first call begins"
@@ -83,6 +85,22 @@ def test_each_part_of_a_step_is_counted_where_it_happens(job: ps.Job, clock: Clo
     found = ps.torch.times(model)
     expected = {"forward": 3.0, "backward": 20.0, "waiting": 0.0, "copying": 0.0, "stepping": 200.0}
     assert found == {**expected, "passes": 2, "steps": 2}
+
+
+def test_a_step_that_raises_is_not_counted_and_the_next_one_is(job: ps.Job, clock: Clock) -> None:
+    model = Net()
+    model, optimizer = ps.torch.distribute(model, SlowStep(model.parameters(), lr=0.1), job=job)
+    ps.torch.times(model)
+
+    def fail() -> torch.Tensor:
+        raise RuntimeError("by the script")
+
+    with pytest.raises(RuntimeError, match="by the script"):
+        optimizer.step(fail)
+    clock.now += 1000
+    optimizer.step()
+    found = ps.torch.times(model)
+    assert (found["stepping"], found["steps"]) == (100.0, 1)
 
 
 def test_gradients_that_leave_while_backward_runs_are_copied_not_computed(job: ps.Job, clock: Clock) -> None:

@@ -43,7 +43,11 @@ class Times:
         self._job = job
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._passes = self._steps = 0
-        self._called = self._began = self._stepped = 0.0
+        self._called = self._began = 0.0
+        self._stepping: list[float] = []
+        """When the steps under way began. A step that raises leaves its own here, below those that come."""
+        self._last_step = (0.0, 0.0)
+        """When the step that ended last began and ended."""
         self._pass = -1
         self._exchanging = 0.0
         """Seconds of gradients that left while backward was running, in this pass."""
@@ -112,12 +116,23 @@ class Times:
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_of(optimizer):
-            self._stepped = time.perf_counter()
+            self._stepping.append(time.perf_counter())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._is_of(optimizer):
-            self._seconds["stepping"] += time.perf_counter() - self._stepped
-            self._steps += 1
+        """
+        A step has been taken. Torch calls its hooks around each class's `step`: where a subclass calls its
+        parent's, the inner one ends first, and counts as a part of the outer.
+        """
+        if not self._is_of(optimizer):
+            return
+        began, ended = self._stepping.pop(), time.perf_counter()
+        inner_began, inner_ended = self._last_step
+        if began <= inner_began:
+            self._seconds["stepping"] -= inner_ended - inner_began
+            self._steps -= 1
+        self._seconds["stepping"] += ended - began
+        self._steps += 1
+        self._last_step = (began, ended)
 
     def _is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps parameters of this model: those of a group are one model's."""

@@ -70,7 +70,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
         if job.closed or not averaging._handles:
             return None
         # With a closure, the pass that counts is still to come.
-        by_closure = len(args) > 1 or kwargs.get("closure") is not None
+        by_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         if averaging.unsent and not by_closure:
             raise OptionError(
                 "the last backward pass ran inside no_sync() or did not end well, so the gradients of this "
