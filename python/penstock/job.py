@@ -501,7 +501,8 @@ class Job(Sealed):
         ------
         GatherConflict
             Workers gave other kinds, shapes or element types, or made other calls: `.given` says what each
-            gave. Raised on every worker.
+            gave. Raised on every worker. Or a worker was lost during the gather before, and not all had its
+            value (`on_worker_loss=continue`).
         DtypeError
             `x` holds no numbers. Nothing was sent.
         GetTimeout
@@ -523,6 +524,9 @@ class Job(Sealed):
         Summed in the order of ranks, in float64 (complex numbers in complex128, Python's whole numbers
         exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
         (`on_worker_loss=continue`), it is the mean over the others.
+
+        If a signal handler raises during the call (Ctrl-C), the same call continues it. A whole number has at
+        most 4 Mibit.
 
         Bytes: `x`, from every worker to every other. For large arrays use a tensor.
 
