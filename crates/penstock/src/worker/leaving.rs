@@ -70,7 +70,8 @@ impl Job {
     }
 
     /// Leaves the job because of an error: the others hear of it. Does not wait for them. A thread that leaves meanwhile
-    /// ([`Job::leave`]) and has not been let go by all servers leaves as one that failed, and tells them this instead.
+    /// ([`Job::leave`]) and has not heard from all servers that they let it go leaves as one that failed, and tells them this
+    /// instead.
     pub fn fail(&self, what: &str) {
         let inner = &self.inner;
         if inner.fate.is_abandoned() {
