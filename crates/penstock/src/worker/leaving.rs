@@ -121,9 +121,8 @@ impl Job {
         // What this worker has heard explains more than how it ended.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
-        for relay in std::mem::take(&mut *lock(&self.inner.relays)).into_values() {
-            relay.end();
-        }
+        let relays = std::mem::take(&mut *lock(&self.inner.relays));
+        relays.into_values().for_each(|relay| relay.end());
         for link in links {
             link.part(how.clone());
         }
