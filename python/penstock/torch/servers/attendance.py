@@ -39,9 +39,10 @@ class Attendance:
         lane[self._job.rank] = 1
         self._tensor.push()
 
-    def take(self) -> None:
+    def take(self) -> list[int]:
         """
-        Waits for the others. Raises DeclarationConflict if one was elsewhere; warns, once, of each that left.
+        Waits for the others; returns who was there. Raises DeclarationConflict if one was elsewhere; warns,
+        once, of each that left.
         """
         mean = self._tensor.pull()
         gone = {int(rank) for rank in np.flatnonzero(mean == 0)}
@@ -57,5 +58,6 @@ class Attendance:
             warnings.warn(
                 f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
                 f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
-                stacklevel=4,
+                stacklevel=5,
             )
+        return [int(rank) for rank in np.flatnonzero(mean)]
