@@ -89,6 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._shared: dict[int, Shared] = {}
         self._rules: list[GroupRule] = []
         self._ready = False
+        self._loaded: str | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         self.param_groups = optimizer.param_groups
         for group in self.param_groups:
@@ -106,7 +107,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state: Any = OnServers()
         self._ready = True
         optimizer.register_step_pre_hook(self._refuse_original)
-        model.register_load_state_dict_post_hook(_AfterLoad(self))
+        # Parts come before the whole, in a load of the whole too.
+        for name, part in model.named_modules():
+            part.register_load_state_dict_post_hook(_AfterLoad(self, name))
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -263,6 +266,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
+        self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
         self.job.barrier(self._timeout, what=what)
         if self.job.rank == 0:
@@ -493,8 +497,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _refuse_changes(self) -> None:
-        """Raises OptionError if a parameter is not what was read from the servers last."""
-        if not self._check or self.job.closed:
+        """
+        Raises OptionError if a parameter is not what was read from the servers last. Without the check, if it
+        was loaded with a part of the model.
+        """
+        if self.job.closed:
+            return
+        if not self._check:
+            if self._loaded is not None:
+                raise OptionError(
+                    f"part `{self._loaded}` of the model has loaded a state: the servers do not know of that, "
+                    "and their values would replace it",
+                    "call optimizer.publish(), on every worker, after a load into a part",
+                )
             return
         for shared in self._shared.values():
             if not shared.transfer.received(shared.parameter):
@@ -507,15 +522,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 class _AfterLoad:
     """
-    The model's hook after `load_state_dict`. A copy of the model, pickled or not, is not distributed: its
-    hook does nothing.
+    The model's hook after `load_state_dict`, and that of each part, which is named. A copy of the model,
+    pickled or not, is not distributed: its hooks do nothing.
     """
 
-    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+    def __init__(self, optimizer: DistributedOptimizer | None = None, part: str = "") -> None:
         self._optimizer = optimizer
+        self._part = part
 
     def __call__(self, *_: Any) -> None:
-        if self._optimizer is not None:
+        if self._optimizer is None:
+            return
+        if self._part:
+            self._optimizer._loaded = self._part
+        else:
             self._optimizer.publish()
 
     def __reduce__(self) -> Any:
