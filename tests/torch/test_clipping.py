@@ -167,7 +167,8 @@ def loaded(job):
     _, optimizer = distribute(outer, make(parts), clip_norm=0.3, overlap=False, job=job)
     parts[2].requires_grad_(True)
     yield "model", run(parts, optimizer, [job.rank], lambda _: None)
-    yield "model/plain", run(plain, make(plain), range(job.size), lambda ps: nn.utils.clip_grad_norm_(ps, 0.3))
+    clip = lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.3)
+    yield "model/plain", run(plain, make(plain), range(job.size), clip)
 
 def leaves(job):
     '''The last worker has fewer batches: what it owned is taken over.'''
@@ -221,7 +222,11 @@ def found(
     run = ["run", "--workers", "3", "--servers", "2", "--transport", "tcp", str(script), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *run], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "penstock.cli", *run],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [_load(folder / f"{rank}.npz") for rank in range(3)]
@@ -236,7 +241,9 @@ def pairs(found: list[dict[str, Any]], part: str) -> list[tuple[str, Any, Any, l
     """What the job gave and one process, by name, and what the other workers have."""
     head = f"{part} "
     names = [name for name in found[0] if name.startswith(head) and f"{name}/plain" in found[0]]
-    return [(name, found[0][name], found[0][f"{name}/plain"], [one[name] for one in found[1:]]) for name in names]
+    return [
+        (name, found[0][name], found[0][f"{name}/plain"], [one[name] for one in found[1:]]) for name in names
+    ]
 
 
 def test_a_clipped_step_is_that_of_one_process_on_the_joined_batch(found: list[dict[str, Any]]) -> None:
@@ -246,7 +253,7 @@ def test_a_clipped_step_is_that_of_one_process_on_the_joined_batch(found: list[d
         np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-6, err_msg=name)
         for other in others:
             np.testing.assert_array_equal(other, mine, err_msg=name)
-    # The limit was reached in some steps and not in others, and what is not finite came to where torch has it.
+    # The limit was reached in some steps and not in others; what is not finite came to where torch has it.
     norms = found[0]["golden momentum auto norms"]
     assert (norms > 1).any()
     assert (norms < 1).any()
@@ -256,7 +263,9 @@ def test_a_clipped_step_is_that_of_one_process_on_the_joined_batch(found: list[d
     assert not np.isnan(found[0]["golden 1e200 model"]).any()
 
 
-def test_what_is_loaded_unfrozen_or_added_on_the_way_is_clipped_with_the_rest(found: list[dict[str, Any]]) -> None:
+def test_what_is_loaded_unfrozen_or_added_on_the_way_is_clipped_with_the_rest(
+    found: list[dict[str, Any]],
+) -> None:
     ((name, mine, plain, others),) = pairs(found, "loaded")
     np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-6, err_msg=name)
     for other in others:
@@ -398,4 +407,3 @@ def test_a_step_without_gradients_changes_nothing(job: ps.Job) -> None:
     assert torch.equal(model.weight, before)
     assert optimizer.total_norm == 0
     assert optimizer.state_dict()["state"] == {}
-

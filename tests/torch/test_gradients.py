@@ -484,7 +484,11 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("other_options", "DeclarationConflict", "buffers=mean"),
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
-        ("a_part_loaded_on_one", "DeclarationConflict", "parameter `1.0.weight` is not the same on all workers"),
+        (
+            "a_part_loaded_on_one",
+            "DeclarationConflict",
+            "parameter `1.0.weight` is not the same on all workers",
+        ),
         ("another_model", "DeclarationConflict", "did not reach this model on workers [1]"),
         ("stepping_inside_no_sync", "OptionError", "ran inside no_sync()"),
         ("a_new_parameter", "OptionError", "came after `distribute`"),

@@ -2,16 +2,15 @@
 Clipping by the norm of all gradients together (`clip_norm=`), as torch's `clip_grad_norm_` does it to the
 average.
 
-No step may be taken before the norm of every average is known, so each parameter has a second tensor, of which
-the servers only take the mean, and an iteration has two halves:
+No step may be taken before the norm of every average is known, so each parameter has a second tensor, of
+which the servers only take the mean, and a step is two of the job's iterations:
 
-| half | what travels |
-|---|---|
-| first | each worker's gradients, to the means, as ever during backward; which parameters have one |
-| second | each parameter's owner, one of the workers, reads its mean and gives the norm of that; all read the norms, of which each makes the same factor; the owner gives factor times mean, which the servers step by |
+1. Each worker's gradients go to the means, during backward as ever; which parameters have one is told.
+2. Each parameter's owner, one of the workers, reads its mean and tells the norm of it. From the norms of all,
+   every worker computes the same factor. The owner gives factor times mean, which the servers step by.
 
 Beside what a step moves without, that is the model's size once from the servers to the owners and once back,
-N-th parts for each of N workers, and two more rounds. Owners are chosen by size among the workers that are
+the N-th part for each of N workers, and two more rounds. Owners are chosen by size among the workers that are
 there; nothing is split, so a parameter that is larger than the N-th part makes its owner the slowest.
 
 A worker that is lost in the second half may have left its parameters without their step. Where the others go
@@ -212,8 +211,8 @@ class _Place:
 
 def _lost(rank: int, prefix: str) -> WorkerLost:
     return WorkerLost(
-        f"worker {rank} was lost within a step of `{prefix}`: with clip_norm, each worker gives the step of the "
-        "parameters that it owns, and this one's may not have been taken",
+        f"worker {rank} was lost within a step of `{prefix}`: with clip_norm, each worker gives the step of "
+        "the parameters that it owns, and this one's may not have been taken",
         "start again from a checkpoint",
         rank=rank,
     )

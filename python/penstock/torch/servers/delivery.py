@@ -281,8 +281,8 @@ class Delivery:
                     f"the gradient of `{shared.name}` was changed between backward and step(): the servers "
                     "would average what each worker has changed by itself; the average would not change so",
                     'where="gradients", under ps.BSP(), has the average in p.grad before step(), to clip or '
-                    "change as under DistributedDataParallel; clip_norm=... clips the average by norm, and "
-                    "clip=... each of its elements; overlap=False says that each worker's own change is meant",
+                    "change as under DistributedDataParallel; clip_norm=... clips the average by norm, "
+                    "clip=... each element of it; overlap=False says that each worker's own change is meant",
                 )
             # What is held is not what will leave.
             shared.held = False

@@ -138,7 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def total_norm(self) -> float | None:
-        """With `clip_norm`, the norm of the last step's average, before it was clipped; None before a step."""
+        """With `clip_norm`, the norm of the last step's average before it was clipped; None before a step."""
         return None if self._clipping is None else self._clipping.total_norm
 
     @property
@@ -390,8 +390,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         limit = check_limit(limit)
         if self._consistency != BSP():
             raise OptionError(
-                f"clip_norm needs ps.BSP(), got `{self._consistency}`: there each worker's gradient is a step "
-                "of its own, as soon as it comes, so there is no average whose norm could be taken",
+                f"clip_norm needs ps.BSP(), got `{self._consistency}`: there each worker's gradient is a "
+                "step of its own, as soon as it comes, so there is no average whose norm could be taken",
                 "to clip each worker's own: overlap=False, and clip_grad_norm_ before step(); clip=... clips "
                 "each element",
             )
@@ -506,8 +506,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._check:
             if self._loaded is not None:
                 raise OptionError(
-                    f"part `{self._loaded}` of the model has loaded a state: the servers do not know of that, "
-                    "and their values would replace it",
+                    f"part `{self._loaded}` of the model has loaded a state: the servers do not know of "
+                    "that, and their values would replace it",
                     "call optimizer.publish(), on every worker, after a load into a part",
                 )
             return
