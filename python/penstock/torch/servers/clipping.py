@@ -5,7 +5,7 @@ average.
 No step may be taken before the norm of every average is known, so each parameter has a second tensor, of
 which the servers only take the mean, and a step is two of the job's iterations:
 
-1. Each worker's gradients go to the means, during backward as ever; which parameters have one is told.
+1. Each worker's gradients go to the means, during backward as ever.
 2. Each parameter's owner, one of the workers, reads its mean and tells the norm of it. From the norms of all,
    every worker computes the same factor. The owner gives factor times mean, which the servers step by.
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...arrays import Array
 from ...exceptions import OptionError, WorkerLost
 from ...job import Job
 from ...optim import Replace
@@ -80,21 +81,15 @@ class Clipping:
 
     def take_in(self, everything: Sequence[Shared]) -> None:
         """From now on the parameters are these. Collective."""
-        if len(everything) == len(self._all):
-            return
         self._all = list(everything)
         self._places = {id(shared): self._places.get(id(shared)) or _Place(shared) for shared in self._all}
         self._owners = {}
         count = len(self._all)
-        self._used = self._exchange(f"used by {count}", count, "float32")
         # Norms of any type fit into float64. Behind them each worker's presence.
-        self._norms = self._exchange(f"norms of {count}", count + self._job.size, "float64")
-
-    def _exchange(self, name: str, shape: int, dtype: str) -> Tensor:
-        return self._job.tensor(
-            f"{self._prefix}/clipping/{name}",
-            shape=shape,
-            dtype=dtype,
+        self._norms = self._job.tensor(
+            f"{self._prefix}/norms of {count}",
+            shape=count + self._job.size,
+            dtype="float64",
             optimizer=Replace(),
             consistency="bsp",
             reduce="sum",
@@ -107,23 +102,20 @@ class Clipping:
         for place in self._places.values():
             place.steps = None
 
-    def give(self) -> None:
-        """Says which parameters have a gradient here: all that will have has left."""
-        lane = self._used.lane()
-        lane[:] = [shared.left for shared in self._all]
-        self._used.push()
-
     @torch.no_grad()
-    def step(self, there: Sequence[int]) -> None:
-        """The second half, up to its clock. `there`: the workers that took part in the first."""
+    def step(self, there: Sequence[int], used: Array) -> None:
+        """
+        The second half, up to its clock. `there`: the workers that took part in the first; `used`: which
+        parameters one of them has a gradient of.
+        """
         owners = self._owners_among(there)
-        found = [int(place) for place in np.flatnonzero(self._used.pull())]
-        used = [(self._places[id(self._all[number])], owners[number]) for number in found]
+        found = [int(number) for number in np.flatnonzero(used)]
+        stepped = [(self._places[id(self._all[number])], owners[number]) for number in found]
         rank, count = self._job.rank, len(self._all)
         lane = self._norms.lane()
         lane[:] = 0
         lane[count + rank] = 1
-        for number, (place, owner) in zip(found, used, strict=True):
+        for number, (place, owner) in zip(found, stepped, strict=True):
             place.count()
             if owner == rank:
                 lane[number] = place.norm()
@@ -131,11 +123,11 @@ class Clipping:
         norms = self._norms.pull()
         if missing := [one for one in there if not norms[count + one]]:
             raise _lost(missing[0], self._prefix)
-        factor = self._factor([place.shared.parameter.dtype for place, _ in used], norms[found])
-        for place, owner in used:
+        factor = self._factor([place.shared.parameter.dtype for place, _ in stepped], norms[found])
+        for place, owner in stepped:
             if owner == rank:
                 place.push(factor)
-        self._last = used
+        self._last = stepped
 
     def _factor(self, dtypes: list[torch.dtype], norms: Any) -> torch.Tensor:
         """As torch computes it: infinite norms give 0, and NaN gives NaN."""

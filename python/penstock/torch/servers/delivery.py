@@ -56,6 +56,8 @@ class Shared:
     expected: int | None = None
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
+    stamp: int = 0
+    """The job's iteration in which it left."""
     held: bool = False
     """Whether the transfer knows the bits of the gradient after the last addition."""
     seen: tuple[torch.Tensor, int, Settings] | None = None
@@ -219,6 +221,7 @@ class Delivery:
         shared.group.refresh()
         shared.transfer.send(dense(gradient, shared.name), held=shared.held)
         shared.left, shared.held = True, self._check
+        shared.stamp = shared.tensor._job.iteration
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ...arrays import as_array
+from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
@@ -206,11 +206,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._clipping is None:
             self._complete()
         else:
-            self._clipping.give()
-            there = self._complete()
+            there, used = self._complete()
             self._clipping.account(there)
-            self._clipping.step(there)
-            self._clipping.account(self._complete())
+            self._clipping.step(there, used)
+            self._clipping.account(self._complete()[0])
         self._pull_all()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
@@ -218,11 +217,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.next_iteration()
         return loss
 
-    def _complete(self) -> list[int]:
-        """Completes an iteration, with all workers; returns those that were there."""
+    def _complete(self) -> tuple[list[int], Array]:
+        """
+        Completes an iteration, with all workers; returns those that were there, and which parameters one of
+        them has a gradient of.
+        """
         if self._attendance is None:
             self.job.clock()
-            return [self.job.rank]
+            return [self.job.rank], np.array([shared.left for shared in self._shared.values()])
         self._attendance.give()
         self.job.clock()
         return self._attendance.take()
@@ -414,8 +416,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     continue
                 name = self._names.get(id(parameter), f"group{number}.{index}")
                 added.append(self._share(parameter, name, rule))
-        if added and self._clipping is not None:
-            self._clipping.take_in(list(self._shared.values()))
+        if added or not self._ready:
+            for part in (self._attendance, self._clipping):
+                if part is not None:
+                    part.take_in(list(self._shared.values()))
         return added
 
     def _take_in(self) -> list[Shared]:
