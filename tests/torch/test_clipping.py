@@ -226,7 +226,7 @@ def found(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [_load(folder / f"{rank}.npz") for rank in range(3)]
