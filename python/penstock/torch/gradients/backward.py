@@ -31,8 +31,8 @@ _this_pass: Callable[[], int] = torch._C._current_graph_task_id
 _engine: Any = torch.autograd.Variable._execution_engine
 
 _of_job: weakref.WeakKeyDictionary[Job, Backward] = weakref.WeakKeyDictionary()
-_ending: dict[int, list[Backward]] = {}
-"""The jobs whose models each outermost pass has reached."""
+_ending: dict[int, dict[Backward, None]] = {}
+"""The jobs whose models each outermost pass has reached, in order; each once, whichever threads reach it."""
 
 
 class Part(Protocol):
@@ -107,9 +107,9 @@ class Backward:
                 )
             self._forget_broken()
         self._outermost, self._thread = outermost, threading.get_ident()
-        together = _ending.setdefault(outermost, [])
-        together.append(self)
-        if len(together) == 1:
+        together = _ending.setdefault(outermost, {})
+        together.setdefault(self)
+        if next(iter(together)) is self:
             _engine.queue_callback(lambda: _end(outermost))
 
     def _forget_broken(self) -> None:
@@ -159,7 +159,7 @@ class Backward:
 
 def _end(outermost: int) -> None:
     """The pass has ended."""
-    together = _ending.pop(outermost, [])
+    together = _ending.pop(outermost, {})
     try:
         for backward in together:
             backward.send_rest()
