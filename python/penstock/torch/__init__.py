@@ -172,7 +172,7 @@ def distribute(
         Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
     clip_norm
         With "servers" under BSP: then the norm of the reduced gradients of all the optimizer's parameters
-        together is clipped to this, as by torch.nn.utils.clip_grad_norm_ in one process on the joined batch;
+        together is clipped to this, as by torch's `clip_grad_norm_` in one process on the joined batch;
         `optimizer.total_norm` is what it was. The servers hold a mean as large as the model for it, which
         moves once more, and a step waits twice more. Infinity only measures. Default: no clipping.
     refuse_nonfinite
