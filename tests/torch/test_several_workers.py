@@ -193,6 +193,8 @@ def per_update(job):
             for step in range(20):
                 train(model, optimizer, [step], slice(None))     # the same batches on both
                 schedule.step()
+                if scale != "plain":
+                    job.barrier()                                # none sees the other's next update
             if scale != "plain":
                 job.barrier()
                 optimizer._pull_all()
