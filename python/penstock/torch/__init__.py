@@ -312,8 +312,8 @@ def distribute(
 @contextlib.contextmanager
 def no_sync(*models: torch.nn.Module) -> Iterator[None]:
     """
-    Backward passes inside add gradients up in this worker, as DistributedDataParallel's `no_sync` has it; the
-    first one outside averages the sums. For accumulating over several batches with one exchange.
+    Inside, backward passes only accumulate gradients in this worker, as under DistributedDataParallel's
+    `no_sync`; the first pass outside averages the sums. For several batches with one exchange.
 
     Parameters
     ----------
