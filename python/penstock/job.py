@@ -707,7 +707,8 @@ class Job(Sealed):
         ----------
         timeout
             Seconds to wait in total. Default: its own timeout for each asynchronous push, the job's
-            `deadline` for the servers.
+            `deadline` for the servers. Compiled programs of JAX that call this package end before it begins
+            to count: JAX waits for them without a limit.
 
         Raises
         ------
@@ -737,6 +738,7 @@ class Job(Sealed):
             if before_leaving and not self.closed and not _core.is_interrupting():
                 for finish in list(before_leaving.values()):
                     finish()
+                limit = Limit(timeout)
             # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
@@ -855,7 +857,7 @@ class Job(Sealed):
         Leaves because of an error. A normal leave would let the others carry on as if this worker had
         finished.
         """
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {_first_and_last(str(error))}"
         core = self._core
         self._let_go(f"worker {self.rank} has left because of its own {what}", None)
         core.fail(what)
@@ -869,6 +871,15 @@ class Job(Sealed):
         for _, tensor in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
+
+
+def _first_and_last(text: str) -> str:
+    """
+    Of a text that holds a traceback, such as JAX's for a failed callback: what remains when its end is cut
+    off on the way to the others would not say why.
+    """
+    first, *rest = text.split("Traceback (most recent call last):", 1)
+    return f"{first}{text.rstrip().splitlines()[-1]}" if rest else text
 
 
 def _number(what: str, value: object) -> float:
@@ -941,7 +952,12 @@ def _at_exit() -> None:
     try:
         if error is None and not all(job.closed for job in _open_jobs):
             for finish in list(before_leaving.values()):
-                finish()
+                try:
+                    finish()
+                except BaseException as failed:
+                    # The others hear of it now, and not by this process's end.
+                    leave_all(failed)
+                    raise
         # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
         if error is None and "mpi4py.MPI" not in sys.modules:
             _leave_at_exit()
