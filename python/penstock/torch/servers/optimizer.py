@@ -20,6 +20,7 @@ from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
+from ..copies import Ours, leave_hooks_behind
 from .attendance import Attendance
 from .delivery import Delivery, Shared
 from .rules import GroupRule, has_rule, names, steps_of, torch_state
@@ -102,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ready = True
         optimizer.register_step_pre_hook(self._refuse_original)
         model.register_load_state_dict_post_hook(_AfterLoad(self))
+        leave_hooks_behind(model)
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -452,11 +454,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
 
 
-class _AfterLoad:
-    """
-    The model's hook after `load_state_dict`. A copy of the model, pickled or not, is not distributed: its
-    hook does nothing.
-    """
+class _AfterLoad(Ours):
+    """The model's hook after `load_state_dict`."""
 
     def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
         self._optimizer = optimizer
@@ -464,9 +463,6 @@ class _AfterLoad:
     def __call__(self, *_: Any) -> None:
         if self._optimizer is not None:
             self._optimizer.publish()
-
-    def __reduce__(self) -> Any:
-        return _AfterLoad, ()
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:
