@@ -6,6 +6,10 @@ SYSTEMS = ("penstock", "ddp")
 MORE_SYSTEMS = ("penstock-servers", "penstock-ddp", "ddp-view")
 """Measured only on request."""
 ALONE = "alone"
+OURS, PEER = "penstock", "ddp"
+
+JAX_MODELS = {"layers": 8 * 4 << 20, "leaves": 200 * 4096}
+"""Bytes of the parameters of each; a test compares them with the models."""
 
 OVERHEADS = {
     "tensors": (64, 128, 256, 512),

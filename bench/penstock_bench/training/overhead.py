@@ -21,8 +21,8 @@ from penstock.units import format_ratio, format_size, format_time
 from penstock_bench.network.report import absent, columns
 from penstock_bench.report import conditions, workers_of
 from penstock_bench.runner import Case
-from penstock_bench.training.names import TENSOR_BYTES
-from penstock_bench.training.report import OURS, PEER, Ideal, Line, _signed, lines
+from penstock_bench.training.names import OURS, PEER, TENSOR_BYTES
+from penstock_bench.training.report import Ideal, Line, _signed, lines
 
 COPIES = 9
 """Of each size, for the time of a copy."""
