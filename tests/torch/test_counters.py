@@ -173,5 +173,8 @@ def test_the_parts_of_two_workers_fit_into_the_time_that_went_by(spawn_job: Call
         found = dict(zip(map(str, saved["names"]), saved["figures"], strict=True))
         assert (found.pop("passes"), found.pop("steps")) == (5, 4)
         assert set(found) == set(counters.PARTS)
-        assert all(seconds > 0 for seconds in found.values()), found
+        # Who comes last of all finds everything done, and has waited for nobody.
+        waiting = found["waiting"]
+        assert all(seconds > 0 for name, seconds in found.items() if name != "waiting"), found
+        assert waiting >= 0
         assert sum(found.values()) <= saved["wall"]

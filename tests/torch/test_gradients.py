@@ -67,6 +67,11 @@ def test_a_model_is_distributed_once(job: ps.Job) -> None:
         ({"overlap": 3}, 'expected overlap "auto", True or False'),
         ({"check_every": -1}, "expected check_every as a whole number of 0 or above, got -1"),
         ({"bucket_bytes": 0}, "expected bucket_bytes as a whole number of 1 or above, got 0"),
+        ({"patience": "soon"}, "soon"),
+        ({"patience": -1.0}, "-1"),
+        # What only the servers' mode has.
+        ({"check": False}, 'expected no check with where="gradients", got False'),
+        ({"lr_scale": None}, 'expected no lr_scale with where="gradients", got None'),
     ],
 )
 def test_an_option_that_is_wrong_is_named(job: ps.Job, options: dict[str, Any], says: str) -> None:
@@ -281,6 +286,10 @@ def other_settings(job):
     ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1 if job.rank == 0 else 0.2))
     job.barrier()
 
+def the_same_options_in_other_words(job):
+    distributed(job, **({"buffers": "rank0"} if job.rank else {}))
+    job.barrier()
+
 def other_options(job):
     distributed(job, buffers="mean" if job.rank else "rank0")
     job.barrier()
@@ -427,7 +436,8 @@ def patient(job):
 
 import threading
 waiting = threading.Event()
-PARTS = (other_settings, other_options, apart, loaded_on_one, another_model, stepping_inside_no_sync,
+PARTS = (the_same_options_in_other_words, other_settings, other_options, apart, loaded_on_one, another_model,
+         stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average, a_new_layer,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          same_batches, other_batches, after_the_end)
@@ -443,7 +453,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=21, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=22, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -481,6 +491,10 @@ def test_what_cannot_be_averaged_is_a_typed_error(
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:
     for one in told:
         assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
+
+
+def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
+    assert not any("the_same_options_in_other_words" in one for one in told)
 
 
 def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[dict[str, Any]]) -> None:

@@ -796,6 +796,9 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
         (lambda p: torch.optim.SGD(p), {"overlap": None}),
         (lambda p: torch.optim.SGD(p), {"overlap": 1.5}),
         (lambda p: torch.optim.SGD(p), {"lr_scale": "linear"}),
+        (lambda p: torch.optim.SGD(p), {"check_every": -3}),
+        (lambda p: torch.optim.SGD(p), {"bucket_bytes": "x"}),
+        (lambda p: torch.optim.SGD(p), {"patience": "soon"}),
         (lambda p: list(p), {}),
         (lambda p: torch.optim.LBFGS(p), {}),
     ],
@@ -804,6 +807,12 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
     model = net()
     with pytest.raises(ps.exceptions.OptionError):
         distribute(model, make(model.parameters()), job=job, **options)
+
+
+def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps() -> None:
+    from penstock.torch.servers import rules
+
+    assert set(rules._DIVIDED) == {kind.__name__ for kind in rules._RULES}
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

@@ -18,6 +18,7 @@ somebody has a gradient of it, all workers give it a bucket of its own, in a sec
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,8 @@ class Averaging:
         self._backward: Backward = backward_of(job)
         self._buckets: list[Bucket] = []
         self._reached = False
+        # A model on several devices: autograd has a thread for each, and both may come first.
+        self._beginning = threading.Lock()
         self._found: list[Member] = []
         self._learned = not overlap
         self._overlap = overlap
@@ -173,16 +176,19 @@ class Averaging:
 
     def _begin(self, member: Member) -> None:
         """The pass reaches this model, with the gradient of `member`."""
-        if self.job.closed:
-            raise JobClosed(
-                "the job has ended, and this model's gradients are averaged by it",
-                "`ps.torch.unwrap(model)` makes it an ordinary model again",
-            )
-        self._refuse_leftovers(member)
-        self._reached = True
-        self.unsent = True
-        self._backward.reach(self)
-        self._come_last(member)
+        with self._beginning:
+            if self._reached:
+                return
+            if self.job.closed:
+                raise JobClosed(
+                    "the job has ended, and this model's gradients are averaged by it",
+                    "`ps.torch.unwrap(model)` makes it an ordinary model again",
+                )
+            self._refuse_leftovers(member)
+            self.unsent = True
+            self._backward.reach(self)
+            self._come_last(member)
+            self._reached = True
 
     def _come_last(self, member: Member | None) -> None:
         """
