@@ -17,6 +17,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | hooks.py | for those who keep DistributedDataParallel or FSDP2 |
 | accelerate.py, lightning.py | for those who have one of these frameworks |
 | data.py | each worker its part of a dataset |
+| copies.py | copies of a model, and saved ones, are ordinary models |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
 """

@@ -28,6 +28,7 @@ import torch
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
+from ..copies import Ours, leave_hooks_behind
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
@@ -121,6 +122,7 @@ class Averaging:
             self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
         self._handles.append(self._watch)
+        leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
         return Bucket(
@@ -400,8 +402,8 @@ class Averaging:
         self._handles, self._ours = [], []
 
 
-class _Loaded:
-    """After `load_state_dict`. A copy of the model is not distributed: its hook does nothing."""
+class _Loaded(Ours):
+    """After `load_state_dict`."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -410,12 +412,9 @@ class _Loaded:
         if self._averaging is not None:
             self._averaging.loaded()
 
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
-
-class _Given:
-    """Before the model is called. A copy of the model is not distributed: its hook does nothing."""
+class _Given(Ours):
+    """Before the model is called."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -423,9 +422,6 @@ class _Given:
     def __call__(self, _: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._averaging is not None:
             self._averaging.given((args, kwargs))
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
 
 def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

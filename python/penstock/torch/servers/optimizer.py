@@ -20,6 +20,7 @@ from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
+from ..copies import Ours, leave_hooks_behind
 from .attendance import Attendance
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
@@ -110,6 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
             part.register_load_state_dict_post_hook(_AfterLoad(self, name))
+        leave_hooks_behind(model)
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -524,11 +526,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
 
 
-class _AfterLoad:
-    """
-    The model's hook after `load_state_dict`, and that of each part, which is named. A copy of the model,
-    pickled or not, is not distributed: its hooks do nothing.
-    """
+class _AfterLoad(Ours):
+    """The model's hook after `load_state_dict`, and that of each part, which is named."""
 
     def __init__(self, optimizer: DistributedOptimizer | None = None, part: str = "") -> None:
         self._optimizer = optimizer
@@ -541,9 +540,6 @@ class _AfterLoad:
             self._optimizer._loaded = self._part
         else:
             self._optimizer.publish()
-
-    def __reduce__(self) -> Any:
-        return _AfterLoad, ()
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:
