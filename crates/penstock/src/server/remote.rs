@@ -266,6 +266,10 @@ mod tests {
     }
 
     fn rig(travel: &Travel) -> Rig {
+        rig_of(PeerId::worker(0), travel)
+    }
+
+    fn rig_of(peer: PeerId, travel: &Travel) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -290,7 +294,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let worker = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let mut remote = Remote::new(1, PeerId::worker(0), None, Duration::from_secs(10));
+        let mut remote = Remote::new(1, peer, None, Duration::from_secs(10));
         remote.attach(Stream::plain(stream, Duration::from_secs(10)).unwrap(), false);
         Rig { machine, memory, remote, worker }
     }
@@ -395,8 +399,7 @@ mod tests {
     #[test]
     fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
         for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
-            let mut rig = rig(&Travel::default());
-            rig.remote.connection = RemotePeer::new(1, peer);
+            let mut rig = rig_of(peer, &Travel::default());
             let submission = Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 };
             let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
             rig.worker.write_all(&header.encode()).unwrap();
