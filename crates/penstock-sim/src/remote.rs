@@ -1,5 +1,5 @@
-//! Both ends of a connection to a shard: the product's own code ([`remote_shard`], [`remote_peer`](penstock_fabric::net::remote_peer)), and the memory that it works
-//! on here.
+//! Both ends of a connection to a shard: the product's own code ([`remote_shard`],
+//! [`remote_peer`](penstock_fabric::net::remote_peer)), and the memory that it works on here.
 //!
 //! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job.
 
