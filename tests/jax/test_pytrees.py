@@ -318,3 +318,21 @@ def test_only_the_adapter_loads_jax() -> None:
     code = "import sys, penstock as ps; ps.init().close(); assert 'jax' not in sys.modules; ps.jax.average"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_another_worker_says_of_its_leaves_is_unpacked_up_to_a_limit() -> None:
+    code = """
+import zlib
+from penstock.exceptions import GatherConflict
+from penstock.jax.together import MOST_LEAVES_BYTES, _unpacked
+assert _unpacked(1, zlib.compress(b"a\\nb")) == ["a", "b"]
+bomb = zlib.compress(bytes(MOST_LEAVES_BYTES + 1))
+for packed in (bomb, bomb[:-1], b"no zlib", zlib.compress(b"\\xff")):
+    try:
+        _unpacked(1, packed)
+    except GatherConflict as error:
+        assert "worker 1" in str(error) and 1 in error.given
+    else:
+        raise AssertionError(packed[:9])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

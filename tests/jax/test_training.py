@@ -157,3 +157,28 @@ def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(s
         """,
         timeout=300,
     )
+
+
+def test_a_callback_that_failed_unawaited_is_told_to_the_others_when_the_script_ends(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import jax, jax.numpy as jnp
+        from jax.experimental import io_callback
+
+        job = ps.init()
+        jax.block_until_ready(jax.jit(ps.jax.average)(jnp.ones(3)))
+        if job.rank == 1:
+            def fails():
+                raise RuntimeError("nobody waited for it")
+            jax.jit(lambda: io_callback(fails, None, ordered=True))()
+        else:
+            try:
+                job.barrier()
+            except ps.PenstockError as error:
+                print("heard", error)
+        """,
+        fails=True,
+    )
+    assert saved[1]["code"] == 1
+    assert "nobody waited for it" in saved[0]["output"], saved[0]["output"]

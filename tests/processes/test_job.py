@@ -149,3 +149,41 @@ def test_a_hung_worker_that_the_others_left_behind_is_ended_with_the_job(command
     assert run.ends() == 0, run.all()
     nothing_left([victim])
     assert "warning: worker 1" in run.err
+
+
+def test_rows_of_a_lost_producer_that_were_never_one_set_are_a_typed_error(command, script, tmp_path):
+    code = """
+    import os, signal
+    import penstock as ps
+
+    def meet(name):
+        os.close(os.open(name, os.O_WRONLY if job.rank else os.O_RDONLY))
+
+    job = ps.init()
+    table = job.table("t", rows=2, produce="all" if job.rank else None, consume="all", propagation="lazy")
+    if job.rank:
+        alive = os.open("alive", os.O_WRONLY)
+        for clock in 1, 2:
+            table.set([0, 1], [[clock], [clock]], clock=clock)
+            meet(f"set{clock}")
+            meet(f"read{clock}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    alive = os.open("alive", os.O_RDONLY)
+    for row, clock in (0, 1), (1, 2):
+        meet(f"set{clock}")
+        assert table.get(row, clock=clock) == clock
+        meet(f"read{clock}")
+    assert os.read(alive, 1) == b""  # the producer has ended
+    try:
+        table.get([1, 0], clock=1)
+    except ps.exceptions.RowsApart as error:
+        print("apart", error.row, error.producer)
+    print("each", table.get(0, clock=9)[0], table.get(1, clock=9)[0])
+    """
+    for name in ("alive", "set1", "read1", "set2", "read2"):
+        os.mkfifo(tmp_path / name)
+    options = ("--transport", "tcp", "--on-worker-loss", "continue", "--lease", "1")
+    run = command("run", "--workers", "2", *options, script(code))
+    run.ends()
+    assert run.until("apart")[0].endswith("apart 0 1"), run.all()
+    assert run.until("each")[0].endswith("each 1.0 2.0"), run.all()

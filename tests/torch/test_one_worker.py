@@ -666,6 +666,25 @@ def test_a_parameter_that_was_swapped_and_put_back_is_not_taken_for_a_change(job
     train(model, optimizer, steps=1)
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_load_into_a_part_is_published_or_an_error(job: ps.Job, check: bool) -> None:
+    """Without the check the servers' values replaced it."""
+    model = net()
+    model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, check=check)
+    state = net(1).twice.state_dict()
+    with pytest.raises(ps.exceptions.OptionError, match="the servers do not know of that"):
+        model.twice.load_state_dict(state)
+        optimizer.step()
+    optimizer.publish()
+    optimizer.step()
+    assert torch.equal(model.twice.weight, state["weight"])
+    # A load of the whole publishes by itself; a copy's parts are its own.
+    model.load_state_dict(net(2).state_dict())
+    copy.deepcopy(model).twice.load_state_dict(state)
+    optimizer.step()
+    assert torch.equal(model.twice.weight, net(2).twice.weight)
+
+
 def test_without_the_check_a_change_that_torch_does_not_count_is_lost(job: ps.Job) -> None:
     line = Line()
     _, optimizer = distribute(
@@ -796,6 +815,9 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
         (lambda p: torch.optim.SGD(p), {"overlap": None}),
         (lambda p: torch.optim.SGD(p), {"overlap": 1.5}),
         (lambda p: torch.optim.SGD(p), {"lr_scale": "linear"}),
+        (lambda p: torch.optim.SGD(p), {"check_every": -3}),
+        (lambda p: torch.optim.SGD(p), {"bucket_bytes": "x"}),
+        (lambda p: torch.optim.SGD(p), {"patience": "soon"}),
         (lambda p: list(p), {}),
         (lambda p: torch.optim.LBFGS(p), {}),
     ],
@@ -804,6 +826,12 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
     model = net()
     with pytest.raises(ps.exceptions.OptionError):
         distribute(model, make(model.parameters()), job=job, **options)
+
+
+def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps() -> None:
+    from penstock.torch.servers import rules
+
+    assert set(rules._DIVIDED) == {kind.__name__ for kind in rules._RULES}
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..exceptions import DeclarationConflict, GatherConflict
-from ..gather import Gathering
+from ..gather import Gathering, unreadable
 from ..job import Job
 from ..optim import Add, Replace
 from ..tensor import Tensor
@@ -27,6 +27,9 @@ from .leaves import Group, Layout, Tensors, difference, digest_of
 
 WINDOW_BYTES = 16 << 20
 """Bytes that a broadcast sends at a time: more would cost shared memory, less more barriers."""
+
+MOST_LEAVES_BYTES = 64 << 20
+"""Of what a worker says of its leaves, to tell where trees differ."""
 
 
 class _Averages:
@@ -138,17 +141,31 @@ class Together:
     def _compare(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
         gather = self._gathering.bytes_of_all
         digest = digest_of(lines).encode()
-        if all(one in (None, digest) for one in gather(job, call, words, digest, timeout)):
+        if all(one in (None, digest) for one in gather(job, call, words, digest, len(digest), timeout)):
             return
         text = zlib.compress("\n".join(lines).encode())
         lists = [
-            None if one is None else zlib.decompress(one).decode().split("\n")
-            for one in gather(job, call, "the leaves of a pytree", text, timeout)
+            None if one is None else _unpacked(rank, one)
+            for rank, one in enumerate(
+                gather(job, call, "the leaves of a pytree", text, MOST_LEAVES_BYTES, timeout)
+            )
         ]
         mine = lists[job.rank] or []
         for rank, theirs in enumerate(lists):
             if theirs is not None and theirs != mine:
                 raise difference(job.rank, mine, rank, theirs)
+
+
+def _unpacked(rank: int, data: bytes) -> list[str]:
+    """What another worker says of its leaves."""
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(data, MOST_LEAVES_BYTES)
+        if unpacking.eof:
+            return text.decode().split("\n")
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(rank) from error
+    raise unreadable(rank)
 
 
 _together: weakref.WeakKeyDictionary[Job, Together] = weakref.WeakKeyDictionary()

@@ -36,6 +36,7 @@ except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
 
+from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..job import Job, current
@@ -53,6 +54,15 @@ from .servers.optimizer import DistributedOptimizer
 __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
+
+_DEFAULTS = {
+    "check": True,
+    "lr_scale": "per-update",
+    "check_every": CHECK_EVERY,
+    "bucket_bytes": BUCKET_BYTES,
+    "patience": PATIENCE,
+}
+"""Of the options that only one mode has."""
 
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
@@ -81,6 +91,7 @@ class Options(TypedDict, total=False):
     prefix: str | None
     rescale: float
     clip: float | None
+    clip_norm: float | None
     refuse_nonfinite: bool
     check_every: int
     bucket_bytes: int
@@ -113,6 +124,7 @@ def distribute(
     prefix: str | None = None,
     rescale: float = 1.0,
     clip: float | None = None,
+    clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
@@ -168,6 +180,11 @@ def distribute(
         Factor on the reduced gradient. Default 1.
     clip
         Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
+    clip_norm
+        With "servers" under BSP: then the norm of the reduced gradients of all the optimizer's parameters
+        together is clipped to this, as by torch's `clip_grad_norm_` in one process on the joined batch;
+        `optimizer.total_norm` is what it was. The servers hold a mean as large as the model for it, which
+        moves once more, and a step waits twice more. Infinity only measures. Default: no clipping.
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
     check_every
@@ -221,6 +238,10 @@ def distribute(
     _check_types(model, optimizer)
     job = job or current()
     where = _where(where, consistency, job)
+    if where == "servers":
+        _refuse_others(where, check_every=check_every, bucket_bytes=bucket_bytes, patience=patience)
+    else:
+        _refuse_others(where, check=check, lr_scale=lr_scale)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
@@ -245,17 +266,27 @@ def distribute(
             overlap=overlap,
             check=check,
             lr_scale=lr_scale,
+            clip_norm=clip_norm,
             declaration=declaration,
             timeout=timeout,
         )
         _note(model, parameters, distributed)
         return model, distributed
+    if clip_norm is not None:
+        raise OptionError(
+            f'expected clip_norm=None with where="gradients", got {clip_norm!r}',
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), ...) before step(), as in one process: "
+            "p.grad holds the average",
+        )
     if overlap != "auto" and not isinstance(overlap, bool):
         raise OptionError(f'expected overlap "auto", True or False with where="gradients", got {overlap!r}')
     if buffers not in (None, *KINDS):
         raise OptionError(f"expected buffers {', '.join(map(repr, KINDS))}, got {buffers!r}")
+    # A worker that says so and one that does not mean the same.
+    buffers = buffers or KINDS[0]
     _check_count("check_every", check_every, 0)
     _check_count("bucket_bytes", bucket_bytes, 1)
+    patience = _core.seconds(patience)
     check_parameters(parameters)
     named = {**parameters, **dict(model.named_buffers())}
     broadcast(
@@ -273,7 +304,7 @@ def distribute(
         prefix=prefix,
         declaration=declaration,
         overlap=bool(overlap),
-        buffers=buffers or "rank0",
+        buffers=buffers,
         check_every=check_every,
         bucket_bytes=bucket_bytes,
         timeout=timeout,
@@ -295,8 +326,8 @@ def distribute(
 @contextlib.contextmanager
 def no_sync(*models: torch.nn.Module) -> Iterator[None]:
     """
-    Backward passes inside add gradients up in this worker, as DistributedDataParallel's `no_sync` has it; the
-    first one outside averages the sums. For accumulating over several batches with one exchange.
+    Inside, backward passes only accumulate gradients in this worker, as under DistributedDataParallel's
+    `no_sync`; the first pass outside averages the sums. For several batches with one exchange.
 
     Parameters
     ----------
@@ -505,6 +536,13 @@ def _owner_of(model: object) -> Any:
     """What averages the model's gradients, or takes its steps; None if it is not distributed."""
     found = _distributed.get(model)
     return found() if isinstance(found, weakref.ref) else found
+
+
+def _refuse_others(where: str, **given: object) -> None:
+    """Options of the other mode do nothing here: whoever gives one expects something."""
+    for name, value in given.items():
+        if value != _DEFAULTS[name]:
+            raise OptionError(f'expected no {name} with where="{where}", got {value!r}')
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -153,13 +153,7 @@ fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
     let all: Vec<u32> = (0..ROWS).collect();
     for propagation in [Propagation::Bounded, Propagation::Lazy] {
         for near in [true, false] {
-            let mut net = Net::new(ROWS, propagation);
-            let (shape, mut producer) = (net.shape, writer(ROWS));
-            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-            match near {
-                true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
-                false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
-            }
+            let (mut net, mut producer) = Net::producing(ROWS, propagation, near);
             net.consume(ONE);
             net.settle();
             set(&mut producer, 1, &all, 5);

@@ -118,13 +118,7 @@ fn what_consumers_need_together_is_not_too_much_for_their_producer() {
 #[test]
 fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_that_can_be_answered_is() {
     for near in [true, false] {
-        let mut net = Net::new(4, Propagation::Lazy);
-        let (shape, mut producer) = (net.shape, writer(4));
-        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-        match near {
-            true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
-            false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
-        }
+        let (mut net, mut producer) = Net::producing(4, Propagation::Lazy, near);
         [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
         set(&mut producer, 3, &[0, 1, 2, 3], 5);
         net.settle();
@@ -276,13 +270,7 @@ fn what_is_fetched_and_then_given_up_is_kept_neither_at_home_nor_at_the_source()
     let all = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
     for propagation in [Propagation::Bounded, Propagation::Lazy] {
         for near in [true, false] {
-            let mut net = Net::new(ROWS, propagation);
-            let (shape, mut producer) = (net.shape, writer(ROWS));
-            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-            match near {
-                true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
-                false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
-            }
+            let (mut net, mut producer) = Net::producing(ROWS, propagation, near);
             net.consume(ONE);
             net.settle();
             let kept = |net: &mut Net| {

@@ -184,13 +184,21 @@ impl Net {
         Self { home: Node::new(Here::default()), workers: BTreeMap::new(), silent: BTreeSet::new(), shape }
     }
 
-    /// With a producer of all rows and one consumer of them, which have heard of each other.
-    pub(super) fn subscribed(slots: u32, propagation: Propagation) -> (Self, Writer) {
+    /// With a producer of all rows: one on the home's host, or one that is connected to it.
+    pub(super) fn producing(slots: u32, propagation: Propagation, near: bool) -> (Self, Writer) {
         let mut net = Self::new(slots, propagation);
-        let producer = writer(slots);
-        let shape = net.shape;
+        let (shape, producer) = (net.shape, writer(slots));
         let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-        net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+        match near {
+            true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+            false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+        }
+        (net, producer)
+    }
+
+    /// With a producer of all rows elsewhere and one consumer of them, which have heard of each other.
+    pub(super) fn subscribed(slots: u32, propagation: Propagation) -> (Self, Writer) {
+        let (mut net, producer) = Self::producing(slots, propagation, false);
         net.consume(ONE);
         net.settle();
         (net, producer)

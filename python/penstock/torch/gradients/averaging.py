@@ -18,6 +18,7 @@ somebody has a gradient of it, all workers give it a bucket of its own, in a sec
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,8 @@ class Averaging:
         self._backward: Backward = backward_of(job)
         self._buckets: list[Bucket] = []
         self._reached = False
+        # A model on several devices: autograd has a thread for each, and both may come first.
+        self._beginning = threading.Lock()
         self._found: list[Member] = []
         self._learned = not overlap
         self._overlap = overlap
@@ -112,7 +115,10 @@ class Averaging:
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
-        self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
+        loaded = _Loaded(self)
+        for module in model.modules():
+            # A part of the model may be loaded by itself.
+            self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
         self._handles.append(self._watch)
 
@@ -171,16 +177,19 @@ class Averaging:
 
     def _begin(self, member: Member) -> None:
         """The pass reaches this model, with the gradient of `member`."""
-        if self.job.closed:
-            raise JobClosed(
-                "the job has ended, and this model's gradients are averaged by it",
-                "`ps.torch.unwrap(model)` makes it an ordinary model again",
-            )
-        self._refuse_leftovers(member)
-        self._reached = True
-        self.unsent = True
-        self._backward.reach(self)
-        self._come_last(member)
+        with self._beginning:
+            if self._reached:
+                return
+            if self.job.closed:
+                raise JobClosed(
+                    "the job has ended, and this model's gradients are averaged by it",
+                    "`ps.torch.unwrap(model)` makes it an ordinary model again",
+                )
+            self._refuse_leftovers(member)
+            self.unsent = True
+            self._backward.reach(self)
+            self._come_last(member)
+            self._reached = True
 
     def _come_last(self, member: Member | None) -> None:
         """

@@ -24,9 +24,12 @@ def _rule_and_names(name: str) -> tuple[type[Optimizer], tuple[str, ...]]:
     return ours, tuple(inspect.signature(ours).parameters)
 
 
-# What a rule reads of a group: what ours takes, which torch calls the same.
+# What a rule reads of a group: what ours takes, which torch calls the same. The servers may have rules that
+# torch lacks.
 _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
-    getattr(torch.optim, name): _rule_and_names(name) for name, row in optim.ROWS.items() if row.settings
+    getattr(torch.optim, name): _rule_and_names(name)
+    for name, row in optim.ROWS.items()
+    if row.settings and hasattr(torch.optim, name)
 }
 
 
