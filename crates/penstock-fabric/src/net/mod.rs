@@ -1,4 +1,4 @@
-//! Bytes between hosts: links, frames over them, and the names of servers.
+//! Bytes between hosts: links, what goes over them and what both ends do with it, and the names of servers.
 //!
 //! | file | what |
 //! |---|---|
