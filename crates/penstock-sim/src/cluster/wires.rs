@@ -220,6 +220,17 @@ impl<'a> Cluster<'a> {
         number: u64,
         way: Way,
     ) -> Result<(), Failure> {
+        let port = self.servers.get(shard).and_then(|server| server.ports.0[rank as usize].as_ref());
+        let proxy = self.proxies[rank as usize].get(shard);
+        let kept = match way {
+            Way::Up => port.is_some_and(|port| port.peer.link().is_some()),
+            Way::Down => proxy.is_some_and(|proxy| proxy.shard.link().is_some()),
+        };
+        if kept {
+            let what =
+                format!("the connection of worker {rank} to shard {shard} has ended, and was not given up");
+            return Err(Failure::Broke { at: self.now, what });
+        }
         let wire = self.wire(rank, shard);
         let (told, damaged) = (wire.is_over(way), wire.damaged);
         drop(wire);

@@ -138,8 +138,14 @@ impl Traffic {
 impl Wanted {
     /// A batch goes out. One may have been under way when a fetch was withdrawn, and be its answer; any other that is begun is not.
     fn forget_withdrawn(&mut self) {
-        let goes = |_: &u64, asked: &mut Asked| asked.withdrawn && asked.answered.is_none();
-        self.withdrawn.extend(self.fetches.extract_if(.., goes).map(|(ticket, _)| ticket));
+        let Self { fetches, withdrawn, .. } = self;
+        fetches.retain(|&ticket, asked| {
+            let goes = asked.withdrawn && asked.answered.is_none();
+            if goes {
+                withdrawn.insert(ticket);
+            }
+            !goes
+        });
     }
 
     fn fetched(&mut self, head: &Head, entry: &Entry<'_>) -> Result<(), String> {

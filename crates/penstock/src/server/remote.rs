@@ -226,7 +226,7 @@ impl<L: Link + AsFd> Remote<L> {
     /// and what may stand in buffers here.
     pub(super) fn standing(&self) -> u64 {
         let held = self.link().and_then(|link| rustix::io::ioctl_fionread(link).ok());
-        held.map_or(self.received(), |held| self.received() + held + UNDER_WAY)
+        self.received() + held.map_or(0, |held| held + UNDER_WAY)
     }
 }
 
