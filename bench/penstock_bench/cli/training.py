@@ -72,7 +72,7 @@ def torch(arguments: Sequence[str]) -> int:
             "--model and --overhead exclude each other",
             "an overhead is measured over models of its own",
         )
-    models = names(given.model or ",".join(MODELS), "model", tuple(MODELS))
+    models = list(MODELS) if given.model is None else names(given.model, "model", tuple(MODELS))
     overheads = [] if given.overhead is None else names(given.overhead, "overhead", tuple(OVERHEADS))
     workers = counts(given.workers, "--workers", MOST_WORKERS)
     systems = names(given.systems, "system", known)
