@@ -55,7 +55,7 @@ use batch::Batch;
 use flush::{Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
-use kept::{Away, FREE_BYTES, Kept, Needs};
+use kept::{Away, FREE_BYTES, Needs, Shared};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use subscriber::Subscriber;
@@ -140,15 +140,23 @@ struct Partition<M> {
     traffic: (u64, u64),
 }
 
+/// What a source was told of what others want of it, as long as that may lie here for it.
+#[derive(Debug, Default)]
+struct Told {
+    bytes: u64,
+    /// What those others pay for it.
+    paid: Vec<Shared>,
+}
+
 #[derive(Debug, Default)]
 struct Connection {
     account: Account,
     messages: Vec<u8>,
+    /// What it was told for others' sake.
+    told: Told,
     /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that the peer
     /// that flushes knows of it.
     flushed: Vec<u8>,
-    /// Bytes of the messages that another peer has paid for: they are said for its sake.
-    relayed: u64,
     /// Partitions of this peer of which others want something other than what it knows.
     wanted: BTreeSet<PartitionId>,
     /// What of the messages, here and on their way, was charged.
@@ -241,7 +249,7 @@ impl<H: Host> Node<H> {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
         let upstream = Upstream::new(peer, shape, rows, false);
         self.partitions.insert(id, Partition::new(memory, mirror, None, Some(upstream), None));
-        self.subscribe(id);
+        self.want(id);
     }
 
     /// A connection to a peer stands, for the first time or again.
@@ -257,7 +265,7 @@ impl<H: Host> Node<H> {
             // A producer that comes again offers its rows first.
             if partition.upstream.as_ref().is_some_and(|upstream| upstream.peer == peer && !upstream.identity)
             {
-                self.resume(id);
+                self.want(id);
             }
         }
         let flushing: Vec<_> = self.flushing.iter().filter(|(_, it)| it.peer == peer).collect();
@@ -306,13 +314,13 @@ impl<H: Host> Node<H> {
     pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
         let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
-        self.fetch_slots(id, slots, version, Kept::default())
+        self.fetch_slots(id, slots, version, Shared::default())
     }
 
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
     /// what the next will ask for.
     pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
-        self.set_needs(id, versions);
+        self.set_needs(id, versions, Vec::new());
     }
 
     /// The producer here leaves: a peer that passes its rows on gets all that it subscribed to, since it can ask for none later.
@@ -356,13 +364,17 @@ impl<H: Host> Node<H> {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
         });
-        for partition in self.partitions.values_mut() {
-            partition.asked.remove(&peer);
+        let mut asked = Vec::new();
+        for (id, partition) in &mut self.partitions {
+            if partition.asked.remove(&peer) {
+                asked.push(*id);
+            }
             partition.away.remove(&peer);
             if partition.producer == Some(peer) {
                 partition.end_with_its_producer();
             }
         }
+        asked.into_iter().for_each(|id| self.share(id));
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -403,15 +415,6 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             Encoder::message(&mut connection.messages, message);
             connection.note_messages();
-        }
-    }
-
-    /// Says what others want of a source's rows. They have paid for it: a source that is slow to read is not lost for their sake.
-    fn relay_to(&mut self, source: PeerId, message: &Message<'_>) {
-        if let Some(connection) = self.peers.get_mut(&source) {
-            let before = connection.messages.len();
-            Encoder::message(&mut connection.messages, message);
-            connection.relayed += (connection.messages.len() - before) as u64;
         }
     }
 
@@ -490,9 +493,9 @@ impl Connection {
         !self.messages.is_empty() || !self.flushed.is_empty() || !self.wanted.is_empty()
     }
 
-    /// Charges the messages for its own sake that are longer than what is always under way.
+    /// Charges the messages that are longer than what is always under way.
     fn note_messages(&mut self) {
-        let bytes = (self.messages.len() + self.flushed.len()) as u64 - self.relayed;
+        let bytes = (self.messages.len() + self.flushed.len()) as u64;
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(self.unread.amount());
         if more > 0
             && let Err(why) = self.unread.grow(more)
