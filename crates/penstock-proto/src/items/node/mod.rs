@@ -51,7 +51,7 @@ use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
-use batch::Batch;
+use batch::{Batch, collect};
 use flush::{Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
@@ -237,8 +237,10 @@ impl<H: Host> Node<H> {
         home: Option<PeerId>,
     ) -> bool {
         let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
-        let ended = self.gone.contains(&producer);
-        place.insert(Partition { ended, ..Partition::new(memory, shape, Some(producer), None, home) });
+        let partition = place.insert(Partition::new(memory, shape, Some(producer), None, home));
+        if self.gone.contains(&producer) {
+            partition.end_with_its_producer(&mut self.scratch);
+        }
         self.offer(id);
         self.admit(id);
         true
@@ -371,7 +373,7 @@ impl<H: Host> Node<H> {
             }
             partition.away.remove(&peer);
             if partition.producer == Some(peer) {
-                partition.end_with_its_producer();
+                partition.end_with_its_producer(&mut self.scratch);
             }
         }
         asked.into_iter().for_each(|id| self.share(id));
@@ -459,13 +461,15 @@ impl<M: Memory> Partition<M> {
     }
 
     /// No peer is asked any more, and no reader waits for rows that have not come by now: it is as if those had never been set.
-    fn end_with_its_producer(&mut self) {
-        self.ended = true;
+    fn end_with_its_producer(&mut self, scratch: &mut Vec<Changed>) {
         self.away.clear();
         if self.upstream.take().is_some() {
             self.memory.abort();
             self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
         }
+        // What it has set by now.
+        collect(self, scratch);
+        self.ended = true;
         let memory = &self.memory;
         for subscriber in self.subscribers.values_mut() {
             subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
