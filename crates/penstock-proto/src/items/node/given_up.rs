@@ -81,11 +81,10 @@ impl<H: Host> Node<H> {
     pub(super) fn withdraw(&mut self, id: PartitionId, ticket: u64) {
         let partition = self.partitions.get_mut(&id);
         let Some(upstream) = partition.and_then(|partition| partition.upstream.as_mut()) else { return };
-        let Some((_, _, kept)) = upstream.fetches.remove(&ticket) else { return };
-        // Where it has not heard of the subscription it hears only of what is fetched by then. Otherwise whoever asked for it
-        // pays until the source hears that it is withdrawn: both lie here for a source that does not read.
-        if upstream.heard {
-            upstream.withdrawn.push((ticket, kept));
+        let Some((_, _, paid)) = upstream.fetches.remove(&ticket) else { return };
+        // Whoever asked for it pays until a source that has heard of it hears that it is withdrawn.
+        if upstream.has_told(ticket) {
+            upstream.withdrawn.push((ticket, paid));
             self.want(id);
         }
     }
