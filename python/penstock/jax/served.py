@@ -77,6 +77,8 @@ class Served:
         ------
         DeclarationConflict
             `grads` is not like the parameters. Nothing was contributed.
+        OptionError
+            As for `average`. Nothing was contributed.
         SettingsError
             `lr` is out of range, or the optimizer has none.
         NonFiniteError
@@ -108,12 +110,14 @@ class Served:
 
         def host(job: Job, arrays: list[Array]) -> list[Array]:
             flats = arrays[: len(self._tensors.all)]
-            if rate:
-                for tensor in self._tensors.all:
-                    tensor.set_lr(float(arrays[-1]))
-            self._tensors.push(flats, self._timeout)
-            job.clock()
-            return self._tensors.pull(None, self._timeout)
+            # The clock is the job's: one call at a time, whichever parameters it is for.
+            with together(job).turn("push_pull"):
+                if rate:
+                    for tensor in self._tensors.all:
+                        tensor.set_lr(float(arrays[-1]))
+                self._tensors.push(flats, self._timeout)
+                job.clock()
+                return self._tensors.pull(None, self._timeout)
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
@@ -135,7 +139,8 @@ class Served:
         Raises
         ------
         OptionError
-            `slack` is not a whole number of 0 or above.
+            `slack` is not a whole number of 0 or above; or it was called inside `shard_map` or `pmap` over
+            several devices.
         PullTimeout
             They were not fresh enough in time.
         JobClosed
@@ -182,6 +187,8 @@ def serve(
             "distribute before; `push_pull` works inside",
         )
     lines = [*tree.lines(), f"{optimizer!r}, {consistency}, {declaration}"]
-    together(job).agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
+    shared = together(job)
+    with shared.turn("ps.jax.distribute"):
+        shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
     settings = {**declaration, "optimizer": optimizer, "consistency": consistency, "timeout": timeout}
     return Served(tree, places, job, name, settings)
