@@ -32,6 +32,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 try:
     import torch
     import torch.utils.weak
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
@@ -68,6 +69,8 @@ _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+_looked_after: list[Any] = []
+"""The hook on all optimizers of the process, once there are servers that step."""
 
 
 def __getattr__(name: str) -> Any:
@@ -196,7 +199,8 @@ def distribute(
     model or (model, optimizer)
         The same model; the optimizer, if one was given. With "gradients" it is the same object. With
         "servers" it is a DistributedOptimizer with the original's parameter groups: step this one; the
-        original's `step` raises OptionError while the job is open.
+        original's `step`, and any other optimizer's of these parameters, raises OptionError while the job is
+        open.
 
     Raises
     ------
@@ -516,6 +520,20 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
         _owned[parameter] = weakref.ref(owner)
+    if isinstance(owner, DistributedOptimizer) and not _looked_after:
+        _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
+
+
+def _refuse_stranger(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before each step of an optimizer: raises OptionError if the servers step its parameters."""
+    if isinstance(optimizer, DistributedOptimizer):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter in _owned:
+                owner = _owned[parameter]()
+                if isinstance(owner, DistributedOptimizer) and not owner.job.closed:
+                    owner.refuse_step_of(optimizer)
 
 
 def _owner_of(model: object) -> Any:
