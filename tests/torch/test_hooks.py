@@ -110,6 +110,20 @@ def two(share):
 
 found["two"] = two(by_penstock)
 found["two/torch"] = two(lambda model: None)
+
+# What would average with others than torch does, or what torch refuses by an error of its own.
+def refused(model):
+    try:
+        ps.torch.hooks.register(model)
+    except ps.exceptions.OptionError as error:
+        return str(error)
+
+groups = [dist.new_group([one]) for one in range(size)]
+apart = DistributedDataParallel(torch.nn.Linear(6, 3), process_group=groups[rank])
+found["apart"] = refused(apart)
+twice = DistributedDataParallel(torch.nn.Linear(6, 3))
+ps.torch.hooks.register(twice)
+found["twice"] = refused(twice)
 save(**found)
 dist.destroy_process_group()
 """
@@ -196,6 +210,15 @@ def test_buckets_that_are_made_anew_use_the_tensors_of_their_size_again(
     # Six passes of several buckets: without using them again, there would be as many as that.
     for saved in replicated:
         assert 2 <= saved["made"] <= 12
+
+
+def test_a_model_of_a_smaller_process_group_and_a_second_hook_are_refused(
+    replicated: list[dict[str, Any]],
+) -> None:
+    """Models that differ, as under tensor parallelism, were averaged with each other."""
+    for saved in replicated:
+        assert str(saved["apart"]) == "the model's process group has 1 processes, the job has 2 workers"
+        assert "has a communication hook already" in str(saved["twice"])
 
 
 def test_a_sharded_model_is_averaged_over_its_replicas(spawn_job: Callable[..., Any]) -> None:
