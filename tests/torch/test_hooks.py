@@ -141,9 +141,14 @@ def net():
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
 
+def thaw(model, step):
+    # A group's gradients are fewer at first, then more.
+    model[2].weight.requires_grad_(step >= 2)
+
 def train(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for step in range(5):
+        thaw(model, step)
         x, y = batch(step)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
@@ -167,6 +172,7 @@ theirs = whole(train(sharded(mesh)))
 alone = net()
 optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05)
 for step in range(5):
+    thaw(alone, step)
     optimizer.zero_grad()
     for rank in range(size):
         x, y = batch(step)
@@ -221,7 +227,9 @@ def test_a_model_of_a_smaller_process_group_and_a_second_hook_are_refused(
         assert "has a communication hook already" in str(saved["twice"])
 
 
-def test_a_sharded_model_is_averaged_over_its_replicas(spawn_job: Callable[..., Any]) -> None:
+def test_a_sharded_model_is_averaged_over_its_replicas_also_after_unfreezing(
+    spawn_job: Callable[..., Any],
+) -> None:
     for saved in spawn_job(4, SHARDED):
         np.testing.assert_allclose(saved["mine"], saved["theirs"], rtol=0, atol=1e-6)
         np.testing.assert_allclose(saved["mine"], saved["alone"], rtol=0, atol=1e-5)

@@ -169,8 +169,8 @@ def register(model: DistributedDataParallel, job: Job | None = None) -> None:
     _same_size(
         model.process_group,
         job,
-        "the job averages over all of its workers; as with tensor or pipeline parallelism, models that differ "
-        "between them cannot use it",
+        "the job averages over all of its workers: where they hold different models, as under tensor or "
+        "pipeline parallelism, it cannot",
     )
     model.register_comm_hook(State(job), average)
 
@@ -232,22 +232,29 @@ class _Group:
 
     def __init__(self, job: Job, name: str, shards: int, shard: int) -> None:
         self._job, self._name, self._shards, self._shard = job, name, shards, shard
-        self._memory: Memory | None = None
+        self._memories: dict[tuple[int, torch.dtype, torch.device], Memory] = {}
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        if self._memory is None:
-            # Every worker declares every shard's: rank 0's declaration counts.
-            tensors = [
-                # The mean over all workers, of whom only the replicas of this shard contribute.
-                _tensor(self._job, f"{self._name}/{shard}", gradient, float(self._shards))
-                for shard in range(self._shards)
-            ]
-            self._memory = _memory(tensors[self._shard], gradient)
-        memory = self._memory
+        memory = self._memory(gradient)
         memory.await_lane()
         memory.send([memory.lane], [gradient])
         self._job.clock()
         memory.take([memory.value], [gradient])
+
+    def _memory(self, gradient: torch.Tensor) -> Memory:
+        """What it goes through: of another size once parameters of the group were frozen or unfrozen."""
+        kind = (gradient.numel(), gradient.dtype, gradient.device)
+        if kind not in self._memories:
+            # By their order, not by size: replicas that train different parameters are told so.
+            name = f"{self._name}/{len(self._memories)}"
+            # Every worker declares every shard's: rank 0's declaration counts.
+            tensors = [
+                # The mean over all workers, of whom only the replicas of this shard contribute.
+                _tensor(self._job, f"{name}/{shard}", gradient, float(self._shards))
+                for shard in range(self._shards)
+            ]
+            self._memories[kind] = _memory(tensors[self._shard], gradient)
+        return self._memories[kind]
 
 
 def _name(job: Job, kind: str) -> str:
