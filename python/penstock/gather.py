@@ -440,7 +440,7 @@ def _compare(words: Sequence[str | None]) -> None:
         groups.setdefault(said, []).append(rank)
     parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups.items()]
     raise GatherConflict(
-        f"workers gave what cannot be put together: {'; '.join(parts)}",
+        f"workers gave different things: {'; '.join(parts)}",
         "make the same call on every worker, with the same kind of value, shape and element type",
         given=given,
     )

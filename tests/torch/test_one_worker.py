@@ -709,6 +709,25 @@ def test_a_parameter_that_was_swapped_and_put_back_is_not_taken_for_a_change(job
     train(model, optimizer, steps=1)
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_load_into_a_part_is_published_or_an_error(job: ps.Job, check: bool) -> None:
+    """Without the check the servers' values replaced it."""
+    model = net()
+    model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, check=check)
+    state = net(1).twice.state_dict()
+    with pytest.raises(ps.exceptions.OptionError, match="the servers do not know of that"):
+        model.twice.load_state_dict(state)
+        optimizer.step()
+    optimizer.publish()
+    optimizer.step()
+    assert torch.equal(model.twice.weight, state["weight"])
+    # A load of the whole publishes by itself; a copy's parts are its own.
+    model.load_state_dict(net(2).state_dict())
+    copy.deepcopy(model).twice.load_state_dict(state)
+    optimizer.step()
+    assert torch.equal(model.twice.weight, net(2).twice.weight)
+
+
 def test_without_the_check_a_change_that_torch_does_not_count_is_lost(job: ps.Job) -> None:
     line = Line()
     _, optimizer = distribute(

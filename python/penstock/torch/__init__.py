@@ -94,6 +94,7 @@ class Options(TypedDict, total=False):
     prefix: str | None
     rescale: float
     clip: float | None
+    clip_norm: float | None
     refuse_nonfinite: bool
     check_every: int
     bucket_bytes: int
@@ -126,6 +127,7 @@ def distribute(
     prefix: str | None = None,
     rescale: float = 1.0,
     clip: float | None = None,
+    clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
@@ -181,6 +183,11 @@ def distribute(
         Factor on the reduced gradient. Default 1.
     clip
         Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
+    clip_norm
+        With "servers" under BSP: then the norm of the reduced gradients of all the optimizer's parameters
+        together is clipped to this, as by torch's `clip_grad_norm_` in one process on the joined batch;
+        `optimizer.total_norm` is what it was. The servers hold a mean as large as the model for it, which
+        moves once more, and a step waits twice more. Infinity only measures. Default: no clipping.
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
     check_every
@@ -263,11 +270,18 @@ def distribute(
             overlap=overlap,
             check=check,
             lr_scale=lr_scale,
+            clip_norm=clip_norm,
             declaration=declaration,
             timeout=timeout,
         )
         _note(model, parameters, distributed)
         return model, distributed
+    if clip_norm is not None:
+        raise OptionError(
+            f'expected clip_norm=None with where="gradients", got {clip_norm!r}',
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), ...) before step(), as in one process: "
+            "p.grad holds the average",
+        )
     if overlap != "auto" and not isinstance(overlap, bool):
         raise OptionError(f'expected overlap "auto", True or False with where="gradients", got {overlap!r}')
     if buffers not in (None, *KINDS):
@@ -316,8 +330,8 @@ def distribute(
 @contextlib.contextmanager
 def no_sync(*models: torch.nn.Module) -> Iterator[None]:
     """
-    Backward passes inside add gradients up in this worker, as DistributedDataParallel's `no_sync` has it; the
-    first one outside averages the sums. For accumulating over several batches with one exchange.
+    Inside, backward passes only accumulate gradients in this worker, as under DistributedDataParallel's
+    `no_sync`; the first pass outside averages the sums. For several batches with one exchange.
 
     Parameters
     ----------
