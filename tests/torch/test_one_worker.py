@@ -874,7 +874,7 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
 def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps() -> None:
     from penstock.torch.servers import rules
 
-    assert set(rules._DIVIDED) == {kind.__name__ for kind in rules._RULES}
+    assert set(ps.optim.DIVIDED) == {kind.__name__ for kind in rules._RULES}
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

@@ -194,6 +194,7 @@ def distribute(
     rescale: float = 1.0,
     clip: float | None = None,
     refuse_nonfinite: bool = False,
+    lr_scale: str | None = "per-update",
     timeout: float | None = None,
 ) -> Served:
     """
@@ -215,6 +216,11 @@ def distribute(
         Start of the tensors' names. Default "params", then "params.1", and so on.
     reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
+    lr_scale
+        Under SSP and ASP, where each worker's gradient is a step of its own. "per-update": the optimizer's
+        learning rate, decays and so on, and the rates that `push_pull` is given, are those of an iteration,
+        and each of its steps takes its part of them. None: each step takes them as they are. Default
+        "per-update".
     timeout
         Seconds for each wait. Default: the job's `deadline`.
 
@@ -244,8 +250,8 @@ def distribute(
     Notes
     -----
     Under SSP and ASP every worker's contribution is a step of its own, with its gradient divided by the
-    number of workers n if `reduce` is "mean". So in an iteration weight decay works n times, and Adam counts
-    n steps.
+    number of workers n if `reduce` is "mean". So in an iteration Adam counts n steps, and with
+    `lr_scale=None` weight decay works n times.
 
     Examples
     --------
@@ -259,4 +265,4 @@ def distribute(
         _served_by[job] = number + 1
         name = f"params.{number}" if number else "params"
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
-    return serve(params, optimizer, job, name, declaration, consistency, timeout)
+    return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)

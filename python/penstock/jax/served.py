@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from ..arrays import Array
-from ..consistency import Consistency
+from ..consistency import Consistency, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
 from ..job import Job
-from ..optim import Optimizer
+from ..optim import Optimizer, divisors, updates_in
 from ..tensor import Tensor
 from .calls import on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
@@ -36,10 +36,12 @@ class Served:
         job: Job,
         name: str,
         declaration: dict[str, Any],
+        rate_divisor: float,
     ) -> None:
         self._tree = tree
         self._job = job
         self._timeout: float | None = declaration["timeout"]
+        self._rate_divisor = rate_divisor
         self._lines = tree.lines()
         self._places = places
         values = [tree.values[place] for place in places]
@@ -114,7 +116,7 @@ class Served:
             with together(job).turn("push_pull"):
                 if rate:
                     for tensor in self._tensors.all:
-                        tensor.set_lr(float(arrays[-1]))
+                        tensor.set_lr(float(arrays[-1]) / self._rate_divisor)
                 self._tensors.push(flats, self._timeout)
                 job.clock()
                 return self._tensors.pull(None, self._timeout)
@@ -171,6 +173,7 @@ def serve(
     name: str,
     declaration: dict[str, Any],
     consistency: Consistency | str | None,
+    lr_scale: str | None,
     timeout: float | None,
 ) -> Served:
     """What `ps.jax.distribute` does."""
@@ -186,9 +189,14 @@ def serve(
             "expected parameters, got values inside `jax.jit`",
             "distribute before; `push_pull` works inside",
         )
-    lines = [*tree.lines(), f"{optimizer!r}, {consistency}, {declaration}"]
+    mode = parse(spelled(consistency) or job._core.default_consistency)
+    divided = divisors(optimizer._row.name, updates_in(lr_scale, mode, job.size))
+    optimizer = optimizer.copy()
+    for setting, divisor in divided.items():
+        setattr(optimizer, setting, getattr(optimizer, setting) / divisor)
+    lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
     shared = together(job)
     with shared.turn("ps.jax.distribute"):
         shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
-    settings = {**declaration, "optimizer": optimizer, "consistency": consistency, "timeout": timeout}
-    return Served(tree, places, job, name, settings)
+    settings = {**declaration, "optimizer": optimizer, "consistency": mode, "timeout": timeout}
+    return Served(tree, places, job, name, settings, divided.get("lr", 1.0))

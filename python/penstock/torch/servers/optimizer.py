@@ -18,6 +18,7 @@ from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
+from ...optim import updates_in
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
 from .attendance import Attendance
@@ -73,8 +74,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f'where="servers" takes the steps of {names()}, got {type(optimizer).__name__}',
                 'pass where="gradients", under ps.BSP(): then the optimizer itself steps, whichever it is',
             )
-        if lr_scale not in (None, "per-update"):
-            raise OptionError(f'expected lr_scale "per-update" or None, got {lr_scale!r}')
         self._original = optimizer
         self._model = model
         self.job = job
@@ -84,7 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
-        self._updates = job.size if lr_scale and self._consistency != BSP() else 1
+        self._updates = updates_in(lr_scale, self._consistency, job.size)
         self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shared: dict[int, Shared] = {}
