@@ -143,6 +143,10 @@ def batch(job, step):
     generator = torch.Generator().manual_seed(10 * step + job.rank)
     return torch.randn(4, 6, generator=generator)
 
+def both(step):
+    parts = [torch.Generator().manual_seed(10 * step + rank) for rank in range(2)]
+    return torch.cat([torch.randn(4, 6, generator=one) for one in parts])
+
 def train(job, model, optimizer, steps):
     for step in steps:
         optimizer.zero_grad()
@@ -208,8 +212,38 @@ def uneven(job):
         optimizer.step()
     yield "expected", flat(alone)
 
+def unwrapped(job):
+    def shared():
+        # But for the lists that are compared.
+        return sum(one.nbytes for name, (_, one) in job._tensors.items() if not name.endswith("/list"))
+    alone = net()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sizes = []
+    for cycle in range(4):
+        ps.torch.distribute(model)
+        mine = ps.torch._owner_of(model).prefix
+        for step in range(2 * cycle, 2 * cycle + 2):
+            for one, by in ((model, optimizer), (alone, plain)):
+                by.zero_grad()
+                one(batch(job, step) if one is model else both(step)).square().mean().backward()
+                by.step()
+        ps.torch.unwrap(model)
+        sizes.append(shared())
+    yield "model", flat(model)
+    yield "alone", flat(alone)
+    yield "sizes", sizes
+    # Two at once, and after a pass that was not averaged: memory of their own.
+    first, second = ps.torch.distribute(net()), ps.torch.distribute(net())
+    yield "prefixes", [mine, *(ps.torch._owner_of(one).prefix for one in (first, second))]
+    with ps.torch.no_sync(first):
+        first(batch(job, 0)).square().mean().backward()
+    ps.torch.unwrap(first)
+    yield "then", ps.torch._owner_of(ps.torch.distribute(net())).prefix
+
 def of_all(job):
-    for part in (starts_alike, many_buckets, buffers, uneven):
+    for part in (starts_alike, many_buckets, buffers, unwrapped, uneven):
         for key, value in part(job):
             yield f"{part.__name__}: {key}", value
 
@@ -252,6 +286,18 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
         np.testing.assert_array_equal(of(f"{kind} count")[1], [3, 1 << 40])
         np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
+
+
+def test_a_model_that_is_distributed_after_an_unwrapped_one_uses_its_memory_again(
+    together: list[dict[str, Any]],
+) -> None:
+    """Each had its own, for the rest of the job."""
+    for one in together:
+        np.testing.assert_allclose(one["unwrapped: model"], one["unwrapped: alone"], rtol=1e-5, atol=1e-6)
+        assert len(set(one["unwrapped: sizes"].tolist())) == 1
+        mine, first, second = one["unwrapped: prefixes"].tolist()
+        assert mine == first != second
+        assert str(one["unwrapped: then"]) not in (first, second)
 
 
 def test_a_worker_with_fewer_batches_leaves_and_the_mean_is_over_the_others(

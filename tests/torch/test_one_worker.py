@@ -74,6 +74,49 @@ def test_the_original_optimizer_cannot_be_stepped_while_the_job_is_open() -> Non
     original.step()
 
 
+# Each worker stepped by its own gradient, and the models came apart without a word.
+@pytest.mark.parametrize("given", ["first", "last"])
+def test_another_optimizer_of_the_model_cannot_be_stepped(job: ps.Job, given: str) -> None:
+    model, other = net(), net()
+    parts = {name: OPTIMIZERS["sgd"](getattr(model, name).parameters()) for name in ("first", "last")}
+    distribute(model, parts[given], job=job)
+    both = [*model.last.parameters(), *other.parameters()]
+    for new in (*parts.values(), OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adagrad"](both)):
+        (model(torch.ones(3, 6)).sum() + other(torch.ones(3, 6)).sum()).backward()
+        before = [p.detach().clone() for p in (*model.parameters(), *other.parameters())]
+        with pytest.raises(ps.exceptions.OptionError, match="in this worker alone, apart from others"):
+            new.step()
+        assert all(map(torch.equal, before, (*model.parameters(), *other.parameters())))
+    # Those of a model that is not distributed, and of what does not train, step as ever.
+    OPTIMIZERS["sgd"](other.parameters()).step()
+    OPTIMIZERS["sgd"](model.requires_grad_(False).parameters()).step()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_what_no_optimizer_has_cannot_be_stepped_by_hand_but_averaged(job: ps.Job, published: bool) -> None:
+    model, target = net(), net().last
+    model.target = target
+    _, optimizer = distribute(model, OPTIMIZERS["sgd"](model.first.parameters()), job=job, overlap=False)
+
+    def step() -> None:
+        model.zero_grad()
+        model(torch.ones(3, 6)).sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+        with torch.no_grad():
+            # As of a moving average: the same on every worker.
+            target.weight.mul_(0.9).add_(model.last.weight, alpha=0.1)
+    model.last.weight.data -= 0.1 * model.last.weight.grad
+    if published:
+        optimizer.publish()
+        step()
+    else:
+        with pytest.raises(ps.exceptions.OptionError, match=r"`last\.weight` was changed outside of step"):
+            step()
+
+
 def batches(steps: int, parts: int = 1) -> Iterator[list[Any]]:
     generator = torch.Generator().manual_seed(7)
     for _ in range(steps):
@@ -831,7 +874,7 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
 def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps() -> None:
     from penstock.torch.servers import rules
 
-    assert set(rules._DIVIDED) == {kind.__name__ for kind in rules._RULES}
+    assert set(ps.optim.DIVIDED) == {kind.__name__ for kind in rules._RULES}
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

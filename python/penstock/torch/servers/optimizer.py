@@ -8,8 +8,8 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
+from ...optim import updates_in
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
 from ..copies import Ours, leave_hooks_behind
 from .attendance import Attendance
+from .bits import same_bits
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
 from .rules import GroupRule, has_rule, names, steps_of, torch_state
@@ -44,7 +46,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
-    - stepping the original optimizer: raises.
+    - stepping the original optimizer, or another one of the model's parameters: raises.
 
     With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped.
 
@@ -73,8 +75,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f'where="servers" takes the steps of {names()}, got {type(optimizer).__name__}',
                 'pass where="gradients", under ps.BSP(): then the optimizer itself steps, whichever it is',
             )
-        if lr_scale not in (None, "per-update"):
-            raise OptionError(f'expected lr_scale "per-update" or None, got {lr_scale!r}')
         self._original = optimizer
         self._model = model
         self.job = job
@@ -84,10 +84,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
-        self._updates = job.size if lr_scale and self._consistency != BSP() else 1
+        self._updates = updates_in(lr_scale, self._consistency, job.size)
         self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shared: dict[int, Shared] = {}
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self._beside = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
+        """The model's parameters that the optimizer does not have."""
+        self._copies: dict[int, torch.Tensor] = {}
+        """Of those that have gradients, as they were after the last step."""
         self._rules: list[GroupRule] = []
         self._ready = False
         self._loaded: str | None = None
@@ -107,7 +112,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
         self._ready = True
-        optimizer.register_step_pre_hook(self._refuse_original)
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
             part.register_load_state_dict_post_hook(_AfterLoad(self, name))
@@ -213,6 +217,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._clipping.step(there, used)
             self._clipping.account(self._complete()[0])
         self._pull_all()
+        self._keep_copies()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
@@ -280,6 +285,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
         self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
         self._pull_all()
+        self._keep_copies()
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -492,15 +498,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             moves = shared.expected is not None and shared.mean is None
             shared.transfer.receive(shared.parameter, moves=moves)
 
-    def _refuse_original(self, *_: Any) -> None:
-        """
-        Runs before each step of the original: a worker that takes one by hand trains apart from the others.
-        """
-        if not self.job.closed:
+    def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:
+        """Raises OptionError for a step that another optimizer is about to take of the model's parameters."""
+        if optimizer is self._original:
             raise OptionError(
                 "the optimizer that was given to `distribute` steps in this worker alone, apart from others",
                 "step the one that it returns: model, optimizer = ps.torch.distribute(model, optimizer)",
             )
+        raise OptionError(
+            f"another {type(optimizer).__name__} than the one given to `distribute` steps parameters of its "
+            "model in this worker alone, apart from others",
+            "give `distribute` one optimizer with all of the groups, or add them by add_param_group; with "
+            'where="gradients" any number of optimizers step',
+        )
 
     def _refuse_changes(self) -> None:
         """
@@ -524,6 +534,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "that, and their value would replace it",
                     "call optimizer.publish(), on every worker, after such a change",
                 )
+        for name, parameter in self._others():
+            copy = self._copies.get(id(parameter))
+            if copy is not None and not same_bits(parameter.detach(), copy):
+                raise OptionError(
+                    f"parameter `{name}` was changed outside of step(), and is not in the optimizer that was "
+                    "given to `distribute`: a step by this worker's own gradient is apart from the others",
+                    "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); after "
+                    "a change that is the same on every worker, call optimizer.publish()",
+                )
+
+    def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """
+        Parameters that a script may step by hand: backward has reached them, and the servers have none of
+        them. What has no gradient, such as a moving average, is not stepped by one.
+        """
+        for name, parameter in self._beside:
+            if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._shared:
+                yield name, parameter
+
+    def _keep_copies(self) -> None:
+        if self._check:
+            self._copies = {id(one): one.detach().clone() for _, one in self._others()}
 
 
 class _AfterLoad(Ours):
