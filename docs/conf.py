@@ -41,7 +41,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_mock_imports = ["torch", "jax"]
+autodoc_mock_imports = ["torch", "jax", "lightning"]
 autodoc_type_aliases = {
     name: name for name in ("Array", "ArrayLike", "Consistency", "DtypeLike", "Rows", "Shape")
 }
@@ -135,7 +135,10 @@ def outside(text: str, folder: Path) -> str:
         target = (folder / path).resolve()
         if target.is_relative_to(DOCS) or not target.exists():
             return link[0]
-        return label if label.startswith("`") else f"{label} (`{target.relative_to(DOCS.parent)}`)"
+        path = str(target.relative_to(DOCS.parent))
+        if label == path:
+            return f"`{path}`"
+        return label if label.startswith("`") else f"{label} (`{path}`)"
 
     return LINK.sub(name, text)
 

@@ -11,11 +11,15 @@ neither the job's clock nor a tensor's iteration moves. Gather t is version t of
 
 A worker writes its two rows in turns: it can begin gather t + 2 only when it has everybody's row of t + 1,
 and who has set that has read all rows of t. The second table exists only once something is too long for the
-first.
+first; round r of gather t has a version there that follows from both.
 
 The words are compared before anything is computed: a mean that meets a sum, or an array of another shape, is
 an error on every worker. Sums are taken in the order of ranks, in a wide type, so all workers get the same
-bits.
+bits. A row also says who took part in the gather before: where a job goes on without the lost, workers that
+saw other ones come hear of it.
+
+A gather that was broken off, by its timeout or by a signal handler that raises, has a number already. The
+same call goes on with it: what it does again, setting its row and reading the others', changes nothing.
 
 Cost: one set, and one get of a row of each worker; for long objects once more for each `REST_BYTES`.
 """
@@ -27,6 +31,7 @@ import re
 import struct
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -66,11 +71,18 @@ and never comes this far.
 """
 _LEFT = (1 << 63) - 1
 """The version of all rows of a worker that has left."""
-_HEAD = struct.Struct("<QQHH")
-"""Of a first row: number of the gather, bytes of its data, bytes of words, bytes of data that follow here."""
+_HEAD = struct.Struct("<QQIHH")
+"""
+Of a first row: number of the gather, bytes of its data, who took part in the gather before, bytes of words,
+bytes of data that follow here.
+"""
 _PIECE = struct.Struct("<QI")
 """Of a row of the rest: number of the round, bytes that follow."""
 _PIECE_BYTES = REST_BYTES - _PIECE.size
+_ROUND_BITS = 24
+"""Of the number of a round: the lower ones count rounds of one gather, of which there are at most so many."""
+_MOST_BITS = 4 << 20
+"""Of a whole number: what a worker says of its length must not take the others' memory."""
 
 
 class Gathering:
@@ -82,31 +94,40 @@ class Gathering:
         self._busy = False
         self._first = _Channel(name, FIRST_BYTES, all_needed)
         self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
-        # A gather that others did not come to in time: it must end before another can begin.
-        self._begun: _Gather | None = None
+        self._last = _Gather("", b"", 0, 0, over=True)
+        """The last that has begun. It must end before another can begin."""
 
     def reduce(self, job: Job, how: str, x: Any, timeout: float | None) -> Any:
         """What `Job.mean` and `Job.sum` do."""
         limit = self._limit(job, timeout)
         given = _taken(x, how)
-        gathered = self._gather(job, f"job.{how}", f"{how} of {given.words}", given.data, limit)
-        return given.put_together(how, [data for data in gathered if data is not None])
+        gathered = self._gather(job, f"job.{how}", f"{how} of {given.words}", given.data, given.most, limit)
+        values = []
+        for rank, data in enumerate(gathered):
+            if data is not None:
+                try:
+                    values.append(given.read(data))
+                except (ValueError, TypeError, struct.error) as error:
+                    raise unreadable(rank) from error
+        return given.put_together(how, values)
 
     def all_gather(self, job: Job, obj: Any, timeout: float | None) -> list[Any]:
         """What `Job.all_gather` does."""
         limit = self._limit(job, timeout)
-        gathered = self._gather(job, "job.all_gather", "all_gather", _pickled(obj), limit)
+        # Whoever may have code executed here may as well take memory.
+        gathered = self._gather(job, "job.all_gather", "all_gather", _pickled(obj), None, limit)
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
 
     def bytes_of_all(
-        self, job: Job, call: str, words: str, data: bytes, timeout: float | None
+        self, job: Job, call: str, words: str, data: bytes, most: int, timeout: float | None
     ) -> list[bytes | None]:
         """
-        Everybody's data, by rank; None of a worker that was lost. The words are the same on every worker.
+        Everybody's data, `most` bytes of each, by rank; None of a worker that was lost. The words are the
+        same on every worker.
 
         Raises as `Job.mean`.
         """
-        return self._gather(job, call, words, data, self._limit(job, timeout))
+        return self._gather(job, call, words, data, most, self._limit(job, timeout))
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float]:
         core = job._core
@@ -117,7 +138,7 @@ class Gathering:
         return Limit(core.deadline if timeout is None else timeout)
 
     def _gather(
-        self, job: Job, call: str, words: str, data: bytes, limit: Limit[float]
+        self, job: Job, call: str, words: str, data: bytes, most: int | None, limit: Limit[float]
     ) -> list[bytes | None]:
         """Everybody's data, by rank; None of a worker that was lost. Collective."""
         if job.size == 1:
@@ -134,27 +155,28 @@ class Gathering:
                     f"`{call}` was called by a signal handler during another gather of the same thread",
                     "gather outside of signal handlers",
                 )
-            self._busy = True
             try:
-                return self._finish(job, call, words, data, limit)
+                self._busy = True
+                return self._finish(job, call, words, data, most, limit)
             finally:
                 self._busy = False
         finally:
             self._turn.release()
 
     def _finish(
-        self, job: Job, call: str, words: str, data: bytes, limit: Limit[float]
+        self, job: Job, call: str, words: str, data: bytes, most: int | None, limit: Limit[float]
     ) -> list[bytes | None]:
-        gather = self._begun or _Gather(words, data)
-        if (gather.words, gather.data) != (words, data):
+        gather = self._last
+        if gather.over:
+            gather = self._last = _Gather(words, data, gather.next, gather.took_part())
+        elif (gather.words, gather.data) != (words, data):
             raise OptionError(
-                f"worker {job.rank} has begun a gather, {gather.words}, to which not everybody came in time; "
+                f"worker {job.rank} has begun a gather, {gather.words}, that has not ended; "
                 f"now it gives {words}{'' if words != gather.words else ', with another value'}",
-                "repeat the call that timed out, with the same value, to continue waiting",
+                "repeat the call that was broken off, with the same value, to continue waiting",
             )
-        self._begun = gather
         try:
-            result = self._run(job, gather, limit)
+            result = self._run(job, gather, most, limit)
         except CircularWait:
             raise
         except DeadlineExceeded as error:
@@ -172,25 +194,32 @@ class Gathering:
             ) from error
         except Exception:
             # It is over: for the others, too.
-            self._begun = None
+            gather.failed = True
+            gather.over = True
             raise
-        self._begun = None
+        gather.over = True
         return result
 
-    def _run(self, job: Job, gather: _Gather, limit: Limit[float]) -> list[bytes | None]:
-        """From where it stopped, if it did."""
+    def _run(self, job: Job, gather: _Gather, most: int | None, limit: Limit[float]) -> list[bytes | None]:
+        """From where it stopped, if it did: each step that an interrupt can end is taken again."""
         if not gather.heads:
-            rows = self._first.exchange(job, gather.first, limit)
-            gather.heads = [None if row is None else _Head(row) for row in rows]
+            rows = self._first.exchange(job, gather.number, gather.first, limit, gather.offered)
+            gather.heads = [None if row is None else _Head(rank, row) for rank, row in enumerate(rows)]
         heads = gather.heads
         _compare([None if head is None else head.words for head in heads])
+        _compare_lost(heads)
+        if most is not None:
+            for rank, head in enumerate(heads):
+                if head is not None and head.length > max(most, len(gather.data)):
+                    raise unreadable(rank)
         while any(head is not None and not head.whole for head in heads):
-            rows = self._rest.exchange(job, gather.piece, limit)
-            gather.sent += _PIECE_BYTES
+            number = gather.number << _ROUND_BITS | gather.round
+            rows = self._rest.exchange(job, number, gather.piece, limit)
             for rank, (head, row) in enumerate(zip(heads, rows, strict=True)):
-                if head is not None and not head.whole:
+                if head is not None and not head.whole_after(gather.round):
                     # Lost with half of what it had to say: as if it had not come.
-                    heads[rank] = None if row is None else head.extended(row)
+                    heads[rank] = None if row is None else head.extended(gather.round, row)
+            gather.round += 1
         return [None if head is None else bytes(head.data) for head in heads]
 
 
@@ -200,10 +229,32 @@ class _Gather:
 
     words: str
     data: bytes
-    sent: int = 0
-    """Bytes of data that have gone to everybody through the table for the rest."""
+    number: int
+    before: int
+    """Who took part in the gather before."""
+    round: int = 0
+    """Of the table for the rest: the pieces of those before it have come."""
     heads: list[_Head | None] = field(default_factory=list)
     """What came, by rank."""
+    set: bool = False
+    """Whether others may have seen its first row."""
+    over: bool = False
+    failed: bool = False
+
+    @property
+    def next(self) -> int:
+        """The number of the gather behind it. One that nobody can have seen has not been."""
+        return self.number + (self.set or not self.number)
+
+    def offered(self, is_set: bool) -> None:
+        """The first row is about to be set, or could not be."""
+        self.set = is_set
+
+    def took_part(self) -> int:
+        """Who did; 0 where that is not known: this worker may have stopped before the others."""
+        if self.failed or not self.heads:
+            return 0
+        return zlib.crc32(bytes(head is not None for head in self.heads)) or 1
 
     @property
     def _here(self) -> int:
@@ -213,35 +264,48 @@ class _Gather:
     def first(self, number: int) -> bytes:
         """The first row."""
         words = self.words.encode()
-        head = _HEAD.pack(number, len(self.data), len(words), self._here)
+        head = _HEAD.pack(number, len(self.data), self.before, len(words), self._here)
         return head + words + self.data[: self._here]
 
     def piece(self, number: int) -> bytes:
         """The next row of the rest; without data once all has gone."""
-        start = self._here + self.sent
+        start = self._here + self.round * _PIECE_BYTES
         data = self.data[start : start + _PIECE_BYTES]
         return _PIECE.pack(number, len(data)) + data
 
 
 class _Head:
-    """What has come of one worker."""
+    """What has come of one worker. Raises GatherConflict for what no worker sends."""
 
-    def __init__(self, row: Array) -> None:
+    def __init__(self, rank: int, row: Array) -> None:
         raw = row.tobytes()
-        _, self._length, words, here = _HEAD.unpack_from(raw)
+        _, self.length, self.before, words, self._here = _HEAD.unpack_from(raw)
         start = _HEAD.size + words
-        self.words = raw[_HEAD.size : start].decode()
-        self.data = bytearray(raw[start : start + here])
+        if start + self._here > len(raw) or self._here > self.length:
+            raise unreadable(rank)
+        try:
+            self.words = raw[_HEAD.size : start].decode()
+        except UnicodeDecodeError as error:
+            raise unreadable(rank) from error
+        self.data = bytearray(raw[start : start + self._here])
+        self._rank = rank
 
     @property
     def whole(self) -> bool:
         """Whether all of it is here."""
-        return bool(len(self.data) >= self._length)
+        return bool(len(self.data) == self.length)
 
-    def extended(self, row: Array) -> _Head:
-        """With what the next row brought."""
+    def whole_after(self, rounds: int) -> bool:
+        """Whether so many rounds of the rest bring all of it."""
+        return bool(self._here + rounds * _PIECE_BYTES >= self.length)
+
+    def extended(self, rounds: int, row: Array) -> _Head:
+        """With what the row behind so many rounds brought, the same however often it is taken."""
+        start = self._here + rounds * _PIECE_BYTES
         _, length = _PIECE.unpack_from(row[: _PIECE.size].tobytes())
-        self.data += row[_PIECE.size : _PIECE.size + length].tobytes()
+        if length != min(_PIECE_BYTES, self.length - start):
+            raise unreadable(self._rank)
+        self.data[start:] = row[_PIECE.size : _PIECE.size + length].tobytes()
         return self
 
 
@@ -253,22 +317,33 @@ class _Channel:
         self._row_bytes = row_bytes
         self._all_needed = all_needed
         self._table: Table | None = None
-        self._done = 0
         self._rows = np.empty((0, row_bytes), np.uint8)
 
-    def exchange(self, job: Job, row: Callable[[int], bytes], limit: Limit[float]) -> list[Array | None]:
+    def exchange(
+        self,
+        job: Job,
+        number: int,
+        row: Callable[[int], bytes],
+        limit: Limit[float],
+        offered: Callable[[bool], None] = lambda _: None,
+    ) -> list[Array | None]:
         """
-        Everybody's row, by rank, until the next exchange; None of a worker that was lost.
+        Everybody's row of a number, by rank, until the next exchange; None of a worker that was lost.
 
-        After a timeout it can be called again with the same row.
+        Can be called again with the same number and row, whatever ended it. `offered` hears whether others
+        may have seen the row.
         """
         table = self._declared(job, limit)
-        number = self._done + 1
         turn = number % 2 * job.size
         mine = np.zeros(self._row_bytes, np.uint8)
         packed = row(number)
         mine[: len(packed)] = np.frombuffer(packed, np.uint8)
-        table.set(turn + job.rank, mine, clock=_BASE + number)
+        offered(True)
+        try:
+            table.set(turn + job.rank, mine, clock=_BASE + number)
+        except Exception:
+            offered(False)
+            raise
         theirs = slice(turn, turn + job.size)
         try:
             table.get(theirs, clock=_BASE + number, slack=0, out=self._rows, timeout=limit.left())
@@ -277,17 +352,29 @@ class _Channel:
             behind = table.versions(theirs) < _BASE + number
             error.missing = [int(rank) for rank in np.flatnonzero(behind)] or error.missing
             raise
-        self._done = number
-        came = (self._rows[:, :8].copy().view(np.uint64) == number)[:, 0]
-        if self._all_needed and not came.all():
+        came = self._numbered(number)
+        if not came.all():
             # Who has left, or was lost, is not waited for.
             versions = table.versions(theirs)
-            for rank in np.flatnonzero(~came & (versions >= _LEFT)):
-                raise _left(int(rank))
+            if self._all_needed:
+                for rank in np.flatnonzero(~came & (versions >= _LEFT)):
+                    raise _left(int(rank))
+            late = ~came & (versions >= _BASE + number) & (versions < _LEFT)
+            if late.any():
+                # It was lost, and its row came after all, or it sends what no worker sends.
+                table.get(theirs, clock=_BASE + number, slack=0, out=self._rows, timeout=limit.left())
+                came = self._numbered(number)
+                for rank in np.flatnonzero(late & ~came):
+                    raise unreadable(int(rank))
         return [one if here else None for one, here in zip(self._rows, came, strict=True)]
+
+    def _numbered(self, number: int) -> Array:
+        """Whose row has the number."""
+        return np.asarray((self._rows[:, :8].copy().view(np.uint64) == number)[:, 0])
 
     def _declared(self, job: Job, limit: Limit[float]) -> Table:
         if self._table is None:
+            self._rows = np.empty((job.size, self._row_bytes), np.uint8)
             try:
                 self._table = declare(
                     job._core,
@@ -306,7 +393,6 @@ class _Channel:
                 # Only this says who it was.
                 found = re.search(r"workers \[(\d+)", str(error))
                 raise _left(int(found[1]) if found else -1) from error
-            self._rows = np.empty((job.size, self._row_bytes), np.uint8)
         return self._table
 
 
@@ -319,9 +405,34 @@ def _left(rank: int) -> WorkerLost:
     )
 
 
+def unreadable(rank: int) -> GatherConflict:
+    """What a worker gave is none of what workers send."""
+    return GatherConflict(
+        f"what worker {rank} gave to a gather cannot be read",
+        "all workers must run the same version of Penstock",
+        given={rank: "bytes that cannot be read"},
+    )
+
+
+def _compare_lost(heads: Sequence[_Head | None]) -> None:
+    """Raises GatherConflict unless the same workers took part everywhere in the gather before."""
+    said = {rank: head.before for rank, head in enumerate(heads) if head is not None and head.before}
+    if len(set(said.values())) > 1:
+        raise GatherConflict(
+            "workers have gathered from different workers in the gather before: one was lost while they did",
+            "its results are not the same on all workers: start again from a checkpoint",
+            given={rank: f"took part: {crc:08x}" for rank, crc in said.items()},
+        )
+
+
 def _compare(words: Sequence[str | None]) -> None:
     """Raises GatherConflict unless all workers gave the same kind of thing to the same call."""
-    given = {rank: said for rank, said in enumerate(words) if said is not None}
+    # They are shown to people, and another worker may have written anything.
+    given = {
+        rank: "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in said)
+        for rank, said in enumerate(words)
+        if said is not None
+    }
     if len(set(given.values())) <= 1:
         return
     groups: dict[str, list[int]] = {}
@@ -329,7 +440,7 @@ def _compare(words: Sequence[str | None]) -> None:
         groups.setdefault(said, []).append(rank)
     parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups.items()]
     raise GatherConflict(
-        f"workers gave what cannot be put together: {'; '.join(parts)}",
+        f"workers gave different things: {'; '.join(parts)}",
         "make the same call on every worker, with the same kind of value, shape and element type",
         given=given,
     )
@@ -396,9 +507,15 @@ class _Number:
     """A Python number, or a NumPy scalar: whole ones exactly, however large."""
 
     words = "a number"
+    most = 2 + _MOST_BITS // 4  # a sign, and a letter for its kind
 
     def __init__(self, x: Any) -> None:
         if isinstance(x, bool | int | np.bool_ | np.integer):
+            if int(x).bit_length() > _MOST_BITS:
+                raise DtypeError(
+                    f"expected a whole number of at most {_MOST_BITS} bits, got {int(x).bit_length()}",
+                    "`job.all_gather` takes any object",
+                )
             self.data = b"i%x" % int(x)
         elif isinstance(x, float | np.floating):
             self.data = b"f" + struct.pack("<d", float(x))
@@ -407,8 +524,8 @@ class _Number:
         else:
             raise DtypeError(f"expected a number, got {type(x).__name__}", "convert it with `float`")
 
-    def put_together(self, how: str, gathered: Sequence[bytes]) -> Any:
-        numbers = [self._read(data) for data in gathered]
+    def put_together(self, how: str, numbers: Sequence[Any]) -> Any:
+        """Of one number at least."""
         try:
             total = numbers[0]
             for number in numbers[1:]:
@@ -420,11 +537,17 @@ class _Number:
             ) from error
 
     @staticmethod
-    def _read(data: bytes) -> Any:
-        if data[:1] == b"i":
-            return int(data[1:], 16)
-        parts = struct.unpack(f"<{len(data) // 8}d", data[1:])
-        return parts[0] if data[:1] == b"f" else complex(*parts)
+    def read(data: bytes) -> Any:
+        """What another worker gives. Raises ValueError and struct.error."""
+        match data[:1]:
+            case b"i":
+                return int(data[1:], 16)
+            case b"f":
+                return struct.unpack("<d", data[1:])[0]
+            case b"c":
+                return complex(*struct.unpack("<dd", data[1:]))
+            case kind:
+                raise ValueError(kind)
 
 
 class _Array:
@@ -432,28 +555,36 @@ class _Array:
 
     def __init__(self, array: Array, kind: str, put: Callable[[Array], Any]) -> None:
         self._wide = _wide(array.dtype)
+        if kind == "torch tensor" and array.dtype.kind == "u" and array.itemsize < 8:
+            # As torch's own sums: it can do next to nothing with its uint64.
+            self._wide = np.dtype(np.int64)
         self._whole = self._wide.kind in "iu"
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         self._dtype, self._shape, self._put = array.dtype, array.shape, put
         self.words = f"a {kind} of {array.dtype.name} with shape {array.shape}"
         self.data = array.tobytes()
+        self.most = len(self.data)
 
-    def put_together(self, how: str, gathered: Sequence[bytes]) -> Any:
+    def read(self, data: bytes) -> Array:
+        """What another worker gives. Raises ValueError."""
+        return np.frombuffer(data, self._dtype).reshape(self._shape)
+
+    def put_together(self, how: str, arrays: Sequence[Array]) -> Any:
+        """Of one array at least."""
         # A mean of whole numbers is no whole number anyway, and so large ones cannot overflow.
         wide = np.dtype(np.float64) if how == "mean" and self._whole else self._wide
         total = np.zeros(self._shape, wide)
         # Infinities, and what becomes of them, are the caller's affair.
         with np.errstate(all="ignore"):
-            for number, data in enumerate(gathered):
-                one = np.frombuffer(data, self._dtype).reshape(self._shape)
+            for number, one in enumerate(arrays):
                 # The first is not added to zeros: the sum of -0.0 alone is -0.0.
                 if number == 0:
                     total[...] = one
                 else:
                     total += one.astype(wide)
             if how == "mean":
-                total = np.asarray(total / len(gathered))
+                total = np.asarray(total / len(arrays))
             return self._put(total if self._whole else total.astype(self._dtype))
 
 

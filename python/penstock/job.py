@@ -494,14 +494,16 @@ class Job(Sealed):
         Returns
         -------
         float, numpy.ndarray, torch.Tensor or jax.Array
-            The same bits on every worker. A number gives a Python number; an array one of the same library,
-            shape, element type and device, but means of whole numbers and booleans are float64.
+            The same bits on every worker. A number gives a Python number, to which a `np.longdouble` is
+            rounded; an array one of the same library, shape, element type and device, but means of whole
+            numbers and booleans are float64.
 
         Raises
         ------
         GatherConflict
             Workers gave other kinds, shapes or element types, or made other calls: `.given` says what each
-            gave. Raised on every worker.
+            gave. Raised on every worker. Or a worker was lost during the gather before, and not all had its
+            value (`on_worker_loss=continue`).
         DtypeError
             `x` holds no numbers. Nothing was sent.
         GetTimeout
@@ -523,6 +525,9 @@ class Job(Sealed):
         Summed in the order of ranks, in float64 (complex numbers in complex128, Python's whole numbers
         exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
         (`on_worker_loss=continue`), it is the mean over the others.
+
+        If a signal handler raises during the call (Ctrl-C), the same call continues it. A whole number has at
+        most 4 Mibit.
 
         Bytes: `x`, from every worker to every other. For large arrays use a tensor.
 
@@ -549,7 +554,8 @@ class Job(Sealed):
         int, float, numpy.ndarray, torch.Tensor or jax.Array
             The same bits on every worker. A number gives a Python number, whole ones exactly; an array one of
             the same library, shape, element type and device, but sums of whole numbers and booleans are int64
-            or uint64, in which they are summed, as NumPy's are.
+            or uint64, in which they are summed, as NumPy's are. Those of torch tensors are int64, as torch's
+            own, but of uint64.
 
         Raises
         ------
@@ -703,7 +709,8 @@ class Job(Sealed):
         ----------
         timeout
             Seconds to wait in total. Default: its own timeout for each asynchronous push, the job's
-            `deadline` for the servers.
+            `deadline` for the servers. Compiled programs of JAX that call this package end before it begins
+            to count: JAX waits for them without a limit.
 
         Raises
         ------
@@ -733,6 +740,7 @@ class Job(Sealed):
             if before_leaving and not self.closed and not _core.is_interrupting():
                 for finish in list(before_leaving.values()):
                     finish()
+                limit = Limit(timeout)
             # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
@@ -851,7 +859,7 @@ class Job(Sealed):
         Leaves because of an error. A normal leave would let the others carry on as if this worker had
         finished.
         """
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {_first_and_last(str(error))}"
         core = self._core
         self._let_go(f"worker {self.rank} has left because of its own {what}", None)
         core.fail(what)
@@ -865,6 +873,15 @@ class Job(Sealed):
         for _, tensor in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
+
+
+def _first_and_last(text: str) -> str:
+    """
+    Of a text that holds a traceback, such as JAX's for a failed callback: what remains when its end is cut
+    off on the way to the others would not say why.
+    """
+    first, *rest = text.split("Traceback (most recent call last):", 1)
+    return f"{first}{text.rstrip().splitlines()[-1]}" if rest else text
 
 
 def _number(what: str, value: object) -> float:
@@ -937,7 +954,12 @@ def _at_exit() -> None:
     try:
         if error is None and not all(job.closed for job in _open_jobs):
             for finish in list(before_leaving.values()):
-                finish()
+                try:
+                    finish()
+                except BaseException as failed:
+                    # The others hear of it now, and not by this process's end.
+                    leave_all(failed)
+                    raise
         # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
         if error is None and "mpi4py.MPI" not in sys.modules:
             _leave_at_exit()

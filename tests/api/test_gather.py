@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import _core
+from penstock import _core, gather
 from penstock.gather import FIRST_BYTES, REST_BYTES
 from penstock.job import Job
 
@@ -199,6 +199,19 @@ def test_tensors_of_torch_come_back_as_what_they_are(pair: Pair) -> None:
         one.dtype == torch.int64 for one in pair(lambda job: job.sum(torch.ones(2, dtype=torch.int32)))
     )
     assert all(one == 2 and one.shape == () for one in pair(lambda job: job.sum(torch.tensor(1.0))))
+    # Torch cannot add to its uint64, nor compare it.
+    bytes_of_both = pair(lambda job: job.sum(torch.tensor([200], dtype=torch.uint8)))
+    assert all(one.dtype == torch.int64 and (one + 1 > 400).all() for one in bytes_of_both)
+    large = pair(lambda job: job.sum(torch.tensor([2**62], dtype=torch.uint64)))
+    assert all(one.dtype == torch.uint64 and one.tolist() == [2**63] for one in large)
+
+
+def test_a_tensor_without_values_is_refused_as_that(job: ps.Job) -> None:
+    torch = pytest.importorskip("torch")
+    empty = torch.ones(2, device="meta")
+    for call in (lambda: job.sum(empty), lambda: job.tensor("w", empty)):
+        with pytest.raises(ps.exceptions.DtypeError, match="meta device"):
+            call()
 
 
 def test_arrays_of_jax_come_back_as_what_they_are(spawn_job: Any) -> None:
@@ -268,6 +281,175 @@ def test_a_worker_that_does_not_come_is_named_and_the_same_call_goes_on_waiting(
         return int(job.sum(1))
 
     assert pair(run) == [3, 3]
+
+
+class Interrupted:
+    """Calls a function of the gathers, and raises before or after it in one worker's first `times` calls."""
+
+    def __init__(self, owner: Any, name: str, rank: int, after: bool, times: int) -> None:
+        self.owner, self.name, self.after, self.left = owner, name, after, times
+        self.real = getattr(owner, name)
+        self.thread: int | None = None
+        self.rank = rank
+
+    def __enter__(self) -> Interrupted:
+        interrupted = self
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            here = threading.get_ident() == interrupted.thread and interrupted.left > 0
+            if here and not interrupted.after:
+                interrupted.left -= 1
+                raise KeyboardInterrupt
+            result = interrupted.real(*args, **kwargs)
+            if here:
+                interrupted.left -= 1
+                raise KeyboardInterrupt
+            return result
+
+        setattr(self.owner, self.name, call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.owner, self.name, self.real)
+
+    def repeat(self, call: Callable[[], Any]) -> Any:
+        """The call's result, once it is not interrupted any more."""
+        self.thread = threading.get_ident()
+        while True:
+            try:
+                return call()
+            except KeyboardInterrupt:
+                pass
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (gather._Head, "__init__"),
+        (gather._Head, "extended"),
+        (gather._Channel, "exchange"),
+        (gather._Channel, "_numbered"),
+        (gather._Gather, "first"),
+        (gather._Gather, "piece"),
+        (gather, "_compare"),
+        (ps.Table, "set"),
+        (ps.Table, "get"),
+    ],
+)
+def test_a_gather_that_is_interrupted_anywhere_goes_on_by_the_same_call(
+    pair: Pair, owner: Any, name: str, after: bool
+) -> None:
+    """It was taken for the next gather: the other worker's next value was given for its last."""
+    long = [bytes([rank]) * (3 * REST_BYTES) for rank in range(2)]
+    with Interrupted(owner, name, 0, after, 4) as interrupted:
+
+        def run(job: Job) -> list[Any]:
+            calls: list[Callable[[], Any]] = [
+                lambda: job.sum(10**job.rank),
+                lambda: job.all_gather(long[job.rank]),
+                lambda: job.sum(3 * 10**job.rank),
+                lambda: job.all_gather(long[1 - job.rank]),
+            ]
+            return [interrupted.repeat(call) if job.rank == 0 else call() for call in calls]
+
+        assert pair(run) == [[11, long, 33, long[::-1]]] * 2
+    assert interrupted.left < 4, "it was interrupted"
+
+
+def hostile(job: Job, row: Callable[[int], bytes], version: int = 0) -> None:
+    """Takes part in the next gather with a row of its own."""
+    gathering = job._gathering
+    last = gathering._last
+    number = last.next
+    gathering._last = gather._Gather("", b"", number, 0, set=True, over=True, failed=True)
+    table = gathering._first._declared(job, gather.Limit(60.0))
+    mine = np.zeros(FIRST_BYTES, np.uint8)
+    packed = row(number)
+    mine[: len(packed)] = np.frombuffer(packed, np.uint8)
+    table.set(number % 2 * job.size + job.rank, mine, clock=gather._BASE + number + version)
+
+
+WORDS = b"sum of a number"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            lambda n: gather._HEAD.pack(n, 3, 0, 2, 3) + b"\xff\xfe123",
+            "worker 1 gave to a gather cannot be read",
+        ),
+        (lambda n: gather._HEAD.pack(n, 3, 0, 65_535, 3), "worker 1 gave to a gather cannot be read"),
+        (
+            lambda n: gather._HEAD.pack(n, 1, 0, len(WORDS), 2) + WORDS + b"i1",
+            "worker 1 gave to a gather cannot",
+        ),
+        (
+            lambda n: gather._HEAD.pack(n, 3, 0, len(WORDS), 3) + WORDS + b"f12",
+            "worker 1 gave to a gather cannot",
+        ),
+        (
+            lambda n: gather._HEAD.pack(n, 3, 0, len(WORDS), 3) + WORDS + b"ixy",
+            "worker 1 gave to a gather cannot",
+        ),
+        (
+            lambda n: gather._HEAD.pack(n, 2, 0, len(WORDS), 2) + WORDS + b"??",
+            "worker 1 gave to a gather cannot",
+        ),
+        # Longer than any number: it would fill the memory of those that read it.
+        (
+            lambda n: gather._HEAD.pack(n, 1 << 62, 0, len(WORDS), 0) + WORDS,
+            "worker 1 gave to a gather cannot",
+        ),
+        # Another number: the sum would be without it.
+        (
+            lambda n: gather._HEAD.pack(n + 2, 2, 0, len(WORDS), 2) + WORDS + b"i1",
+            "worker 1 gave to a gather cannot",
+        ),
+        (
+            lambda n: gather._HEAD.pack(n, 0, 0, 9, 0) + b"\x1b[2J\nowned"[:9],
+            "worker 1 gave \ufffd\\[2J\ufffdowne",
+        ),
+    ],
+)
+def test_what_no_worker_sends_is_an_error_that_names_who_did(
+    pair: Pair, row: Callable[[int], bytes], says: str
+) -> None:
+    def run(job: Job) -> None:
+        if job.rank == 1:
+            hostile(job, row)
+            return
+        with pytest.raises(ps.exceptions.GatherConflict, match=says) as caught:
+            job.sum(1)
+        assert 1 in caught.value.given
+
+    pair(run)
+    assert pair(lambda job: job.sum(job.rank)) == [1, 1], "the gathers after it are not mixed up"
+
+
+def test_workers_that_gathered_from_different_workers_hear_of_it_in_the_next_gather(pair: Pair) -> None:
+    pair(lambda job: job.sum(1))
+
+    def run(job: Job) -> None:
+        if job.rank == 1:
+            # As if it had not seen the row of worker 0 the last time.
+            job._gathering._last.heads[0] = None
+        with pytest.raises(ps.exceptions.GatherConflict, match="from different workers in the gather before"):
+            job.sum(1)
+
+    pair(run)
+    assert pair(lambda job: job.sum(job.rank)) == [1, 1]
+
+
+def test_a_number_that_is_too_long_is_refused_before_anything_is_sent(pair: Pair) -> None:
+    def run(job: Job) -> None:
+        with pytest.raises(ps.exceptions.DtypeError, match="a whole number of at most"):
+            job.sum(1 << gather._MOST_BITS)
+
+    pair(run)
+    large = 1 << gather._MOST_BITS - 1
+    assert pair(lambda job: job.sum((large, -large)[job.rank] + job.rank)) == [1, 1]
 
 
 def test_threads_of_a_worker_take_turns(pair: Pair) -> None:

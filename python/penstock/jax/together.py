@@ -11,15 +11,17 @@ What is done together, in step: averages and broadcasts of pytrees.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ..arrays import Array
-from ..exceptions import DeclarationConflict, GatherConflict
-from ..gather import Gathering
+from ..exceptions import DeclarationConflict, GatherConflict, OptionError
+from ..gather import Gathering, unreadable
 from ..job import Job
 from ..optim import Add, Replace
 from ..tensor import Tensor
@@ -27,6 +29,9 @@ from .leaves import Group, Layout, Tensors, difference, digest_of
 
 WINDOW_BYTES = 16 << 20
 """Bytes that a broadcast sends at a time: more would cost shared memory, less more barriers."""
+
+MOST_LEAVES_BYTES = 64 << 20
+"""Of what a worker says of its leaves, to tell where trees differ."""
 
 
 class _Averages:
@@ -41,13 +46,30 @@ class _Averages:
 
 
 class Together:
-    """What a job's workers do in step. Calls come one at a time: JAX orders them."""
+    """What a job's workers do in step, in calls of which each has its turn."""
 
     def __init__(self) -> None:
         # Not the job's own: a compiled program may be here while the script calls `job.mean`. Averages go on
         # without workers that have left, as tensors do.
         self._gathering = Gathering("penstock/jax", all_needed=False)
         self._averages: dict[str, _Averages] = {}
+        self._busy = threading.Lock()
+
+    @contextlib.contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """
+        For as long as a call takes. Raises OptionError while another one is under way: JAX orders the calls
+        of one thread; those of several come in another order on each worker, whose values would be mixed.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise OptionError(
+                f"{call} was called while another thread of this worker was in such a call",
+                "make these calls from one thread: their order must be the same on every worker",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def average(
         self,
@@ -138,17 +160,31 @@ class Together:
     def _compare(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
         gather = self._gathering.bytes_of_all
         digest = digest_of(lines).encode()
-        if all(one in (None, digest) for one in gather(job, call, words, digest, timeout)):
+        if all(one in (None, digest) for one in gather(job, call, words, digest, len(digest), timeout)):
             return
         text = zlib.compress("\n".join(lines).encode())
         lists = [
-            None if one is None else zlib.decompress(one).decode().split("\n")
-            for one in gather(job, call, "the leaves of a pytree", text, timeout)
+            None if one is None else _unpacked(rank, one)
+            for rank, one in enumerate(
+                gather(job, call, "the leaves of a pytree", text, MOST_LEAVES_BYTES, timeout)
+            )
         ]
         mine = lists[job.rank] or []
         for rank, theirs in enumerate(lists):
             if theirs is not None and theirs != mine:
                 raise difference(job.rank, mine, rank, theirs)
+
+
+def _unpacked(rank: int, data: bytes) -> list[str]:
+    """What another worker says of its leaves."""
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(data, MOST_LEAVES_BYTES)
+        if unpacking.eof:
+            return text.decode().split("\n")
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(rank) from error
+    raise unreadable(rank)
 
 
 _together: weakref.WeakKeyDictionary[Job, Together] = weakref.WeakKeyDictionary()

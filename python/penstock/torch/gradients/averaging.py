@@ -18,6 +18,7 @@ somebody has a gradient of it, all workers give it a bucket of its own, in a sec
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ import torch
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
+from ..copies import Ours, leave_hooks_behind
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
@@ -84,6 +86,8 @@ class Averaging:
         self._backward: Backward = backward_of(job)
         self._buckets: list[Bucket] = []
         self._reached = False
+        # A model on several devices: autograd has a thread for each, and both may come first.
+        self._beginning = threading.Lock()
         self._found: list[Member] = []
         self._learned = not overlap
         self._overlap = overlap
@@ -112,9 +116,13 @@ class Averaging:
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
-        self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
+        loaded = _Loaded(self)
+        for module in model.modules():
+            # A part of the model may be loaded by itself.
+            self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
         self._handles.append(self._watch)
+        leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
         return Bucket(
@@ -171,16 +179,19 @@ class Averaging:
 
     def _begin(self, member: Member) -> None:
         """The pass reaches this model, with the gradient of `member`."""
-        if self.job.closed:
-            raise JobClosed(
-                "the job has ended, and this model's gradients are averaged by it",
-                "`ps.torch.unwrap(model)` makes it an ordinary model again",
-            )
-        self._refuse_leftovers(member)
-        self._reached = True
-        self.unsent = True
-        self._backward.reach(self)
-        self._come_last(member)
+        with self._beginning:
+            if self._reached:
+                return
+            if self.job.closed:
+                raise JobClosed(
+                    "the job has ended, and this model's gradients are averaged by it",
+                    "`ps.torch.unwrap(model)` makes it an ordinary model again",
+                )
+            self._refuse_leftovers(member)
+            self.unsent = True
+            self._backward.reach(self)
+            self._come_last(member)
+            self._reached = True
 
     def _come_last(self, member: Member | None) -> None:
         """
@@ -391,8 +402,8 @@ class Averaging:
         self._handles, self._ours = [], []
 
 
-class _Loaded:
-    """After `load_state_dict`. A copy of the model is not distributed: its hook does nothing."""
+class _Loaded(Ours):
+    """After `load_state_dict`."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -401,12 +412,9 @@ class _Loaded:
         if self._averaging is not None:
             self._averaging.loaded()
 
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
-
-class _Given:
-    """Before the model is called. A copy of the model is not distributed: its hook does nothing."""
+class _Given(Ours):
+    """Before the model is called."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -414,9 +422,6 @@ class _Given:
     def __call__(self, _: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._averaging is not None:
             self._averaging.given((args, kwargs))
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
 
 def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

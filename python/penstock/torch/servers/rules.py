@@ -24,21 +24,12 @@ def _rule_and_names(name: str) -> tuple[type[Optimizer], tuple[str, ...]]:
     return ours, tuple(inspect.signature(ours).parameters)
 
 
-# What a rule reads of a group: what ours takes, which torch calls the same.
+# What a rule reads of a group: what ours takes, which torch calls the same. The servers may have rules that
+# torch lacks.
 _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
-    getattr(torch.optim, name): _rule_and_names(name) for name, row in optim.ROWS.items() if row.settings
-}
-
-
-# Under SSP and ASP each of the N workers' contributions is a step of its own, by its N-th part of the mean.
-# For an iteration's N steps to come to what one step would, these are divided by N to that power. Adagrad's
-# steps shrink with the root of their number; AdamW's decay is multiplied by its learning rate.
-_DIVIDED: dict[str, dict[str, float]] = {
-    "SGD": {"weight_decay": 1.0},
-    "Adagrad": {"lr": 0.5, "eps": 0.5, "lr_decay": 1.0, "weight_decay": 1.0},
-    "RMSprop": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
-    "Adam": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
-    "AdamW": {"lr": 1.0, "eps": 1.0},
+    getattr(torch.optim, name): _rule_and_names(name)
+    for name, row in optim.ROWS.items()
+    if row.settings and hasattr(torch.optim, name)
 }
 
 
@@ -84,9 +75,7 @@ class GroupRule:
         make, self._names = _RULES[kind]
         if group.get("decoupled_weight_decay"):
             make = optim.AdamW
-        self._divisors = {
-            name: float(updates**power) for name, power in _DIVIDED[make.__name__].items() if updates > 1
-        }
+        self._divisors = optim.divisors(make.__name__, updates)
         self._group = group
         self._last: list[Any] = [group[name] for name in self._names]
         # A tensor may change without becoming another object: it is read each time.

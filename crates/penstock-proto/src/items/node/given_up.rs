@@ -58,7 +58,7 @@ impl<H: Host> Node<H> {
 
     /// Nobody waits any more for the answer to a fetch or flush of this node.
     pub fn give_up(&mut self, number: u64) {
-        if self.flushing.remove(&number).is_some() {
+        if self.give_up_flush(number) {
             return;
         }
         let mut partitions = self.partitions.iter();
@@ -70,10 +70,11 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Fetches and flushes of this node that have no answer.
+    /// Fetches and flushes of this node that are waited for, and have no answer.
     pub fn unanswered(&self) -> usize {
         let upstreams = self.partitions.values().filter_map(|partition| partition.upstream.as_ref());
-        self.flushing.len() + upstreams.map(|upstream| upstream.fetches.len()).sum::<usize>()
+        let flushes = self.flushing.values().filter(|flush| !flush.given_up).count();
+        flushes + upstreams.map(|upstream| upstream.fetches.len()).sum::<usize>()
     }
 
     /// A partition's source need not answer a fetch any more.
