@@ -237,7 +237,12 @@ impl Listener {
     }
 
     fn has_heard(&self, what: &[u8]) -> bool {
-        self.heard.lock().unwrap().windows(what.len()).any(|part| part == what)
+        self.heard_of(what) > 0
+    }
+
+    /// How often.
+    fn heard_of(&self, what: &[u8]) -> usize {
+        self.heard.lock().unwrap().windows(what.len()).filter(|part| *part == what).count()
     }
 
     #[track_caller]
@@ -320,6 +325,49 @@ fn what_a_listener_says_instead_of_a_proof_is_not_believed() {
     let Err(Error::Refused(refusal)) = connected else { panic!("expected a refusal, got {connected:?}") };
     assert_eq!(refusal.reason, Reason::Busy);
     assert!(!refusal.message.contains("stranger"), "{refusal}");
+}
+
+// Whoever named the wrong port hears so at once. So whatever answers there first, even if it proves nothing, ends a server that
+// has never registered.
+#[test]
+fn an_answer_that_says_nothing_of_a_later_one_ends_a_server_that_has_never_registered_and_no_other() {
+    let token = Secret([7; 32]);
+    let waits = [tonic::Code::Unavailable, tonic::Code::DeadlineExceeded];
+    let ends = [tonic::Code::Unimplemented, tonic::Code::Internal, tonic::Code::NotFound];
+    for code in ends.into_iter().chain(waits) {
+        let listener = Listener::pretending(Pretender { code: Some(code), word: None });
+        let agent = Agent::start(&listener.target(), token, Memory::new("/a.sock", 100)).unwrap();
+        if waits.contains(&code) {
+            until("it asks again", || listener.heard_of(b"/penstock.v1.Proofs/Challenge") > 1);
+            assert!(agent.wait(Duration::ZERO).is_none(), "{code:?}");
+        } else {
+            let ended = agent.wait(DEADLINE).expect("it ends").unwrap_err();
+            assert!(matches!(ended, Error::Protocol { .. }), "{code:?}: {ended}");
+        }
+    }
+    let site = Site::with(|config| config.timing = common::SHORT);
+    let (lies, told) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (on, count) = (Arc::clone(&lies), Arc::clone(&told));
+    let listener = Listener::rewriting(&site, move |_, answer| {
+        if on.load(Ordering::Relaxed) {
+            (answer.body, answer.trailers) = (Bytes::new(), None);
+            let code = tonic::Code::Unimplemented as i32;
+            answer.headers = HeaderMap::new();
+            answer.headers.insert("content-type", "application/grpc".parse().unwrap());
+            answer.headers.insert("grpc-status", code.into());
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let host = Memory::new("/a.sock", 100);
+    let token = site.token("server.token");
+    let agent = Agent::start(&listener.target(), token, Arc::<Memory>::clone(&host)).unwrap();
+    until("it has registered", || site.client().list_jobs(&site.admin()).unwrap().servers.len() == 1);
+    lies.store(true, Ordering::Relaxed);
+    until("it was told so", || told.load(Ordering::Relaxed) >= 3);
+    lies.store(false, Ordering::Relaxed);
+    site.create("mnist", |_| {}).unwrap();
+    until("it goes on", || host.hosts("mnist"));
+    assert!(agent.wait(Duration::ZERO).is_none());
 }
 
 #[test]

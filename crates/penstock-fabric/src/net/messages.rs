@@ -147,19 +147,19 @@ impl MessageWriter {
     }
 
     /// Sends what `give` adds, about [`WRITE`] bytes a time and none when there is no more, as far as the link takes it; whether
-    /// it took anything.
+    /// it took anything. `give` returns how many of its bytes were paid for already.
     pub fn transmit<L: Link>(
         &mut self,
         link: &mut L,
-        mut give: impl FnMut(&mut Vec<u8>),
+        mut give: impl FnMut(&mut Vec<u8>) -> u64,
     ) -> Result<bool, Ended> {
         let mut sent = 0;
         self.behind = false;
         while sent < TURN {
             if self.is_clear() {
                 self.empty();
-                give(&mut self.output);
-                self.pay()?;
+                let paid = give(&mut self.output);
+                self.pay(paid)?;
                 if self.output.is_empty() {
                     link.flush()?;
                     return Ok(sent > 0);
@@ -196,8 +196,10 @@ impl MessageWriter {
         }
     }
 
-    fn pay(&mut self) -> Result<(), Ended> {
-        let more = self.output.capacity().saturating_sub(2 * WRITE) as u64;
+    fn pay(&mut self, paid: u64) -> Result<(), Ended> {
+        // It grows by more than it needs.
+        self.output.shrink_to(2 * WRITE);
+        let more = (self.output.capacity().saturating_sub(2 * WRITE) as u64).saturating_sub(paid);
         if more > self.charge.amount() {
             self.charge = Charge::default();
             let charge = self.account.charge(Resource::Bytes, more);

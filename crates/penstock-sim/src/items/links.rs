@@ -157,7 +157,7 @@ impl Link {
         out: Way,
         now: u64,
         rng: &mut Rng,
-        give: impl FnMut(&mut Vec<u8>),
+        give: impl FnMut(&mut Vec<u8>) -> u64,
     ) -> Result<bool, Ended> {
         let Faults { delay, damage_once_in, window, takes, .. } = self.faults;
         let due = now + rng.within(1..=delay);

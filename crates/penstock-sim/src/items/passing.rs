@@ -107,6 +107,7 @@ impl Run<'_> {
                 if scenario.sabotage.is_some() {
                     *bytes = spoilt;
                 }
+                node.paid(peer)
             });
             judged?;
             match sent {

@@ -39,7 +39,10 @@ impl<L: Link> ItemWire<L> {
 
     /// Sends what the peer is to be sent, as far as the connection takes it; whether it took anything.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.writer.transmit(&mut self.stream, |output| _ = node.transmit(peer, output, WRITE))
+        self.writer.transmit(&mut self.stream, |output| {
+            node.transmit(peer, output, WRITE);
+            node.paid(peer)
+        })
     }
 
     /// Sends a sign of life when it is time, unless something else is on its way; an error if the peer is silent.
@@ -133,6 +136,60 @@ mod tests {
         assert!(wire.writer.capacity() <= 2 * WRITE, "{} bytes are kept", wire.writer.capacity());
         drop(wire);
         assert!(reader.join().unwrap() > MAX_ROW_BYTES as usize);
+    }
+
+    // It was, for the words of its readers: they lay on its connection, and it was to pay for them.
+    #[test]
+    fn a_producer_that_can_pay_for_nothing_more_is_told_what_others_want_and_stays() {
+        const SLOTS: u32 = 2 << 20;
+        struct Home(Account);
+        impl Host for Home {
+            type Memory = PartitionMemory;
+
+            fn make(&mut self, _: PartitionId, _: &Shape) -> Option<PartitionMemory> {
+                let writer = Writer::private(Layout::new(1, 8)).unwrap();
+                Some(PartitionMemory::mirror(writer, Waiters::private().unwrap()))
+            }
+
+            fn account(&self, peer: PeerId) -> Account {
+                self.0.peer(peer)
+            }
+
+            fn answered(&mut self, _: u64) {}
+
+            fn flushed(&mut self, _: u64) {}
+        }
+        let reader = PeerId::worker(2);
+        let (partition, shape) = (
+            PartitionId { table: 0, rank: 1 },
+            Shape { slots: SLOTS, row_bytes: 8, propagation: Propagation::Lazy },
+        );
+        // As many bytes as rows: every other.
+        let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0, LEASE).unwrap();
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 30));
+        let mut node = Node::new(Home(account.clone()));
+        [PEER, reader].into_iter().for_each(|peer| node.connected(peer));
+        let say = |node: &mut Node<Home>, peer, message: &Message<'_>| {
+            let mut bytes = Vec::new();
+            Encoder::message(&mut bytes, message);
+            node.receive(peer, &bytes[LENGTH_BYTES..]).unwrap();
+        };
+        say(&mut node, PEER, &Message::Offer { partition, shape });
+        say(&mut node, reader, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows });
+        let most = account.peer(PEER).left(Resource::Bytes);
+        let _rows = account.peer(PEER).charge(Resource::Bytes, most).unwrap();
+        let heard = std::thread::spawn(move || theirs.read_to_end(&mut Vec::new()).unwrap());
+        let mut wire = ItemWire::new(stream, LEASE, account.peer(PEER));
+        wire.transmit(&mut node, PEER).expect("others pay for what they want");
+        while wire.holds_output() {
+            wire.transmit(&mut node, PEER).unwrap();
+            std::thread::yield_now();
+        }
+        drop(wire);
+        assert!(heard.join().unwrap() >= SLOTS as usize);
     }
 
     #[test]
