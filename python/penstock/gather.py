@@ -555,6 +555,9 @@ class _Array:
 
     def __init__(self, array: Array, kind: str, put: Callable[[Array], Any]) -> None:
         self._wide = _wide(array.dtype)
+        if kind == "torch tensor" and array.dtype.kind == "u" and array.itemsize < 8:
+            # As torch's own sums: it can do next to nothing with its uint64.
+            self._wide = np.dtype(np.int64)
         self._whole = self._wide.kind in "iu"
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))

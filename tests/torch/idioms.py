@@ -196,6 +196,18 @@ def clipping_by_norm(world: World) -> Any:
     return loop(world, net := Net(), sgd(net), before_step=clip)
 
 
+@idiom()
+def clipping_by_norm_where_the_steps_are_taken(world: World) -> Any:
+    """By the script, or by the servers' own option."""
+
+    def clip(model: Any, _: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    if world.way == "servers":
+        return loop(world, net := Net(), adam(net), clip_norm=0.05)
+    return loop(world, net := Net(), adam(net), before_step=clip)
+
+
 @idiom(servers="OptionError")
 def clipping_by_value(world: World) -> Any:
     def clip(model: Any, _: Any) -> None:

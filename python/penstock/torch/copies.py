@@ -27,10 +27,11 @@ class Ours:
 
 
 def leave_hooks_behind(model: torch.nn.Module) -> None:
-    """Has copies of `model` made without the hooks on it that are `Ours`, pickled copies too."""
-    if _STATE not in vars(model):
-        # On this module, not on its class: others of the class are none of our business.
-        object.__setattr__(model, _STATE, _State(weakref.ref(model)))
+    """Has copies of `model` made without what of its hooks, and its parts', is `Ours`: pickled copies too."""
+    for module in model.modules():
+        if _STATE not in vars(module):
+            # On this module, not on its class: others of the class are none of our business.
+            object.__setattr__(module, _STATE, _State(weakref.ref(module)))
 
 
 class _State:

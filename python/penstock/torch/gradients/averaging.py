@@ -116,7 +116,10 @@ class Averaging:
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
-        self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
+        loaded = _Loaded(self)
+        for module in model.modules():
+            # A part of the model may be loaded by itself.
+            self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
         self._handles.append(self._watch)
         leave_hooks_behind(model)
