@@ -26,7 +26,9 @@ def measured(amount: int, *, ours: Sequence[float], theirs: Sequence[float] = ()
         times = {"alone": [1.0], "penstock": [1.0 + seconds]}
         if theirs:
             times["ddp"] = [1.0 + theirs[number]]
-        case.rounds.append(Round((50.0, 50.0), times))
+        # Of all processes: twice as much of each, and as much again of the servers.
+        processor = {name: 3 * time[0] for name, time in times.items()}
+        case.rounds.append(Round((50.0, 50.0), times, processor=processor))
     # The bytes' own time is not taken off: what they cost is the question.
     ideal = report.Ideal(Spread.of(case.times("alone")), bytes=0.5)
     parts = {name: {"blocked": [0.1], "waiting": [0.2]} for name in ("penstock", "ddp")}
@@ -41,7 +43,10 @@ def test_what_a_tensor_costs_is_the_slope_of_each_round_and_what_a_step_costs_be
     assert fit.slope == pytest.approx(7.5 * US)
     assert fit.constants == pytest.approx([100 * US, 200 * US])
     said = overhead.said("tensors", 2, points, None)
-    assert "penstock: 7.50 us a tensor (5.00 us to 10.0 us by round), and 150 us a step" in said
+    assert (
+        "penstock: 7.50 us a tensor (5.00 us to 10.0 us by round), and 150 us a step; processor 22.5 us"
+        in said
+    )
     assert said.splitlines()[0] == "overhead by tensors: tensors of 4 KiB, 2 workers"
 
 

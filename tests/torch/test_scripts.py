@@ -76,7 +76,9 @@ def run(*commands: list[Any], **environment: str) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    kept |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # Processes that one has started write to one pipe: unbuffered, their lines would run into each other.
+    kept.pop("PYTHONUNBUFFERED", None)
+    kept |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
             [sys.executable, *command],

@@ -21,7 +21,7 @@ from penstock.units import format_ratio, format_size, format_time
 from penstock_bench.network.report import absent, columns
 from penstock_bench.report import conditions, workers_of
 from penstock_bench.runner import Case
-from penstock_bench.training.names import OURS, PEER, TENSOR_BYTES
+from penstock_bench.training.names import ALONE, OURS, PEER, TENSOR_BYTES
 from penstock_bench.training.report import Ideal, Line, _signed, lines
 
 COPIES = 9
@@ -41,6 +41,18 @@ class Point:
     limit: float
     """Seconds of the gradients' sum at the machine's limit."""
 
+    def overheads(self, system: str) -> list[float]:
+        """Seconds that a step of a system takes longer than the computation alone, by round."""
+        return next((line.distances for line in self.lines if line.system == system), [])
+
+    def processor(self, system: str) -> list[float]:
+        """The same of processor seconds, of all processes, servers included."""
+        return [
+            one.processor[system] - one.processor[ALONE]
+            for one in self.case.rounds
+            if {system, ALONE} <= set(one.processor)
+        ]
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -51,6 +63,8 @@ class Fit:
     """Seconds for each tensor or byte, by round."""
     constants: list[float]
     """Seconds of a step beside, by round."""
+    processors: list[float]
+    """Processor seconds for each, by round."""
 
     @property
     def slope(self) -> float:
@@ -73,17 +87,20 @@ def fits(points: Sequence[Point]) -> list[Fit]:
     """Of each system that was measured at every point. A line needs two points."""
     found = []
     for name in [line.system for line in points[0].lines] if len(points) > 1 else []:
-        at = [line for one in points for line in one.lines if line.system == name]
-        if len(at) < len(points):
-            continue
-        rounds = min(len(line.distances) for line in at)
-        amounts = [float(one.amount) for one in points]
-        through = [
-            statistics.linear_regression(amounts, [line.distances[number] for line in at])
-            for number in range(rounds)
-        ]
-        found.append(Fit(name, [one.slope for one in through], [one.intercept for one in through]))
+        through = _through(points, [one.overheads(name) for one in points])
+        processor = _through(points, [one.processor(name) for one in points])
+        if through:
+            slopes, constants = [one[0] for one in through], [one[1] for one in through]
+            found.append(Fit(name, slopes, constants, [one[0] for one in processor]))
     return found
+
+
+def _through(points: Sequence[Point], by_point: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Slope and intercept of each round's line; of no round, where a point has none."""
+    amounts = [float(one.amount) for one in points]
+    rounds = zip(*by_point, strict=False)
+    found = [statistics.linear_regression(amounts, list(values)) for values in rounds]
+    return [(one.slope, one.intercept) for one in found]
 
 
 def said(what: str, workers: int, points: Sequence[Point], copy: float | None) -> str:
@@ -133,7 +150,12 @@ def _line(fit: Fit, of_bytes: bool) -> str:
         each = f"{_rate(fit.slope)} ({least * 1e9:.3f} to {most * 1e9:.3f} by round)"
     else:
         each = f"{_signed(fit.slope)} a tensor ({_signed(least)} to {_signed(most)} by round)"
-    return f"  {fit.system}: {each}, and {_signed(fit.constant)} a step"
+    beside = ""
+    if fit.processors:
+        median, least, most = statistics.median(fit.processors), min(fit.processors), max(fit.processors)
+        said = [f"{one * 1e9:.3f} ns" if of_bytes else _signed(one) for one in (median, least, most)]
+        beside = f"; processor {said[0]} ({said[1]} to {said[2]})"
+    return f"  {fit.system}: {each}, and {_signed(fit.constant)} a step{beside}"
 
 
 def _rate(seconds: float) -> str:
@@ -145,6 +167,7 @@ def _rate(seconds: float) -> str:
 LEGEND = """\
   overhead: a system's step less that of as many processes that share nothing, by round: the median, the least
   and the greatest. A tensor's and a byte's are slopes of straight lines through the overheads, one a round.
+  processor: the same of processor seconds, of all processes together, servers included.
   blocked: share of the step in which a worker's thread neither runs nor waits for a core. waiting: share that
   Penstock's own counters call so, with time spent spinning."""
 
@@ -162,6 +185,7 @@ def document(what: str, workers: int, points: Sequence[Point], copy: float | Non
                 "slopes_s": fit.slopes,
                 "step_s": fit.constant,
                 "steps_s": fit.constants,
+                "processors_s": fit.processors,
             }
             for fit in fits(points)
         ],
