@@ -344,12 +344,23 @@ def sums_of_sums(job):
     for step in range(2):
         model(batch(job, step)).square().mean().backward()
 
-def stepping_without_an_average(job):
-    model, optimizer = distributed(job)
+def stepping_without_an_average(job, model=None, optimizer=None):
+    if model is None:
+        model, optimizer = distributed(job)
     loss = model(batch(job, 0)).square().mean()
     for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
         parameter.grad = gradient
     optimizer.step()
+
+def stepping_on_what_came_after_the_average(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(2))
+    # The same average once more is as in one process.
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    told["steps without a pass"] = np.array(["taken"])
+    stepping_without_an_average(job, model, optimizer)
 
 def a_new_layer(job):
     model, optimizer = distributed(job)
@@ -438,7 +449,8 @@ import threading
 waiting = threading.Event()
 PARTS = (the_same_options_in_other_words, other_settings, other_options, apart, loaded_on_one, another_model,
          stepping_inside_no_sync,
-         a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average, a_new_layer,
+         a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
+         stepping_on_what_came_after_the_average, a_new_layer,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          same_batches, other_batches, after_the_end)
 for part in PARTS:
@@ -453,7 +465,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=22, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=23, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -472,6 +484,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("sparse", "DtypeError", "`0.weight` has layout torch.sparse_coo"),
         ("sums_of_sums", "OptionError", "what was summed before would be summed again"),
         ("stepping_without_an_average", "OptionError", "no backward pass has averaged gradients yet"),
+        ("stepping_on_what_came_after_the_average", "OptionError", "averaged gradients since the last step"),
         ("a_new_layer", "OptionError", "parameter `2.weight` came after `distribute`"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
@@ -486,6 +499,10 @@ def test_what_cannot_be_averaged_is_a_typed_error(
     # The worker that is told first leaves, and the others hear of that.
     assert any(name == kind and says in text for name, text in found), found
     assert all(name in (kind, "WorkerLost", "JobFailed", "JobClosed") for name, _ in found), found
+
+
+def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:
+    assert all("steps without a pass" in one for one in told)
 
 
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:

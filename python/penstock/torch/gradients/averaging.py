@@ -386,9 +386,9 @@ class Averaging:
         return self._all
 
     @property
-    def has_averaged(self) -> bool:
-        """Whether any pass has ended."""
-        return self._count > 0
+    def passes(self) -> int:
+        """How many have ended."""
+        return self._count
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""

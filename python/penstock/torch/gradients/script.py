@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
         return
     known = {id(parameter) for parameter in averaging.parameters()}
     needs_closure = closure_required(optimizer)
+    last = _Step()
 
     def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if job.closed or not averaging._handles:
@@ -77,12 +79,14 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                 "step are this worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
+        averaged = by_closure or last.passes != averaging.passes
         for group in stepped.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not averaging.has_averaged and not by_closure:
+                if not averaged and parameter.grad is not None and not last.had(parameter):
                     raise OptionError(
-                        "no backward pass has averaged gradients yet, so the gradients of this step are this "
-                        "worker's alone",
+                        "no backward pass has averaged gradients "
+                        + ("since the last step" if last.passes else "yet")
+                        + ", so the gradients of this step are this worker's alone",
                         "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
                         "itself, is not averaged",
                     )
@@ -94,7 +98,35 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                     )
         return _with_averaged_loss(job, args, kwargs) if needs_closure else None
 
+    def after_step(stepped: torch.optim.Optimizer, _: Any, __: Any) -> None:
+        last.note(stepped, averaging.passes)
+
     optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
+
+
+class _Step:
+    """The optimizer's last step: what another one without a pass in between may step on once more."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        """That had averaged gradients by then."""
+        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, optimizer: torch.optim.Optimizer, passes: int) -> None:
+        """It has been taken. Gradients are held weakly: the script may throw them away."""
+        self.passes = passes
+        self._gradients = {
+            id(parameter): weakref.ref(gradient)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if (gradient := parameter.grad) is not None
+        }
+
+    def had(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's gradient was the same object then."""
+        gradient = self._gradients.get(id(parameter))
+        return gradient is not None and gradient() is parameter.grad
 
 
 def closure_required(optimizer: torch.optim.Optimizer) -> bool:
