@@ -294,6 +294,22 @@ def other_options(job):
     distributed(job, buffers="mean" if job.rank else "rank0")
     job.barrier()
 
+def another_order(job):
+    '''Two parameters of one shape: what belongs to which is not seen by anything but their names.'''
+    model = net()
+    parameters = list(model.parameters())
+    if job.rank == 1:
+        parameters[0], parameters[2] = parameters[2], parameters[0]
+    ps.torch.distribute(model, torch.optim.SGD(parameters, lr=0.1))
+    job.barrier()
+
+def a_function_in_a_group(job):
+    model = net()
+    unlike = [object() for _ in range(1000 * job.rank)]
+    groups = [{"params": list(model.parameters()), "of": [lambda value: value]}]
+    ps.torch.distribute(model, torch.optim.SGD(groups, lr=0.1))
+    job.barrier()
+
 def apart(job):
     '''One worker leaves out a step.'''
     model, optimizer = distributed(job, check_every=5)
@@ -447,7 +463,8 @@ def patient(job):
 
 import threading
 waiting = threading.Event()
-PARTS = (the_same_options_in_other_words, other_settings, other_options, apart, loaded_on_one, another_model,
+PARTS = (the_same_options_in_other_words, other_settings, other_options, another_order,
+         a_function_in_a_group, apart, loaded_on_one, another_model,
          stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer,
@@ -465,7 +482,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=23, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=25, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -475,6 +492,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     [
         ("other_settings", "DeclarationConflict", "'lr': 0.2"),
         ("other_options", "DeclarationConflict", "buffers=mean"),
+        ("another_order", "DeclarationConflict", "group 0, place 0: `1.0.weight`"),
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
         ("another_model", "DeclarationConflict", "did not reach this model on workers [1]"),
@@ -512,6 +530,10 @@ def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[di
 
 def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
     assert not any("the_same_options_in_other_words" in one for one in told)
+
+
+def test_a_function_among_an_optimizers_settings_is_no_difference(told: list[dict[str, Any]]) -> None:
+    assert not any("a_function_in_a_group" in one for one in told)
 
 
 def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[dict[str, Any]]) -> None:

@@ -281,7 +281,11 @@ def distribute(
         named,
         timeout,
         {name: one for name, one in parameters.items() if one.requires_grad},
-        _settings(optimizer, {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes}, check_every),
+        _settings(
+            optimizer,
+            parameters,
+            {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every},
+        ),
     )
     averaging = Averaging(
         model,
@@ -504,11 +508,12 @@ def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -
 
 
 def _settings(
-    optimizer: torch.optim.Optimizer | None, options: dict[str, Any], check_every: int
+    optimizer: torch.optim.Optimizer | None, parameters: dict[str, torch.Tensor], options: dict[str, Any]
 ) -> list[str]:
     """What must be the same on all workers beside the model."""
-    told = ", ".join(f"{name}={value}" for name, value in {**options, "check_every": check_every}.items())
-    return [*(described(optimizer) if optimizer is not None else ()), f"options {told}"]
+    told = ", ".join(f"{name}={value}" for name, value in options.items())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [*(described(optimizer, names) if optimizer is not None else ()), f"options {told}"]
 
 
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:

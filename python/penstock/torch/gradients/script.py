@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +20,22 @@ from ..broadcast import broadcast_bytes
 from .averaging import Averaging
 
 
-def described(optimizer: torch.optim.Optimizer) -> list[str]:
-    """What must be the same on all workers, a line each: class and settings of every group."""
+def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+    """
+    What must be the same on all workers, a line each: class, settings of every group, and which parameters it
+    has in which order, as states go from worker to worker by place. `names`: those of parameters, by their id.
+    """
     kind = type(optimizer)
     lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
     for number, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name != "params"}
-        lines.append(f"group {number} of {len(group['params'])} parameters with {settings}")
+        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        # A function, say, lies elsewhere in each process.
+        told = re.sub(r" at 0x[0-9a-f]+", "", f"{settings}")
+        lines.append(f"group {number} of {len(group['params'])} parameters with {told}")
+        lines += [
+            f"group {number}, place {place}: `{names[id(parameter)]}`"
+            for place, parameter in enumerate(group["params"])
+        ]
     return lines
 
 
