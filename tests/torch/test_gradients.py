@@ -179,8 +179,12 @@ def buffers(job):
     for kind in ("rank0", "mean", "local"):
         model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
         model.register_buffer("small_one", torch.full((3,), 1.0 + job.rank, dtype=torch.bfloat16))
-        model.register_buffer("flag", torch.tensor([True, False]))
-        model.register_buffer("large", torch.tensor((1 << 40) + job.rank))
+        model.register_buffer("flag", torch.tensor([True, False, True]))
+        model.register_buffer("byte", torch.tensor([[255, 1], [job.rank, 7]], dtype=torch.uint8).t())
+        # What a float64 does not hold.
+        model.register_buffer("large", torch.tensor((1 << 60) + 1 + job.rank))
+        model.register_buffer("largest", torch.tensor([(1 << 64) - 1 - job.rank], dtype=torch.uint64))
+        model.register_buffer("least", torch.tensor([-(1 << 63), -job.rank]))
         model.register_buffer("minus", torch.tensor([-0.0, float("nan"), float("inf")]))
         model, optimizer = ps.torch.distribute(
             model, torch.optim.SGD(model.parameters(), lr=0.1), buffers=kind
@@ -190,6 +194,9 @@ def buffers(job):
         yield kind + " half", model.small_one.float().numpy().copy()
         yield kind + " count", np.array([int(model[1].num_batches_tracked), int(model.large)])
         yield kind + " flag", model.flag.numpy().copy()
+        yield kind + " byte", model.byte.numpy().copy()
+        yield kind + " largest", model.largest.numpy().copy()
+        yield kind + " least", model.least.numpy().copy()
         yield kind + " minus", model.minus.numpy().copy()
 
 def uneven(job):
@@ -249,8 +256,11 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
     assert (local[0] != local[1]).any()
     np.testing.assert_array_equal(of("rank0 half")[1], np.full(3, 1.0))
     for kind in ("rank0", "mean", "local"):
-        np.testing.assert_array_equal(of(f"{kind} count")[1], [3, 1 << 40])
-        np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False])
+        np.testing.assert_array_equal(of(f"{kind} count")[1], [3, (1 << 60) + 1])
+        np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False, True])
+        np.testing.assert_array_equal(of(f"{kind} byte")[1], [[255, 0], [1, 7]])
+        np.testing.assert_array_equal(of(f"{kind} largest")[1], np.array([(1 << 64) - 1], np.uint64))
+        np.testing.assert_array_equal(of(f"{kind} least")[1], [-(1 << 63), 0])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
 
 

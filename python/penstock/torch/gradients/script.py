@@ -23,7 +23,7 @@ from .averaging import Averaging
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
     """
     What must be the same on all workers, a line each: class, settings of every group, and which parameters it
-    has in which order, as states go from worker to worker by place. `names`: those of parameters, by their id.
+    has in which order, as states go from worker to worker by place. `names`: of parameters, by their id.
     """
     kind = type(optimizer)
     lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
