@@ -448,6 +448,27 @@ def same_batches(job):
             model(torch.full((2, 6), float(step))).square().mean().backward()
     told["same_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
 
+def a_retained_graph(job):
+    '''Its second pass finds what the forward pass saved, or says that it is not there any more.'''
+    class Scaled(nn.Module):
+        def __init__(self, changing):
+            super().__init__()
+            self.changing = changing
+            self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+            self.register_buffer("scale", torch.tensor([1.0, 2.0, float("nan"), float("inf"), 0.5, -1.0]))
+        def forward(self, x):
+            if self.changing:
+                self.scale = self.scale + x.mean()
+            return self.body(x) * self.scale
+    for changing in (False, True):
+        model, optimizer = distributed(job, Scaled(changing))
+        loss = model(batch(job, 0)).nan_to_num(0, 0, 0).square().mean()
+        loss.backward(retain_graph=True)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            told[f"a retained graph, {changing}"] = np.array([str(error)])
+
 def other_batches(job):
     model, optimizer = distributed(job)
     with warnings.catch_warnings(record=True) as caught:
@@ -479,7 +500,7 @@ PARTS = (the_same_options_in_other_words, other_settings, other_options, another
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
-         same_batches, other_batches, after_the_end)
+         same_batches, a_retained_graph, other_batches, after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
@@ -492,7 +513,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=25, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=26, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -540,6 +561,11 @@ def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[di
 
 def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
     assert not any("the_same_options_in_other_words" in one for one in told)
+
+
+def test_a_retained_graph_is_not_run_again_on_another_workers_buffers(told: list[dict[str, Any]]) -> None:
+    assert not any("a retained graph, False" in one for one in told)
+    assert "modified by an inplace operation" in told[1]["a retained graph, True"][0]
 
 
 def test_a_function_among_an_optimizers_settings_is_no_difference(told: list[dict[str, Any]]) -> None:

@@ -26,6 +26,9 @@ from .patience import patiently
 
 KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Of a batch norm, by the names that all give them."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -103,10 +106,7 @@ class _Group:
             else:
                 piece = flat[at : at + size]
                 at += size
-            # A second backward pass through the same graph must still find what its forward pass saved.
-            buffer = one.now()
-            with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
-                buffer.copy_(piece.reshape(one.shape))
+            _overwrite(one, piece.reshape(one.shape))
 
 
 class Buffers:
@@ -159,6 +159,26 @@ class Buffers:
             value = patiently(group.tensor.pull, self._patience)
             if group.mean or (given and self._rank != self._giver):
                 group.take(value)
+
+
+def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
+    """
+    A second backward pass through the same graph must still find what its forward pass saved. Running
+    statistics are saved, but not used in training: autograd need not know that they have changed. It does of
+    other buffers, and refuses such a pass, unless they have not.
+    """
+    buffer = one.now()
+    if one.label.rpartition(".")[2] in _STATISTICS:
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
+            buffer.copy_(value)
+    elif not _same(buffer, value.to(buffer)):
+        buffer.copy_(value)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all elements are equal; a NaN is to its like."""
+    bits = _BITS.get(one.dtype.itemsize)
+    return torch.equal(one, other) or (bits is not None and torch.equal(one.view(bits), other.view(bits)))
 
 
 def _buffers(model: torch.nn.Module) -> list[_Buffer]:
