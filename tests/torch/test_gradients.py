@@ -448,6 +448,13 @@ def same_batches(job):
             model(torch.full((2, 6), float(step))).square().mean().backward()
     told["same_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
 
+def compiled_autograd(job):
+    from torch._dynamo import compiled_autograd
+    model = distributed(job)[0]
+    loss = model(batch(job, 0)).square().mean()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+
 def a_retained_graph(job):
     '''Its second pass finds what the forward pass saved, or says that it is not there any more.'''
     class Scaled(nn.Module):
@@ -500,7 +507,7 @@ PARTS = (the_same_options_in_other_words, other_settings, other_options, another
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
-         same_batches, a_retained_graph, other_batches, after_the_end)
+         same_batches, a_retained_graph, compiled_autograd, other_batches, after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
@@ -513,7 +520,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=26, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=27, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -538,6 +545,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
+        ("compiled_autograd", "OptionError", "compiled autograd runs this backward pass"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
     ],
 )

@@ -162,6 +162,9 @@ class Averaging:
                     "pass overlap=False to `ps.torch.distribute`: gradients then leave after backward",
                 )
 
+        # Compiled autograd would take it into its program, where it learns nothing; so it is called, and raises.
+        # (What `torch.compiler.disable` does, without its cost in each call.)
+        came._torchdynamo_disable = True  # type: ignore[attr-defined]
         if frozen:
             member.parameter.requires_grad_(True)
         try:

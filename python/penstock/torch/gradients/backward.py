@@ -67,7 +67,7 @@ class Backward:
 
     def __init__(self, job: Job) -> None:
         self._job = weakref.ref(job)
-        self.known = -1
+        self.known: int | None = None
         """The pass whose end is known to be heard of. A hook that finds another calls `enter`."""
         self._outermost = -1
         self._thread = 0
@@ -77,8 +77,13 @@ class Backward:
     def enter(self) -> None:
         """
         Sees to it that the end of this pass is heard of. Raises OptionError if the last one ended with an
-        error after gradients had left.
+        error after gradients had left, or if this one is compiled.
         """
+        if _is_compiled():
+            raise OptionError(
+                "compiled autograd runs this backward pass, in which gradients cannot be averaged",
+                "leave it off; torch.compile of the model compiles what its backward pass computes all the same",
+            )
         node = _node_outside()
         if node is None:
             self._await_end()
@@ -140,7 +145,13 @@ class Backward:
             part.begin_anew()
         self._parts = []
         self._nodes.clear()
-        self.known = self._outermost = -1
+        self.known, self._outermost = None, -1
+
+
+def _is_compiled() -> bool:
+    """Whether compiled autograd runs this pass: it has a graph task as any other, whose end is never said."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return _this_pass() == -1 or bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def _node_outside() -> Any:
