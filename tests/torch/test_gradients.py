@@ -336,6 +336,15 @@ def loaded_on_one(job):
         model.load_state_dict(net(5).state_dict())
     train(job, model, optimizer, range(2, 5))
 
+def optimizer_loaded_on_one(job):
+    model, optimizer = distributed(job, check_every=0)
+    train(job, model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(job, model, optimizer, range(2, 4))
+    if job.rank == 0:
+        optimizer.load_state_dict(saved)
+    train(job, model, optimizer, range(4, 7))
+
 def another_model(job):
     '''A pass that reaches the second model on one worker only.'''
     first, one = distributed(job)
@@ -502,7 +511,7 @@ def patient(job):
 import threading
 waiting = threading.Event()
 PARTS = (the_same_options_in_other_words, other_settings, other_options, another_order,
-         a_function_in_a_group, apart, loaded_on_one, another_model,
+         a_function_in_a_group, apart, loaded_on_one, optimizer_loaded_on_one, another_model,
          stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer,
@@ -520,7 +529,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=27, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=28, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -533,6 +542,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("another_order", "DeclarationConflict", "group 0, place 0: `1.0.weight`"),
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
+        ("optimizer_loaded_on_one", "DeclarationConflict", "is not the same on all workers any more"),
         ("another_model", "DeclarationConflict", "did not reach this model on workers [1]"),
         ("stepping_inside_no_sync", "OptionError", "ran inside no_sync()"),
         ("a_new_parameter", "OptionError", "came after `distribute`"),

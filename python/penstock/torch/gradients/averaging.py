@@ -162,8 +162,8 @@ class Averaging:
                     "pass overlap=False to `ps.torch.distribute`: gradients then leave after backward",
                 )
 
-        # Compiled autograd would take it into its program, where it learns nothing; so it is called, and raises.
-        # (What `torch.compiler.disable` does, without its cost in each call.)
+        # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
+        # raises. (What `torch.compiler.disable` does, without its cost in each call.)
         came._torchdynamo_disable = True  # type: ignore[attr-defined]
         if frozen:
             member.parameter.requires_grad_(True)
@@ -381,7 +381,10 @@ class Averaging:
             self._inputs = digest_of(inputs)
 
     def loaded(self) -> None:
-        """A state was loaded, here at least: the pass after the next compares parameters."""
+        """
+        A state of the model or the optimizer was loaded, here at least: the pass after the next compares
+        parameters.
+        """
         self._ask = True
 
     def parameters(self) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ class Backward:
         if _is_compiled():
             raise OptionError(
                 "compiled autograd runs this backward pass, in which gradients cannot be averaged",
-                "leave it off; torch.compile of the model compiles what its backward pass computes all the same",
+                "leave it off; torch.compile of the model compiles what its backward computes all the same",
             )
         node = _node_outside()
         if node is None:

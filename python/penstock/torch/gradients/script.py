@@ -113,6 +113,8 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
 
     optimizer.register_step_pre_hook(before_step)
     optimizer.register_step_post_hook(after_step)
+    # A state that was loaded on one worker alone shows in the parameters after its next step.
+    optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded())
 
 
 class _Step:
