@@ -278,6 +278,7 @@ TOLD = (
     TOGETHER[: TOGETHER.index("def starts_alike")]
     + """
 told = {}
+OptionError = ps.exceptions.OptionError
 
 def told_of(part, run, **options):
     try:
@@ -402,6 +403,39 @@ def a_new_layer(job):
     model.append(nn.Linear(6, 6))
     train(job, model, optimizer, range(3))
 
+def nothing_but_new_parameters(job):
+    def assigned(model):
+        model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+    def another_head(model):
+        model.requires_grad_(False)
+        model[1] = nn.Linear(6, 6)
+    def midway(model):
+        nn.utils.parametrizations.weight_norm(model[1][0])
+    def into_what_came_without(model):
+        model.append(nn.Sequential())
+        model(batch(job, 0))
+        model[2].append(nn.Linear(6, 6))
+    def beside_the_call(model):
+        model.append(nn.Linear(6, 6))
+        model.forward(batch(job, 0)).square().mean().backward()
+    def pruned(model):
+        import torch.nn.utils.prune as prune
+        prune.l1_unstructured(model[0][0], "weight", amount=0.5)
+    def in_an_outer_model(model):
+        nn.Sequential(model, nn.Linear(6, 6))
+    for change in (assigned, another_head, midway, into_what_came_without, beside_the_call, pruned,
+                   in_an_outer_model):
+        model = distributed(job, check_every=0)[0]
+        for step in range(5):
+            model(batch(job, step)).square().mean().backward()
+        try:
+            change(model)
+            model(batch(job, 5))
+        except OptionError as error:
+            told[f"new: {change.__name__}"] = np.array([str(error)])
+    # Nobody looks where nothing was given.
+    assert not model._forward_pre_hooks
+
 def a_small_step_left_out(job):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0)
@@ -515,6 +549,7 @@ PARTS = (the_same_options_in_other_words, other_settings, other_options, another
          stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer,
+         nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          same_batches, a_retained_graph, compiled_autograd, other_batches, after_the_end)
 for part in PARTS:
@@ -529,7 +564,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=28, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=29, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -566,6 +601,29 @@ def test_what_cannot_be_averaged_is_a_typed_error(
     # The worker that is told first leaves, and the others hear of that.
     assert any(name == kind and says in text for name, text in found), found
     assert all(name in (kind, "WorkerLost", "JobFailed", "JobClosed") for name, _ in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("assigned", "0.0.weight"),
+        ("another_head", "1.weight"),
+        ("midway", "1.0.parametrizations.weight.original0"),
+        ("into_what_came_without", "2.0.weight"),
+        ("beside_the_call", "2.weight"),
+    ],
+)
+def test_parameters_that_come_after_distribute_are_refused_at_once(
+    told: list[dict[str, Any]], change: str, name: str
+) -> None:
+    for one in told:
+        assert f"parameter `{name}` came after `distribute`" in one[f"new: {change}"][0]
+
+
+def test_the_same_parameters_elsewhere_are_not_new(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert "new: pruned" not in one
+        assert "new: in_an_outer_model" not in one
 
 
 def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:

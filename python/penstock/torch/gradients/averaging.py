@@ -28,6 +28,7 @@ import torch
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
+from .arrivals import watch
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
@@ -106,6 +107,10 @@ class Averaging:
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
         self._handles: list[Any] = []
+        self._calls: Any = None
+        """The handle of the hook that sees the model called, while somebody needs it."""
+        self._grown = False
+        """Whether the model may have new parameters."""
         self._all = list(parameters.values())
         if job.size == 1:
             return
@@ -116,8 +121,8 @@ class Averaging:
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
         self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
-        self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
-        self._handles.append(self._watch)
+        self._see_calls()
+        watch(model, self)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
         return Bucket(
@@ -185,6 +190,8 @@ class Averaging:
                     "the job has ended, and this model's gradients are averaged by it",
                     "`ps.torch.unwrap(model)` makes it an ordinary model again",
                 )
+            if self._grown:
+                self._refuse_new()
             self._refuse_leftovers(member)
             self.unsent = True
             self._backward.reach(self)
@@ -278,13 +285,24 @@ class Averaging:
 
     def _refuse_new(self) -> None:
         model = self._model()
+        if model is None:
+            return
         known = {id(parameter) for parameter in self._all}
-        for name, parameter in model.named_parameters() if model is not None else ():
-            if id(parameter) not in known and parameter.requires_grad:
+        for name, parameter in model.named_parameters():
+            # What `torch.func.functional_call` puts in a parameter's place for a while is none.
+            if (
+                id(parameter) not in known
+                and parameter.requires_grad
+                and isinstance(parameter, torch.nn.Parameter)
+            ):
                 raise OptionError(
                     f"parameter `{name}` came after `distribute`: its gradient is not averaged",
                     "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new",
                 )
+        if self._grown:
+            # Modules that came without parameters may get some.
+            watch(model, self)
+            self._grown = False
 
     @torch.no_grad()
     def take_average(self) -> bool:
@@ -373,12 +391,34 @@ class Averaging:
             )
         if not 0 <= self._same < SAME_INPUTS:
             self._same = -1
-            self._watch.remove()
+            self._look_away()
+
+    def _see_calls(self) -> None:
+        model = self._model()
+        if self._calls is None and model is not None:
+            self._calls = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
+
+    def _look_away(self) -> None:
+        """The model's calls need not be seen any more, unless there is a reason left."""
+        if self._calls is not None and self._same < 0 and not self._grown:
+            self._calls.remove()
+            self._calls = None
 
     def given(self, inputs: Any) -> None:
         """The model is called with a batch."""
-        if self._inputs is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.job.closed:
+            return
+        if self._grown:
+            self._refuse_new()
+        if self._same >= 0 and self._inputs is None:
             self._inputs = digest_of(inputs)
+        self._look_away()
+
+    def has_grown(self) -> None:
+        """The model was given something: its next call looks whether there are new parameters."""
+        if self._handles:
+            self._grown = True
+            self._see_calls()
 
     def loaded(self) -> None:
         """
@@ -400,7 +440,9 @@ class Averaging:
         """Removes the hooks: the model is an ordinary one again."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._ours = [], []
+        if self._calls is not None:
+            self._calls.remove()
+        self._handles, self._ours, self._calls = [], [], None
 
 
 class _Loaded:
