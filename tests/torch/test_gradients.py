@@ -483,6 +483,37 @@ def broken_off_before_anything_left(job):
             pass
     told["broken_off_before_anything_left"] = np.array([str(job.iteration), str(len(failed))])
 
+def broken_off_and_checkpointed(job):
+    '''As the last, around and inside a checkpoint that runs a pass of its own.'''
+    from torch.utils.checkpoint import checkpoint
+    model, optimizer = distributed(job, overlap=False)
+    def fail(_):
+        if failing:
+            raise FloatingPointError("in backward")
+    apart = []
+    for where in ("below", "inside"):
+        for step in range(4):
+            failing = step == 1
+            optimizer.zero_grad()
+            x = batch(job, step).requires_grad_()
+            below = x * 1
+            if where == "below":
+                below.register_hook(fail)
+            def part(x):
+                h = model[0](x)
+                if where == "inside" and torch.is_grad_enabled():
+                    h.register_hook(fail)
+                return h
+            loss = model[1](checkpoint(part, below, use_reentrant=True)).square().mean()
+            try:
+                loss.backward()
+            except FloatingPointError:
+                continue
+            optimizer.step()
+            grads = np.concatenate([one.grad.reshape(-1).numpy() for one in model.parameters()])
+            apart.append(np.abs(grads - job.mean(grads)).max())
+    told["broken_off_and_checkpointed"] = np.array(apart)
+
 def same_batches(job):
     model, optimizer = distributed(job)
     with warnings.catch_warnings(record=True) as caught:
@@ -551,6 +582,7 @@ PARTS = (the_same_options_in_other_words, other_settings, other_options, another
          stepping_on_what_came_after_the_average, a_new_layer,
          nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
+         broken_off_and_checkpointed,
          same_batches, a_retained_graph, compiled_autograd, other_batches, after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
@@ -564,7 +596,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=29, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=30, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -633,6 +665,11 @@ def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) 
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:
     for one in told:
         assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
+
+
+def test_passes_after_one_that_broke_off_around_a_checkpoint_are_averaged(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        np.testing.assert_array_equal(one["broken_off_and_checkpointed"], np.zeros(6))
 
 
 def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
