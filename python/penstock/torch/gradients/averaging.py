@@ -406,7 +406,9 @@ class Averaging:
 
     def given(self, inputs: Any) -> None:
         """The model is called with a batch."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.job.closed:
+        if not torch.is_grad_enabled() or self.job.closed:
+            return
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return
         if self._grown:
             self._refuse_new()
