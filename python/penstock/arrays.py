@@ -128,7 +128,7 @@ def as_array(value: ArrayLike) -> Array:
     Raises
     ------
     DtypeError
-        It does not hold numbers, is a masked array, or a sparse torch tensor.
+        It does not hold numbers, is a masked array, or a torch tensor that is sparse or on the meta device.
     """
     if isinstance(value, np.ndarray):
         refuse_mask(value)
@@ -215,6 +215,11 @@ def _from_torch(tensor: Any, torch: Any) -> Array:
         raise DtypeError(
             f"expected a dense tensor, got layout {tensor.layout}",
             "call `to_dense()`, or build the layer with sparse=False",
+        )
+    if tensor.is_meta:
+        raise DtypeError(
+            "expected a tensor with values, got one on the meta device",
+            "give it memory first, as by `model.to_empty(device=...)`, and values",
         )
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:

@@ -440,7 +440,7 @@ def _compare(words: Sequence[str | None]) -> None:
         groups.setdefault(said, []).append(rank)
     parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups.items()]
     raise GatherConflict(
-        f"workers gave what cannot be put together: {'; '.join(parts)}",
+        f"workers gave different things: {'; '.join(parts)}",
         "make the same call on every worker, with the same kind of value, shape and element type",
         given=given,
     )
@@ -555,6 +555,9 @@ class _Array:
 
     def __init__(self, array: Array, kind: str, put: Callable[[Array], Any]) -> None:
         self._wide = _wide(array.dtype)
+        if kind == "torch tensor" and array.dtype.kind == "u" and array.itemsize < 8:
+            # As torch's own sums: it can do next to nothing with its uint64.
+            self._wide = np.dtype(np.int64)
         self._whole = self._wide.kind in "iu"
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))

@@ -494,8 +494,9 @@ class Job(Sealed):
         Returns
         -------
         float, numpy.ndarray, torch.Tensor or jax.Array
-            The same bits on every worker. A number gives a Python number; an array one of the same library,
-            shape, element type and device, but means of whole numbers and booleans are float64.
+            The same bits on every worker. A number gives a Python number, to which a `np.longdouble` is
+            rounded; an array one of the same library, shape, element type and device, but means of whole
+            numbers and booleans are float64.
 
         Raises
         ------
@@ -553,7 +554,8 @@ class Job(Sealed):
         int, float, numpy.ndarray, torch.Tensor or jax.Array
             The same bits on every worker. A number gives a Python number, whole ones exactly; an array one of
             the same library, shape, element type and device, but sums of whole numbers and booleans are int64
-            or uint64, in which they are summed, as NumPy's are.
+            or uint64, in which they are summed, as NumPy's are. Those of torch tensors are int64, as torch's
+            own, but of uint64.
 
         Raises
         ------

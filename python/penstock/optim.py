@@ -19,7 +19,8 @@ import math
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 from . import _core
-from .exceptions import SettingsError
+from .consistency import BSP, Consistency
+from .exceptions import OptionError, SettingsError
 
 Settings: TypeAlias = tuple[float, float, float, float, float]
 """The numbers of an optimizer, in the order in which its rule reads them; unused ones are 0."""
@@ -71,6 +72,37 @@ def _row(name: str, settings: list[dict[str, Any]], flags: list[dict[str, Any]])
 
 ROWS: dict[str, Row] = {row["name"]: _row(**row) for row in _core.optimizers()}
 """The core's table."""
+
+DIVIDED: dict[str, dict[str, float]] = {
+    "SGD": {"weight_decay": 1.0},
+    "Adagrad": {"lr": 0.5, "eps": 0.5, "lr_decay": 1.0, "weight_decay": 1.0},
+    "RMSprop": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
+    "Adam": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
+    "AdamW": {"lr": 1.0, "eps": 1.0},
+}
+"""
+Under SSP and ASP each of the N workers' contributions is a step of its own, by its N-th part of the mean. For
+an iteration's N steps to come to what one step would, these are divided by N to that power. Adagrad's steps
+shrink with the root of their number; AdamW's decay is multiplied by its learning rate.
+"""
+
+
+def updates_in(lr_scale: str | None, consistency: Consistency, workers: int) -> int:
+    """
+    Among how many steps an iteration's settings are divided, by the argument of `distribute`.
+
+    Raises OptionError if it is none of those.
+    """
+    if lr_scale not in (None, "per-update"):
+        raise OptionError(f'expected lr_scale "per-update" or None, got {lr_scale!r}')
+    return workers if lr_scale and consistency != BSP() else 1
+
+
+def divisors(name: str, updates: int) -> dict[str, float]:
+    """What the settings of the optimizer of that name are divided by, for each of an iteration's updates."""
+    if updates == 1:
+        return {}
+    return {setting: float(updates**power) for setting, power in DIVIDED.get(name, {}).items()}
 
 
 class Optimizer:

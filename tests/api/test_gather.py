@@ -199,6 +199,19 @@ def test_tensors_of_torch_come_back_as_what_they_are(pair: Pair) -> None:
         one.dtype == torch.int64 for one in pair(lambda job: job.sum(torch.ones(2, dtype=torch.int32)))
     )
     assert all(one == 2 and one.shape == () for one in pair(lambda job: job.sum(torch.tensor(1.0))))
+    # Torch cannot add to its uint64, nor compare it.
+    bytes_of_both = pair(lambda job: job.sum(torch.tensor([200], dtype=torch.uint8)))
+    assert all(one.dtype == torch.int64 and (one + 1 > 400).all() for one in bytes_of_both)
+    large = pair(lambda job: job.sum(torch.tensor([2**62], dtype=torch.uint64)))
+    assert all(one.dtype == torch.uint64 and one.tolist() == [2**63] for one in large)
+
+
+def test_a_tensor_without_values_is_refused_as_that(job: ps.Job) -> None:
+    torch = pytest.importorskip("torch")
+    empty = torch.ones(2, device="meta")
+    for call in (lambda: job.sum(empty), lambda: job.tensor("w", empty)):
+        with pytest.raises(ps.exceptions.DtypeError, match="meta device"):
+            call()
 
 
 def test_arrays_of_jax_come_back_as_what_they_are(spawn_job: Any) -> None:

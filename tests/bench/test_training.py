@@ -27,6 +27,14 @@ from penstock_bench.training.names import MODELS
         ("--workers two", "--workers 'two' is not a whole number", "give a number from 1 to 32"),
         ("--repeats 0", "--repeats is 0, but has to be at least 1", "give a number"),
         ("--json /no/such/folder/f.json", "--json /no/such/folder/f.json: No such file", "name a file"),
+        ("--overhead byte", "there is no overhead 'byte'", "did you mean bytes?"),
+        ("--overhead copies", "there is no overhead 'copies'", "there are tensors, bytes"),
+        (
+            "--overhead bytes --model small",
+            "--model and --overhead exclude each other",
+            "over models of its own",
+        ),
+        ("--overhead bytes --repeats none", "--repeats 'none' is not a whole number", "give a number"),
         ("--batch 8", "unknown option --batch", ""),
     ],
 )

@@ -85,6 +85,29 @@ def test_leaves_on_several_devices_come_back_where_they_were(spawn_job: Any) -> 
                     assert value.sharding == tree[name].sharding, name
             assert (ps.jax.average(tree)["both"] == jnp.arange(8.0) + 0.5).all()
             assert (ps.jax.average(tree)["one"] == 0.5).all()
+
+            # Each device made the call with its part: one device's mean, or value, was given to both.
+            mesh, split = halves.mesh, PartitionSpec("x")
+            served = ps.jax.distribute(jnp.zeros(2), ps.SGD(1.0))
+            known = jax.jit(ps.jax.average)
+            known(jnp.ones(2))
+            x, before = jnp.arange(4.0) + job.rank, job.iteration
+            pull = lambda x: x + served.pull()
+            for call in (ps.jax.average, known, ps.jax.broadcast, served.push_pull, pull):
+                sharded = jax.shard_map(call, mesh=mesh, in_specs=split, out_specs=split)
+                for several, given in (
+                    (sharded, x), (jax.jit(sharded), x), (jax.pmap(call), x.reshape(2, 2))
+                ):
+                    try:
+                        several(given)
+                    except ps.exceptions.OptionError as error:
+                        assert "over 2 devices" in str(error), error
+                    else:
+                        raise AssertionError(call)
+            assert job.iteration == before
+            alone = Mesh(np.array([two]), ("x",))
+            one_device = jax.shard_map(ps.jax.average, mesh=alone, in_specs=split, out_specs=split)
+            assert (jax.jit(one_device)(x) == jnp.arange(4.0) + 0.5).all()
         """,
     )
 
@@ -173,6 +196,7 @@ def test_bad_arguments_are_refused_by_name_before_anything_is_sent(spawn_job: An
         PRELUDE
         + """
         import optax
+        from penstock.jax.together import together
 
         def refused(kind, says, call):
             try:
@@ -195,6 +219,11 @@ def test_bad_arguments_are_refused_by_name_before_anything_is_sent(spawn_job: An
                     lambda: served.push_pull({"w": jnp.ones(2), "x": jnp.ones(1)}))
             refused(exceptions.OptionError, "inside `jax.jit`",
                     lambda: jax.jit(lambda w: ps.jax.distribute(w, ps.SGD(0.1)) and w)(jnp.ones(2)))
+            # As from another thread: what two threads average at once was mixed, or lost without a word.
+            with together(job).turn("ps.jax.average"):
+                for call in (ps.jax.average, ps.jax.broadcast, served.push_pull,
+                             lambda w: ps.jax.distribute(w, ps.SGD(0.1))):
+                    refused(exceptions.OptionError, "another thread", lambda: call({"w": jnp.ones(2)}))
             assert job.iteration == 0
             assert (jax.jit(served.pull)()["w"] == 1).all()
         for call in (ps.jax.average, ps.jax.broadcast):

@@ -159,6 +159,56 @@ def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(s
     )
 
 
+def test_out_of_step_each_update_takes_its_part_of_an_iterations_settings(spawn_job: Any) -> None:
+    """In torch's adapter it did, and in this one Adam's steps were twice as long with two workers."""
+    spawn_job(
+        2,
+        """
+        import jax, jax.numpy as jnp
+
+        def near(array, value):
+            np.testing.assert_allclose(np.asarray(array), value, rtol=1e-5)
+
+        with ps.init() as job:
+            def served(optimizer, **options):
+                return ps.jax.distribute(jnp.zeros(3), optimizer, **{"consistency": "ssp:1", **options})
+
+            root = 2**0.5
+            all_set = {"lr": 0.1, "eps": 0.2, "weight_decay": 0.4}
+            golden = [
+                (ps.SGD(0.1, momentum=0.9, weight_decay=0.4), (0.1, 0.9, 0.0, 0.2, 0)),
+                (ps.Adagrad(lr_decay=0.6, **all_set), (0.1 / root, 0.3, 0.2 / root, 0.2, 0)),
+                (ps.RMSprop(alpha=0.8, **all_set), (0.05, 0.8, 0.1, 0.2, 0)),
+                (ps.Adam(betas=(0.8, 0.9), **all_set), (0.05, 0.8, 0.9, 0.1, 0.2)),
+                (ps.AdamW(betas=(0.8, 0.9), **all_set), (0.05, 0.8, 0.9, 0.1, 0.4)),
+            ]
+            for optimizer, expected in golden:
+                before = optimizer.settings()
+                for consistency in ("ssp:1", "asp"):
+                    found = served(optimizer, consistency=consistency)._tensors.all[0].optimizer
+                    near(found.settings(), expected)
+                for options in ({"lr_scale": None}, {"consistency": "bsp"}):
+                    assert served(optimizer, **options)._tensors.all[0].optimizer == optimizer
+                assert optimizer.settings() == before
+
+            # Gradients of one value: each of Adam's steps is as long as its rate, of one or of both workers.
+            for options, long in (({}, 1), ({"lr_scale": None}, 2), ({"consistency": "bsp"}, 1)):
+                model = served(ps.Adam(0.1), **options)
+                step = jax.jit(lambda rate: model.push_pull(jnp.ones(3), lr=rate))
+                for rate in (0.1, 0.3, 0.2):
+                    step(rate)
+                job.barrier()
+                near(model.pull(slack=0), -0.6 * long)
+            try:
+                served(ps.Adam(), lr_scale="linear")
+            except ps.exceptions.OptionError as error:
+                assert 'expected lr_scale "per-update" or None' in str(error)
+            else:
+                raise AssertionError
+        """,
+    )
+
+
 def test_a_callback_that_failed_unawaited_is_told_to_the_others_when_the_script_ends(spawn_job: Any) -> None:
     saved = spawn_job(
         2,

@@ -161,6 +161,9 @@ def test_what_an_accelerator_cannot_share_is_refused_with_what_to_do(job: ps.Job
     assert "trainer.accelerator" in raised.value.hint
     accelerator = Accelerator(cpu=True)
     assert ps.torch.accelerate.share(accelerator, job) is accelerator
+    with pytest.raises(OptionError, match="shares gradients through the job already"):
+        ps.torch.accelerate.share(accelerator, job)
+    accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.nn.Linear(2, 2))
     with pytest.raises(OptionError, match="has prepared a model already"):
         ps.torch.accelerate.share(accelerator, job)

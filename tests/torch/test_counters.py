@@ -141,7 +141,8 @@ def test_a_copy_of_the_model_is_not_counted_and_can_be_saved(job: ps.Job) -> Non
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    torch.load(stream, weights_only=False)(torch.ones(1, 3)).sum().backward()
+    with torch.serialization.safe_globals([torch.nn.Linear]):
+        torch.load(stream, weights_only=True)(torch.ones(1, 3)).sum().backward()
     assert ps.torch.times(model)["passes"] == 0
 
 
@@ -172,5 +173,8 @@ def test_the_parts_of_two_workers_fit_into_the_time_that_went_by(spawn_job: Call
         found = dict(zip(map(str, saved["names"]), saved["figures"], strict=True))
         assert (found.pop("passes"), found.pop("steps")) == (5, 4)
         assert set(found) == set(counters.PARTS)
-        assert all(seconds > 0 for seconds in found.values()), found
+        # Who comes last of all finds everything done, and has waited for nobody.
+        waiting = found["waiting"]
+        assert all(seconds > 0 for name, seconds in found.items() if name != "waiting"), found
+        assert waiting >= 0
         assert sum(found.values()) <= saved["wall"]

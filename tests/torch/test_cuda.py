@@ -110,6 +110,20 @@ def test_a_lane_is_announced_only_after_its_copy_is_through(
     assert recorder.log.count("unlock") == 2
 
 
+def test_gradients_whose_step_waits_for_a_norm_go_to_the_mean(job: ps.Job, recorder: Recorder) -> None:
+    from penstock.torch.servers.cuda import CudaTransfer
+
+    parameter = torch.zeros(3)
+    tensor, mean = job.tensor("w", parameter), job.tensor("mean", shape=3, optimizer=ps.optim.Replace())
+    transfer = CudaTransfer(parameter, tensor, True, mean)
+    transfer.send(torch.tensor([1.0, 2.0, 3.0]))
+    transfer.settle()
+    job.clock()
+    np.testing.assert_array_equal(mean.pull(), [1, 2, 3])
+    transfer.receive(parameter, moves=False)
+    assert torch.equal(parameter, torch.zeros(3))
+
+
 def test_what_left_and_what_came_are_known_by_copies_on_the_device(job: ps.Job, recorder: Recorder) -> None:
     from penstock.torch.servers.cuda import CudaTransfer
 

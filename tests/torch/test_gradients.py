@@ -143,6 +143,10 @@ def batch(job, step):
     generator = torch.Generator().manual_seed(10 * step + job.rank)
     return torch.randn(4, 6, generator=generator)
 
+def both(step):
+    parts = [torch.Generator().manual_seed(10 * step + rank) for rank in range(2)]
+    return torch.cat([torch.randn(4, 6, generator=one) for one in parts])
+
 def train(job, model, optimizer, steps):
     for step in steps:
         optimizer.zero_grad()
@@ -215,8 +219,38 @@ def uneven(job):
         optimizer.step()
     yield "expected", flat(alone)
 
+def unwrapped(job):
+    def shared():
+        # But for the lists that are compared.
+        return sum(one.nbytes for name, (_, one) in job._tensors.items() if not name.endswith("/list"))
+    alone = net()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sizes = []
+    for cycle in range(4):
+        ps.torch.distribute(model)
+        mine = ps.torch._owner_of(model).prefix
+        for step in range(2 * cycle, 2 * cycle + 2):
+            for one, by in ((model, optimizer), (alone, plain)):
+                by.zero_grad()
+                one(batch(job, step) if one is model else both(step)).square().mean().backward()
+                by.step()
+        ps.torch.unwrap(model)
+        sizes.append(shared())
+    yield "model", flat(model)
+    yield "alone", flat(alone)
+    yield "sizes", sizes
+    # Two at once, and after a pass that was not averaged: memory of their own.
+    first, second = ps.torch.distribute(net()), ps.torch.distribute(net())
+    yield "prefixes", [mine, *(ps.torch._owner_of(one).prefix for one in (first, second))]
+    with ps.torch.no_sync(first):
+        first(batch(job, 0)).square().mean().backward()
+    ps.torch.unwrap(first)
+    yield "then", ps.torch._owner_of(ps.torch.distribute(net())).prefix
+
 def of_all(job):
-    for part in (starts_alike, many_buckets, buffers, uneven):
+    for part in (starts_alike, many_buckets, buffers, unwrapped, uneven):
         for key, value in part(job):
             yield f"{part.__name__}: {key}", value
 
@@ -262,6 +296,18 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
         np.testing.assert_array_equal(of(f"{kind} largest")[1], np.array([(1 << 64) - 1], np.uint64))
         np.testing.assert_array_equal(of(f"{kind} least")[1], [-(1 << 63), 0])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
+
+
+def test_a_model_that_is_distributed_after_an_unwrapped_one_uses_its_memory_again(
+    together: list[dict[str, Any]],
+) -> None:
+    """Each had its own, for the rest of the job."""
+    for one in together:
+        np.testing.assert_allclose(one["unwrapped: model"], one["unwrapped: alone"], rtol=1e-5, atol=1e-6)
+        assert len(set(one["unwrapped: sizes"].tolist())) == 1
+        mine, first, second = one["unwrapped: prefixes"].tolist()
+        assert mine == first != second
+        assert str(one["unwrapped: then"]) not in (first, second)
 
 
 def test_a_worker_with_fewer_batches_leaves_and_the_mean_is_over_the_others(
@@ -345,6 +391,33 @@ def optimizer_loaded_on_one(job):
     if job.rank == 0:
         optimizer.load_state_dict(saved)
     train(job, model, optimizer, range(4, 7))
+def a_part_loaded_on_one(job):
+    model, optimizer = distributed(job, check_every=0)
+    train(job, model, optimizer, range(2))
+    if job.rank == 0:
+        model[1].load_state_dict(net(5)[1].state_dict())
+    train(job, model, optimizer, range(2, 5))
+
+def two_jobs(job):
+    '''One pass through a model of each, whose gradients come in another order on each worker.'''
+    next_job()
+    with ps.init() as other:
+        models = [net(), net(1)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        plain = [copy.deepcopy(model) for model in models]
+        for model, of in zip(models, (job, other)):
+            ps.torch.distribute(model, job=of, overlap=of is job, patience=5)
+        alone = [torch.optim.SGD(model.parameters(), lr=0.1) for model in plain]
+        def losses(models, step, rank):
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+            return [model(x).square().mean() for model in (models[::-1] if rank else models)]
+        for step in range(4):
+            [one.zero_grad() for one in optimizers + alone]
+            sum(losses(models, step, job.rank)).backward()
+            (sum(losses(plain, step, 0) + losses(plain, step, 1)) / 2).backward()
+            [one.step() for one in optimizers + alone]
+        told["two_jobs"] = np.concatenate([flat(model) for model in models])
+        told["two_jobs/plain"] = np.concatenate([flat(model) for model in plain])
 
 def another_model(job):
     '''A pass that reaches the second model on one worker only.'''
@@ -580,11 +653,10 @@ def patient(job):
 import threading
 waiting = threading.Event()
 PARTS = (the_same_options_in_other_words, other_settings, other_options, another_order,
-         a_function_in_a_group, apart, loaded_on_one, optimizer_loaded_on_one, another_model,
-         stepping_inside_no_sync,
+         a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
+         two_jobs, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
-         stepping_on_what_came_after_the_average, a_new_layer,
-         nothing_but_new_parameters,
+         stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, compiled_autograd, other_batches, after_the_end)
@@ -600,7 +672,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=30, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=32, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -614,6 +686,11 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
         ("optimizer_loaded_on_one", "DeclarationConflict", "is not the same on all workers any more"),
+        (
+            "a_part_loaded_on_one",
+            "DeclarationConflict",
+            "parameter `1.0.weight` is not the same on all workers",
+        ),
         ("another_model", "DeclarationConflict", "did not reach this model on workers [1]"),
         ("stepping_inside_no_sync", "OptionError", "ran inside no_sync()"),
         ("a_new_parameter", "OptionError", "came after `distribute`"),
@@ -664,6 +741,15 @@ def test_the_same_parameters_elsewhere_are_not_new(told: list[dict[str, Any]]) -
 
 def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:
     assert all("steps without a pass" in one for one in told)
+
+
+def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(
+    told: list[dict[str, Any]],
+) -> None:
+    """Each worker waited in another job for the other, until their patience ended."""
+    for one in told:
+        np.testing.assert_array_equal(one["two_jobs"], told[0]["two_jobs"])
+        np.testing.assert_allclose(one["two_jobs"], one["two_jobs/plain"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:

@@ -110,6 +110,20 @@ def two(share):
 
 found["two"] = two(by_penstock)
 found["two/torch"] = two(lambda model: None)
+
+# What would average with others than torch does, or what torch refuses by an error of its own.
+def refused(model):
+    try:
+        ps.torch.hooks.register(model)
+    except ps.exceptions.OptionError as error:
+        return str(error)
+
+groups = [dist.new_group([one]) for one in range(size)]
+apart = DistributedDataParallel(torch.nn.Linear(6, 3), process_group=groups[rank])
+found["apart"] = refused(apart)
+twice = DistributedDataParallel(torch.nn.Linear(6, 3))
+ps.torch.hooks.register(twice)
+found["twice"] = refused(twice)
 save(**found)
 dist.destroy_process_group()
 """
@@ -127,9 +141,14 @@ def net():
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
 
+def thaw(model, step):
+    # A group's gradients are fewer at first, then more.
+    model[2].weight.requires_grad_(step >= 2)
+
 def train(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for step in range(5):
+        thaw(model, step)
         x, y = batch(step)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
@@ -153,6 +172,7 @@ theirs = whole(train(sharded(mesh)))
 alone = net()
 optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05)
 for step in range(5):
+    thaw(alone, step)
     optimizer.zero_grad()
     for rank in range(size):
         x, y = batch(step)
@@ -198,7 +218,18 @@ def test_buckets_that_are_made_anew_use_the_tensors_of_their_size_again(
         assert 2 <= saved["made"] <= 12
 
 
-def test_a_sharded_model_is_averaged_over_its_replicas(spawn_job: Callable[..., Any]) -> None:
+def test_a_model_of_a_smaller_process_group_and_a_second_hook_are_refused(
+    replicated: list[dict[str, Any]],
+) -> None:
+    """Models that differ, as under tensor parallelism, were averaged with each other."""
+    for saved in replicated:
+        assert str(saved["apart"]) == "the model's process group has 1 processes, the job has 2 workers"
+        assert "has a communication hook already" in str(saved["twice"])
+
+
+def test_a_sharded_model_is_averaged_over_its_replicas_also_after_unfreezing(
+    spawn_job: Callable[..., Any],
+) -> None:
     for saved in spawn_job(4, SHARDED):
         np.testing.assert_allclose(saved["mine"], saved["theirs"], rtol=0, atol=1e-6)
         np.testing.assert_allclose(saved["mine"], saved["alone"], rtol=0, atol=1e-5)

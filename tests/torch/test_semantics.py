@@ -83,13 +83,13 @@ def outcomes() -> dict[str, str]:
     return {name: outcome for name, outcome in found.items() if name not in SLOW}
 
 
-@pytest.fixture(scope="module")
-def stepped(spawn_shared_job: Any) -> list[dict[str, Any]]:
-    """What each of two workers ended with where the servers step, and the errors they were told."""
-    jobs = 2 + sum(outcome != "equal" for outcome in outcomes().values())
+@pytest.fixture(scope="module", params=[2, 3])
+def stepped(request: Any, spawn_shared_job: Any) -> list[dict[str, Any]]:
+    """What each worker ended with where the servers step, and the errors they were told."""
+    jobs = 1 + sum(outcome != "equal" for outcome in outcomes().values())
     script = SCRIPT.replace("main()", "on_servers(next_job)")
     saved: list[dict[str, Any]] = spawn_shared_job(
-        2, script, arguments=(str(HERE), *outcomes()), jobs=jobs, fails=True, timeout=600
+        request.param, script, arguments=(str(HERE), *outcomes()), jobs=jobs, fails=True, timeout=600
     )
     return saved
 
@@ -99,13 +99,14 @@ def test_the_servers_steps_are_equal_or_a_typed_error(stepped: list[dict[str, An
     expected = outcomes()[name]
     told = [str(one[f"{name}/error"][0]) for one in stepped if f"{name}/error" in one]
     if expected != "equal":
-        # The worker that is told first leaves, and the other hears of that.
+        # The worker that is told first leaves, and the others hear of that.
         assert expected in told, [one.get(f"{name}/error") for one in stepped]
         assert set(told) <= {expected, "WorkerLost", "JobFailed", "JobClosed"}
         return
     assert not told
     mine = stepped[0][f"{name}/servers"]
-    np.testing.assert_array_equal(stepped[1][f"{name}/servers"], mine)
+    for other in stepped[1:]:
+        np.testing.assert_array_equal(other[f"{name}/servers"], mine)
     if f"{name}/plain" in stepped[0]:
         tolerance = float(stepped[0][f"{name}/tolerance"])
         np.testing.assert_allclose(mine, stepped[0][f"{name}/plain"], rtol=tolerance, atol=tolerance / 10)

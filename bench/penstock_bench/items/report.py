@@ -29,12 +29,6 @@ def ours(measured: Measured) -> list[str]:
     return [line for line in measured.rates if line.startswith(OURS)]
 
 
-def best_peer(measured: Measured) -> str | None:
-    """The peer's way with the highest rate."""
-    standing = [line for line in PEERS if measured.rates.get(line)]
-    return max(standing, key=lambda line: measured.rows_per_second(line) or 0.0, default=None)
-
-
 def rates(cases: Sequence[Measured]) -> str:
     """A line for each size, number of consumers, batch, propagation and transport."""
     peers = [line for line in PEERS if any(measured.rates.get(line) for measured in cases)]

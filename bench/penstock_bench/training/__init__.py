@@ -15,4 +15,6 @@ Every worker computes on one thread, on a batch of its own. The systems take tur
 The ideal is the step of `alone`, and beside it that step plus the gradients' bytes at the machine's limit:
 the sum of all workers' gradients into one array, in vector code over plain memory on all cores. A system's
 distance is its step less the second. What overlaps with computation may come below it.
+
+With JAX there are two: alone, and penstock, `ps.jax.average(grads)` inside the compiled step.
 """

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.units import format_size
+
 CLASSES = 1000
 WORDS = 8192
 
@@ -28,8 +30,9 @@ class Task:
 
 
 def task_of(name: str) -> Task:
-    """The task of this name, one of `MODELS`."""
-    return _TASKS[name]
+    """The task of this name: one of `MODELS`, or `tensors:64` and the like, of `OVERHEADS`."""
+    sweep, _, amount = name.partition(":")
+    return _SWEEPS[sweep](int(amount)) if amount else _TASKS[name]
 
 
 class Block(nn.Module):
@@ -125,6 +128,18 @@ class Small(nn.Module):
         return x
 
 
+class Large(nn.Module):
+    """Four matrices of as many bytes together: what costs is the bytes."""
+
+    def __init__(self, nbytes: int, width: int = 512) -> None:
+        super().__init__()
+        rows = nbytes // (4 * 4 * width)
+        self.matrices = nn.ParameterList(torch.randn(rows, width) / rows for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x @ matrix for matrix in self.matrices]).sum(0)
+
+
 def _images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 3, 64, 64, generator=generator), torch.randint(CLASSES, (8,), generator=generator)
 
@@ -137,6 +152,22 @@ def _sentences(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def _vectors(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 32, generator=generator), torch.randn(8, 32, generator=generator)
 
+
+def _tensors(count: int) -> Task:
+    what = f"{count} tensors of 32x32, batch 8 a worker"
+    return Task(what, lambda: Small(count), _vectors, functional.mse_loss)
+
+
+def _bytes(nbytes: int) -> Task:
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        rows = nbytes // (4 * 4 * 512)
+        return torch.randn(2, rows, generator=generator), torch.randn(2, 512, generator=generator)
+
+    what = f"4 tensors of {format_size(nbytes // 4)}, batch 2 a worker"
+    return Task(what, lambda: Large(nbytes), batch, functional.mse_loss)
+
+
+_SWEEPS = {"tensors": _tensors, "bytes": _bytes}
 
 _TASKS = {
     "resnet18": Task("ResNet-18, batch 8 of 64x64 a worker", ResNet18, _images, functional.cross_entropy),

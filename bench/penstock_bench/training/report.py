@@ -11,9 +11,7 @@ from penstock.units import format_ratio, format_size, format_time
 from penstock_bench.network.report import absent, columns
 from penstock_bench.report import conditions, workers_of
 from penstock_bench.runner import Case, Spread
-from penstock_bench.training.names import ALONE
-
-OURS, PEER = "penstock", "ddp"
+from penstock_bench.training.names import ALONE, OURS, PEER
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,11 @@ class Line:
 
     @property
     def blocked(self) -> float:
-        """The share of the step in which the worker's thread waits for something else than a core."""
-        return self.parts["blocked"] / self.spread.median
+        """
+        The share of the step in which the worker's thread waits for something else than a core; where the
+        thread does not compute itself, that which the job's own counter calls waiting.
+        """
+        return self.parts.get("blocked", self.parts.get("waiting", 0.0)) / self.spread.median
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,12 @@ LEGEND = """\
   processor: seconds of all processes a step, servers included.
   backward: with the exchange, in all systems; of it computing, waiting (spinning too) and copying are
   Penstock's own counters."""
+
+
+JAX_LEGEND = """\
+  step: until the last worker has its new parameters; the next one starts there. XLA computes on one thread.
+  IQR/2, distance, processor: as for `penstock bench torch`.
+  blocked: share of the step that the job's own counter calls waiting, with time spent spinning."""
 
 
 def document(case: Case, model: str, ideal: Ideal, measured: Sequence[Line]) -> dict[str, Any]:

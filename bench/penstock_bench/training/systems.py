@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from penstock_bench.systems.on_ranks import OnRanks
 from penstock_bench.training.names import ALONE
 
 _MODULE = "penstock_bench.training.rank"
+_JAX_MODULE = "penstock_bench.training.jax_rank"
 _COPIES = 6
 """Of the parameters in a worker: values, gradients, momentum, and what is under way."""
 
@@ -42,22 +45,14 @@ class Answer:
         self._folder.cleanup()
 
 
-class Training(OnRanks):
-    """
-    Ranks that train.
+class Trained(OnRanks, ABC):
+    """Ranks that train, whichever framework they train with."""
 
-    Parameters
-    ----------
-    name
-        One of `names.SYSTEMS`, `names.MORE_SYSTEMS`, or `names.ALONE`.
-    answer
-        The case, and what the parameters must be.
-    """
+    framework: str
 
-    def __init__(self, name: str, answer: Answer) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self._answer = answer
         self._processes: list[dict[str, Any]] = []
         self.processor: float | None = None
         self.parts: dict[str, list[float]] = {}
@@ -65,29 +60,25 @@ class Training(OnRanks):
 
     def missing(self) -> str | None:
         """Why this system cannot be measured here."""
-        return None if find_spec("torch") else "torch is not installed (pip install torch)"
+        name = self.framework
+        return None if find_spec(name) else f"{name} is not installed (pip install {name})"
 
     def memory(self, nbytes: int, workers: int) -> int:
         """Bytes that a case takes."""
         return _COPIES * nbytes * workers
 
+    @abstractmethod
     def open(self, _: int, workers: int) -> None:
         """Starts the ranks, which check their answer."""
-        if self.name.startswith("penstock"):
-            self._answer.ready()
-        rank = [*rank_command(_MODULE), self.name, "{folder}"]
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(workers)}
+
+    def _start(self, rank: Sequence[str], workers: int, environment: Mapping[str, str]) -> None:
+        """Starts a command on each rank: in a job, if it is one of our systems."""
         if self.name.startswith("penstock"):
             run = [sys.executable, "-m", "penstock.cli", "run", "--workers", str(workers), *rank[1:]]
             self._ranks = Ranks(self.name, workers, [run], [environment])
         else:
             environments = [{**environment, "RANK": str(rank)} for rank in range(workers)]
             self._ranks = Ranks(self.name, workers, [rank] * workers, environments)
-        # Asked here, once: while a rank looks, another may be writing it.
-        known = self._answer.path.exists()
-        self._processes = self._ask(
-            do="open", model=self._answer.model, answer=str(self._answer.path), known=known
-        )
 
     def run(self, repeats: int) -> list[float]:
         """Seconds of each step, by the method of `penstock_bench.ranks`; alone, the mean over the ranks."""
@@ -116,6 +107,66 @@ class Training(OnRanks):
     def close(self) -> None:
         """Ends the job."""
         self.end()
+
+
+class Training(Trained):
+    """
+    Ranks that train with PyTorch.
+
+    Parameters
+    ----------
+    name
+        One of `names.SYSTEMS`, `names.MORE_SYSTEMS`, or `names.ALONE`.
+    answer
+        The case, and what the parameters must be.
+    """
+
+    framework = "torch"
+
+    def __init__(self, name: str, answer: Answer) -> None:
+        super().__init__(name)
+        self._answer = answer
+
+    def open(self, _: int, workers: int) -> None:
+        """Starts the ranks, which check their answer."""
+        if self.name.startswith("penstock"):
+            self._answer.ready()
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(workers)}
+        self._start([*rank_command(_MODULE), self.name, "{folder}"], workers, environment)
+        # Asked here, once: while a rank looks, another may be writing it.
+        known = self._answer.path.exists()
+        self._processes = self._ask(
+            do="open", model=self._answer.model, answer=str(self._answer.path), known=known
+        )
+
+
+class JaxTraining(Trained):
+    """
+    Ranks that train with JAX, and know the answer themselves.
+
+    Parameters
+    ----------
+    name
+        penstock, or `names.ALONE`.
+    model
+        One of `names.JAX_MODELS`.
+    """
+
+    framework = "jax"
+
+    def __init__(self, name: str, model: str) -> None:
+        super().__init__(name)
+        self._model = model
+
+    def open(self, _: int, workers: int) -> None:
+        """Starts the ranks, which check their answer."""
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        }
+        self._start([*rank_command(_JAX_MODULE), self.name], workers, environment)
+        self._processes = self._ask(do="open", model=self._model)
 
 
 def _children(process: int) -> list[int]:

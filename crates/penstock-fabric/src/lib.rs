@@ -4,7 +4,7 @@
 //!
 //! | level | file | what |
 //! |---|---|---|
-//! | network | [`net`] | links that never block (TCP, plain or under TLS); frames over them; the names of servers |
+//! | network | [`net`] | links that never block (TCP, plain or under TLS); frames over them, and what a proxy and a shard do with these; the names of servers |
 //! | control | [`socket`] | one datagram a message over a Unix socket, descriptors beside it |
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |

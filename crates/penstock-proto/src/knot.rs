@@ -27,6 +27,9 @@ pub const CANNOT_COME: &str = "for what cannot happen";
 /// What to do about a circle, for everyone in it.
 pub const REMEDY: &str = "all workers must do the same things in the same order: declare tensors and tables, train the same number of iterations, load states, come to barriers";
 
+/// How often a circle whose members may yet act is told of, in milliseconds: its words are its members', and so is how often they
+/// wait otherwise.
+const TOLD_EVERY: u64 = 60_000;
 /// Longest name of what is waited for.
 const MAX_WHAT: usize = 600;
 /// Most ranks, and most groups of workers that wait for the same, that the words of a knot tell one by one.
@@ -124,6 +127,8 @@ struct Wait {
 pub struct Knots {
     waits: BTreeMap<Rank, Wait>,
     looks: u64,
+    /// When a circle was told of last.
+    told: Option<u64>,
 }
 
 impl Knots {
@@ -151,14 +156,29 @@ impl Knots {
         Some(Knot { words: self.words(rank, members), ranks })
     }
 
-    /// The words of a circle that `rank` is in, whose members may yet act; once for the same waits.
-    pub fn doubt(&mut self, rank: Rank, needs: impl Fn(Rank, &Goal) -> Vec<Rank>) -> Option<String> {
-        let members = self.circle(rank, needs, |_| true)?;
+    /// The words of a circle that `rank` is in, whose members may yet act; once for the same waits, and of all circles one in
+    /// each [minute](TOLD_EVERY). A worker that waits for itself is in none: it alone could say so again and again.
+    pub fn doubt(
+        &mut self,
+        rank: Rank,
+        now: u64,
+        needs: impl Fn(Rank, &Goal) -> Vec<Rank>,
+    ) -> Option<String> {
+        if self.told.is_some_and(|told| now.saturating_sub(told) < TOLD_EVERY) {
+            return None;
+        }
+        let others =
+            |rank, goal: &Goal| needs(rank, goal).into_iter().filter(|&needed| needed != rank).collect();
+        let members = self.circle(rank, others, |_| true)?;
         let mut news = false;
         for member in members.keys() {
             news |= self.waits.get_mut(member).is_some_and(|wait| !std::mem::replace(&mut wait.told, true));
         }
-        news.then(|| self.words(rank, members))
+        if !news {
+            return None;
+        }
+        self.told = Some(now);
+        Some(self.words(rank, members))
     }
 
     /// Those of the waits that count which wait for each other in a circle, or for one that does: which workers each needs.
@@ -310,9 +330,10 @@ mod tests {
             say(&mut knots, 1, 7, &[0]);
         }
         assert_eq!((knots.find(0, needs), knots.find(1, needs)), (None, None));
-        let words = knots.doubt(1, needs).unwrap();
+        let words = knots.doubt(1, 5, needs).unwrap();
         assert!(words.contains("worker 0 stands at the barrier and waits for workers [1]"), "{words}");
-        assert_eq!((knots.doubt(1, needs), knots.doubt(0, needs)), (None, None), "it was told");
+        let later = 5 + TOLD_EVERY;
+        assert_eq!((knots.doubt(1, later, needs), knots.doubt(0, later, needs)), (None, None), "it was told");
         // From here on nothing else of it can happen, which is another wait.
         for _ in 0..2 {
             knots.waits(0, 4, Goal::Barrier { what: String::new() }, true);
@@ -322,6 +343,32 @@ mod tests {
         knots.waits(0, 4, Goal::Barrier { what: String::new() }, true);
         say(&mut knots, 1, 7, &[0]);
         assert!(knots.find(1, needs).is_some());
+    }
+
+    // Each was a line of its own words in the log, in which no other was written then.
+    #[test]
+    fn who_waits_for_itself_or_otherwise_again_and_again_is_told_of_once_a_minute_at_most() {
+        let needs = |_, goal: &Goal| match goal {
+            Goal::Ranks { ranks, .. } => ranks.clone(),
+            _ => Vec::new(),
+        };
+        let mut knots = Knots::default();
+        let mut wait = |ranks: [(Rank, Rank); 2], number: u64, now| {
+            let mut told = 0;
+            for _ in 0..3 {
+                for (rank, other) in ranks {
+                    let goal = Goal::Ranks { what: format!("{number}"), ranks: vec![other] };
+                    knots.waits(rank, number, goal, false);
+                    told += usize::from(knots.doubt(rank, now, needs).is_some());
+                }
+            }
+            told
+        };
+        let alone: usize = (0..9).map(|number| wait([(3, 3), (4, 3)], number, number * TOLD_EVERY)).sum();
+        assert_eq!(alone, 0, "no circle of one, nor of those that wait for it");
+        let two: usize = (10..1010).map(|number| wait([(3, 4), (4, 3)], number, number)).sum();
+        assert_eq!(two, 1);
+        assert_eq!(wait([(3, 4), (4, 3)], 2000, 10 + TOLD_EVERY), 1, "a minute later it is told of again");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!
 //! Contributions have encodings and no filter. What a filter held back of a contribution would have to be added to the next
 //! push, so the place for it is the worker, where it runs once for each push and not for each frame, which may be sent again:
-//! in the proxy, before a chunk is encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy/remote_shard.rs`), where
+//! in the proxy, before a chunk is encoded (`Mirrors::push` in `crates/penstock-fabric/src/net/remote_shard.rs`), where
 //! chunk and stamp tell whether that was done before. But it changes what is trained: what workers on the home's host do, and
 //! what becomes of the rest when a worker leaves, is for the first such filter to decide, which then gets its field here,
 //! beside the one for values.

@@ -1,6 +1,7 @@
 //! A whole job on one thread, from one seed: workers, links, shards and what goes wrong between them.
 //!
-//! The shards are the real machines of `penstock-proto`, their folds the real kernels; only bytes and time are simulated.
+//! The shards are the real machines of `penstock-proto`, their folds the real kernels, their connections the code of
+//! `penstock-fabric` that a job runs; only bytes and time are simulated.
 //! The same seed gives the same run, event by event, so that a failure is a number that anyone can replay:
 //! `penstock-sim --seed N -v` (docs/simulation.md explains the lines).
 //!
@@ -11,9 +12,10 @@
 //! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
 //! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
+//! | [`socket`] | an end of a connection to a shard, for as long as that lives: a link to the code that runs there |
 //! | [`encodings`] | what tensors agreed to, and an encoding beside raw |
-//! | [`remote`] | both ends of a connection to a shard of another host: the real machines, and what stands around them |
-//! | [`control`] | both ends of a control connection, likewise |
+//! | [`remote`] | both ends of a connection to a shard of another host: the code of a real proxy and shard, and its memory |
+//! | [`control`] | both ends of a control connection: the real machines, and what stands around them |
 //! | [`shard_memory`] | a shard's memory: lanes, values, mirrors |
 //! | [`worker`] | a worker on its way through its program |
 //! | [`cluster`] | the event loop |
@@ -41,6 +43,7 @@ pub mod rng;
 pub mod sabotage;
 pub mod scenario;
 pub mod shard_memory;
+pub mod socket;
 pub mod transport;
 pub mod worker;
 pub mod workload;

@@ -1,27 +1,87 @@
-//! Both ends of a wire: the real machines of `penstock_proto::remote`, and what stands around them.
+//! Both ends of a connection to a shard: the product's own code ([`remote_shard`],
+//! [`remote_peer`](penstock_fabric::net::remote_peer)), and the memory that it works on here.
 //!
 //! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job.
 
+use crate::rng::Rng;
 use crate::shard_memory::Mirror;
+use crate::socket::Socket;
 use crate::worker::Need;
+use penstock_fabric::net::link::Interest;
+use penstock_fabric::net::remote_peer::RemotePeer;
+use penstock_fabric::net::remote_shard::{self, Limits, RemoteShard, Submitter, Value};
+use penstock_fabric::publish::Published;
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::Undecodable;
+use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
-use penstock_proto::encoding::Agreed;
+use penstock_proto::encoding::{Agreed, Encoding};
+use penstock_proto::frame::{Body, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::asking::{self, AtPull, Known};
 use penstock_proto::remote::home::{Subscriber, Subscribers};
-use penstock_proto::remote::mirror::Mirror as Machine;
+use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::travel::Terms;
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// What stands in a mirror before anything has come.
+const UNWRITTEN: u8 = 0xee;
+
+/// What came to a proxy, to be seen.
+#[derive(Debug)]
+pub enum Deed {
+    /// A value.
+    Came {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// What its payload was encoded by.
+        encoding: Encoding,
+        /// The publication that it was a difference against; 0: it was whole.
+        base: u64,
+        /// The value.
+        value: Rc<[u8]>,
+    },
+    /// The optimizer's state of a chunk.
+    Stated {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// A ticket.
+    Returned {
+        /// The tensor.
+        tensor: TensorId,
+        /// The ticket.
+        ticket: u64,
+    },
+}
 
 /// What a worker has of a tensor, as far as one shard of another host is home of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mirrored {
-    /// How its values are encoded.
-    pub values_as: Agreed,
-    /// How its contributions are.
-    pub contributions_as: Agreed,
+    id: TensorId,
+    chunks: Vec<u32>,
+    cut: Cut,
+    /// Bytes of the optimizer's state of each chunk.
+    state: Vec<usize>,
+    values_as: Agreed,
+    contributions_as: Agreed,
+    deeds: Rc<RefCell<Vec<Deed>>>,
+    /// What says when a promise is broken on purpose, if one is.
+    flips: Option<Rng>,
+    /// What stands in the worker's lane.
+    pub lane: Rc<[u8]>,
     /// What came of each chunk.
     pub values: BTreeMap<u32, Mirror>,
     /// The least version of all chunks + 1.
@@ -42,21 +102,205 @@ pub struct Mirrored {
     pub pulled: bool,
 }
 
-/// A worker's stand-in for one shard of another host.
+impl Mirrored {
+    fn range(&self, chunk: u32) -> Option<Range<usize>> {
+        self.chunks.binary_search(&chunk).ok()?;
+        let range = self.cut.range(chunk);
+        Some(range.start as usize..range.end as usize)
+    }
+}
+
+impl remote_shard::Mirrored for Mirrored {
+    fn chunks(&self) -> &[u32] {
+        &self.chunks
+    }
+
+    fn values(&self) -> &Agreed {
+        &self.values_as
+    }
+
+    fn contributions(&self) -> &Agreed {
+        &self.contributions_as
+    }
+
+    fn bytes(&self, chunk: u32) -> Option<usize> {
+        self.range(chunk).map(|range| range.len())
+    }
+
+    fn state_bytes(&self, chunk: u32) -> Option<usize> {
+        Some(self.state[self.chunks.binary_search(&chunk).ok()?])
+    }
+
+    fn contribution(&self, chunk: u32) -> Foreign<'_> {
+        Foreign::of(&self.lane[self.range(chunk).expect("it is homed there")])
+    }
+
+    fn wants(&self) -> bool {
+        self.wants
+    }
+
+    fn wanted(&self) -> u64 {
+        self.wanted
+    }
+
+    fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
+        // It is decoded onto what the mirror holds; the header says whether any of that counts.
+        let mut new: Rc<[u8]> = match self.values.get(&chunk) {
+            Some(held) => Rc::from(&held.value[..]),
+            None => vec![UNWRITTEN; self.bytes(chunk).expect("it is homed there")].into(),
+        };
+        let onto = Rc::get_mut(&mut new).expect("nobody else has it yet");
+        value.decode(onto)?;
+        flip(onto, self.flips.as_mut());
+        let Published { version, steps } = published;
+        self.values.insert(chunk, Mirror { version, steps, value: Rc::clone(&new) });
+        let base = match value.header.body {
+            Body::Notice(Notice::Value { base, .. }) => base,
+            _ => 0,
+        };
+        let (tensor, encoding) = (self.id, value.header.encoding);
+        self.deeds.borrow_mut().push(Deed::Came { tensor, chunk, version, encoding, base, value: new });
+        Ok(())
+    }
+
+    fn progress(&mut self, progress: u64) {
+        self.progress = progress;
+    }
+
+    fn state(&mut self, chunk: u32, _: &[u8]) {
+        self.deeds.borrow_mut().push(Deed::Stated { tensor: self.id, chunk });
+    }
+
+    fn folded(&mut self, count: u64) {
+        self.folded = count;
+    }
+
+    fn fetched(&mut self, ticket: u64) {
+        self.fetched = ticket.max(self.fetched);
+        self.deeds.borrow_mut().push(Deed::Returned { tensor: self.id, ticket });
+    }
+}
+
+/// Flips a bit of a chunk, once in a while.
+pub fn flip(chunk: &mut [u8], flips: Option<&mut Rng>) {
+    if let Some(rng) = flips.filter(|_| !chunk.is_empty())
+        && rng.once_in(8)
+    {
+        let at = rng.within(0..=chunk.len() as u64 - 1) as usize;
+        chunk[at] ^= 1 << rng.within(0..=7);
+    }
+}
+
+/// What a worker submits to one shard: its ring there, and its bell.
 #[derive(Debug, Default)]
-pub struct Proxy {
-    /// What is to be sent, and what has come.
-    pub machine: Machine,
-    /// Tensors that the shard is home of some of.
-    pub tensors: BTreeMap<TensorId, Mirrored>,
+pub struct Submissions {
+    /// What was not taken so far.
+    pub ring: VecDeque<Submission>,
+    /// What it was told of.
+    told: RefCell<Vec<u32>>,
+}
+
+impl Submitter for Submissions {
+    fn pop(&mut self) -> Option<Submission> {
+        self.ring.pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    fn tell(&self, topic: u32) {
+        self.told.borrow_mut().push(topic);
+    }
+}
+
+/// A worker's stand-in for one shard of another host.
+pub struct Proxy<'a> {
+    /// What runs in a job.
+    pub shard: RemoteShard<Mirrored, Submissions, Socket<'a>>,
+    deeds: Rc<RefCell<Vec<Deed>>>,
     /// Whether the worker has said goodbye: what comes is not looked at any more.
     pub left: bool,
 }
 
-impl Proxy {
+impl Proxy<'_> {
+    /// A stand-in that has no connection. `job`: the job's number in frames.
+    pub fn new(job: u64, rng: &mut Rng) -> Self {
+        // Here chunks are short: two of the longest fit, or not one.
+        let limits = Limits { unsent: rng.pick(&[1, 8, 4096]), read: rng.pick(&[4096, 32 * 1024]) };
+        let shard = RemoteShard::new(job, Submissions::default(), limits);
+        Self { shard, deeds: Rc::default(), left: false }
+    }
+
+    /// The declaration stands everywhere: a mirror is made of these chunks.
+    pub fn declare(
+        &mut self,
+        id: TensorId,
+        spec: &TensorSpec,
+        terms: &Terms,
+        (cut, chunks): (Cut, &[u32]),
+        flips: Option<Rng>,
+    ) {
+        let state = |&chunk: &u32| {
+            let bytes = cut.range(chunk).end - cut.range(chunk).start;
+            spec.state_bytes(bytes / spec.dtype.size() as u64) as usize
+        };
+        let mirrored = Mirrored {
+            id,
+            chunks: chunks.to_vec(),
+            cut,
+            state: chunks.iter().map(state).collect(),
+            values_as: terms.values,
+            contributions_as: terms.contributions,
+            deeds: Rc::clone(&self.deeds),
+            flips,
+            lane: Rc::default(),
+            values: BTreeMap::new(),
+            progress: 0,
+            folded: 0,
+            ticket: 0,
+            fetched: 0,
+            renewed: 0,
+            wants: false,
+            wanted: 0,
+            pulled: false,
+        };
+        self.shard.declare(id, mirrored);
+    }
+
+    /// What came since this was asked last.
+    pub fn take_deeds(&mut self) -> Vec<Deed> {
+        self.deeds.take()
+    }
+
+    /// Whether it has told the worker of something about the tensor since this was asked last.
+    pub fn take_told(&mut self, tensor: Option<TensorId>) -> bool {
+        let told = self.shard.submitter().told.take();
+        tensor.is_some_and(|tensor| told.contains(&(tensor + 1)))
+    }
+
+    /// Gives a ticket back, though nothing has come.
+    pub fn return_ticket(&mut self, tensor: TensorId, ticket: u64) {
+        if let Some(mirrored) = self.shard.tensor_mut(tensor) {
+            remote_shard::Mirrored::fetched(mirrored, ticket);
+        }
+    }
+
+    /// The worker has filled its lane of a tensor.
+    pub fn fill(&mut self, tensor: TensorId, lane: &Rc<[u8]>) {
+        if let Some(mirrored) = self.shard.tensor_mut(tensor) {
+            mirrored.lane = Rc::clone(lane);
+        }
+    }
+
+    /// What a reader sees of a chunk.
+    pub fn mirror(&self, tensor: TensorId, chunk: u32) -> Option<&Mirror> {
+        self.shard.tensor(tensor)?.values.get(&chunk)
+    }
+
     /// Whether what is needed of the shard is there.
     pub fn meets(&self, need: &Need) -> bool {
-        let Some(mirrored) = self.tensors.get(&need.tensor) else { return false };
+        let Some(mirrored) = self.shard.tensor(need.tensor) else { return false };
         need.version.is_none_or(|version| mirrored.progress > version)
             && mirrored.folded >= need.folded
             && mirrored.fetched >= need.ticket
@@ -64,7 +308,7 @@ impl Proxy {
 
     /// A fetch of what has changed, once it has `version`, or of the optimizer's state.
     pub fn fetch(&mut self, tensor: TensorId, version: u64, state: bool) -> Option<Submission> {
-        let mirrored = self.tensors.get_mut(&tensor)?;
+        let mirrored = self.shard.tensor_mut(tensor)?;
         mirrored.ticket += 1;
         Some(Submission::Fetch { tensor, state, version, ticket: mirrored.ticket })
     }
@@ -82,7 +326,7 @@ impl Proxy {
         requirement: &Requirement,
         anew: bool,
     ) -> (Vec<Submission>, u64) {
-        let Some(mirrored) = self.tensors.get_mut(&tensor) else { return (Vec::new(), NO_TICKET) };
+        let Some(mirrored) = self.shard.tensor_mut(tensor) else { return (Vec::new(), NO_TICKET) };
         mirrored.pulled = true;
         let known = Known { progress: mirrored.progress, wanted: mirrored.wanted };
         let asked: Vec<Submission> = match asking::at_pull(requirement, known, anew) {
@@ -93,7 +337,7 @@ impl Proxy {
                 fetch.into_iter().chain(want.map(|version| self.want(tensor, version))).collect()
             }
         };
-        let Some(mirrored) = self.tensors.get_mut(&tensor) else { return (asked, NO_TICKET) };
+        let Some(mirrored) = self.shard.tensor_mut(tensor) else { return (asked, NO_TICKET) };
         if anew {
             mirrored.renewed = mirrored.ticket;
         }
@@ -108,7 +352,7 @@ impl Proxy {
         whole: bool,
         consistency: Consistency,
     ) -> Option<u64> {
-        let mirrored = self.tensors.get_mut(&tensor)?;
+        let mirrored = self.shard.tensor_mut(tensor)?;
         // Only here may a push be of a part, and what it leaves out is not asked for.
         let version =
             asking::at_push(std::mem::take(&mut mirrored.pulled), consistency, stamp).filter(|_| whole);
@@ -119,24 +363,45 @@ impl Proxy {
 }
 
 /// The shard's ends: of each worker on another host that it listens to.
-#[derive(Debug)]
-pub struct Ports(pub Vec<Option<Port>>);
+pub struct Ports<'a>(pub Vec<Option<Port<'a>>>);
 
-impl Subscribers for Ports {
+impl Subscribers for Ports<'_> {
     fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
         self.contributor(peer.rank()?)
     }
 
     fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
-        self.0[rank as usize].as_mut().map(|port| &mut port.subscriber)
+        self.0[rank as usize].as_mut().map(|port| port.peer.subscriber())
     }
 }
 
 /// One of them.
-#[derive(Debug, Default)]
-pub struct Port {
-    /// Which frames were taken, and what is owed.
-    pub subscriber: Subscriber,
+pub struct Port<'a> {
+    /// What runs in a job.
+    pub peer: RemotePeer<Socket<'a>>,
+    /// What the shard's poll watches.
+    pub watched: Interest,
     /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::sabotage::Sabotage) alone.
     pub tickets: BTreeMap<TensorId, u64>,
+}
+
+impl<'a> Port<'a> {
+    /// The port of a worker that has no connection. `job`: the job's number in frames.
+    pub fn new(job: u64, rank: Rank) -> Self {
+        let (peer, watched) =
+            (RemotePeer::new(job, PeerId::worker(rank)), Interest { read: true, write: false });
+        Self { peer, watched, tickets: BTreeMap::new() }
+    }
+
+    /// A new connection.
+    pub fn attach(&mut self, socket: Socket<'a>) {
+        self.peer.attach(socket);
+        self.watched = Interest { read: true, write: false };
+    }
+
+    /// What the poll says of the connection, as far as it watches it.
+    pub fn poll(&mut self) {
+        let Some((read, write)) = self.peer.link().map(Socket::poll) else { return };
+        self.peer.ready(read && self.watched.read, write && self.watched.write);
+    }
 }

@@ -5,18 +5,20 @@
 
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
+use penstock_fabric::net::remote_peer::Homed;
 use penstock_kernels::filter::Filter;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::remote::home::{Chunks, Event, Publication};
+use penstock_proto::remote::judge::LanePart;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -208,23 +210,6 @@ impl Memory {
         self.tensors.insert(id, tensor);
     }
 
-    /// How the tensor's contributions are encoded, as far as this home knows.
-    pub fn contributions(&self, id: TensorId) -> &Agreed {
-        &self.tensors[&id].contributions
-    }
-
-    /// A chunk, to be sent to a receiver at this position; and how it is encoded.
-    pub fn send(&self, id: TensorId, chunk: u32, position: u64) -> (&Agreed, Sent<'_>) {
-        let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
-        let Chunk { mirror, sequence, .. } = &chunks[&chunk];
-        let value = &mirror.as_ref().expect("what is sent is published").value;
-        let sent = match (streams, homed.binary_search(&chunk)) {
-            (Some(streams), Ok(local)) => streams.send(local, *sequence, value, position),
-            _ => Sent { source: Source::Stands(value), shadow: None, position },
-        };
-        (values, sent)
-    }
-
     /// Where a worker's contribution to a chunk stands.
     pub fn lane(&mut self, id: TensorId, chunk: u32, rank: Rank) -> &mut [u8] {
         &mut self.chunk(id, chunk).lanes[rank as usize]
@@ -241,11 +226,6 @@ impl Memory {
         self.tensors.get(&id)?.chunks.get(&chunk)?.mirror.as_ref()
     }
 
-    /// Bytes of a chunk that is homed here.
-    pub fn bytes(&self, id: TensorId, chunk: u32) -> Option<usize> {
-        Some(self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
-    }
-
     /// Whether the tensor is known here.
     pub fn is_declared(&self, id: TensorId) -> bool {
         self.tensors.contains_key(&id)
@@ -254,16 +234,6 @@ impl Memory {
     /// A worker has declared the tensor, which is known here.
     pub fn give_lane(&mut self, id: TensorId, rank: Rank) {
         self.tensors.get_mut(&id).expect("it was asked whether it is known").declared.insert(rank);
-    }
-
-    /// The chunk that stands there.
-    pub fn chunk_at(&self, id: TensorId, local: usize) -> u32 {
-        self.tensors[&id].homed[local]
-    }
-
-    /// The optimizer's arrays of a chunk.
-    pub fn state(&self, id: TensorId, chunk: u32) -> &[u8] {
-        &self.tensors[&id].chunks[&chunk].state
     }
 
     /// The least version of the tensor's chunks here, as the shard told it.
@@ -466,7 +436,7 @@ impl Chunks for Memory {
     }
 
     fn publication(&self, id: TensorId, local: usize) -> Publication {
-        let chunk = &self.tensors[&id].chunks[&self.chunk_at(id, local)];
+        let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
         let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
         Publication { version, steps, sequence: chunk.sequence }
     }
@@ -477,5 +447,37 @@ impl Chunks for Memory {
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
         self.tensors.get(&id).is_some_and(|tensor| tensor.declared.contains(&rank))
+    }
+}
+
+/// A lane is here a lane of each chunk.
+impl Homed for Memory {
+    fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
+        Some(0..self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
+    }
+
+    fn contributions(&self, id: TensorId) -> &Agreed {
+        &self.tensors[&id].contributions
+    }
+
+    fn receive(&mut self, part: &LanePart) -> &mut [u8] {
+        self.lane(part.tensor, part.chunk, part.rank)
+    }
+
+    fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
+        let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
+        let chunk = homed[local];
+        let Chunk { mirror, sequence, .. } = &chunks[&chunk];
+        let value = &mirror.as_ref().expect("what is sent is published").value;
+        let sent = match streams {
+            Some(streams) => streams.send(local, *sequence, value, position),
+            None => Sent { source: Source::Stands(value), shadow: None, position },
+        };
+        (chunk, values, sent)
+    }
+
+    fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let Tensor { chunks, homed, .. } = &self.tensors[&id];
+        (homed[local], &chunks[&homed[local]].state)
     }
 }

@@ -168,6 +168,14 @@ impl Wire {
         !stands || self.lanes[way as usize].told
     }
 
+    /// The end that reads this way finds out otherwise that the connection was cut; whether it was, and that was not known.
+    pub fn hears_of_cut(&mut self, way: Way) -> bool {
+        let Lane { cut, told, .. } = self.lane(way);
+        let hears = *cut && !*told;
+        *told |= hears;
+        hears
+    }
+
     /// Whether the end that reads this way stands.
     pub fn is_read(&self, way: Way) -> bool {
         if way == Way::Up { self.at_shard } else { self.at_worker }

@@ -11,6 +11,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::worker::Position;
 use penstock_proto::{Rank, TensorId};
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 /// One operation of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +151,7 @@ pub struct Worker {
     /// What the next gradient is computed from.
     pub seen: Vec<Option<Vec<u8>>>,
     /// On another host: its lane of each tensor. The others' are the home's memory.
-    pub lanes: Vec<Vec<u8>>,
+    pub lanes: Vec<Rc<[u8]>>,
     /// On another host: whether its next pull fetches a tensor in any case: it has loaded it, or passed a barrier.
     pub renews: Vec<bool>,
     /// Attempts to pass the barrier that it is at.
@@ -172,7 +173,7 @@ impl Worker {
             positions: vec![Position::default(); tensors],
             sent: vec![vec![0; shards]; tensors],
             seen: vec![None; tensors],
-            lanes: vec![Vec::new(); tensors],
+            lanes: vec![Rc::default(); tensors],
             renews: vec![false; tensors],
             attempts: 0,
             waking: false,

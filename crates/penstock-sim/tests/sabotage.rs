@@ -358,6 +358,12 @@ fn an_answer_with_more_rows_than_were_asked_for_is_seen() {
     is_seen_in_tables(items::Sabotage::AnswersTooMuch, 120, "which it did not ask for", 10);
 }
 
+/// N-3.
+#[test]
+fn an_answer_that_nobody_waits_for_any_more_is_seen() {
+    is_seen_in_tables(items::Sabotage::IgnoresWithdrawals, 240, "which was withdrawn", 10);
+}
+
 #[test]
 fn rows_of_a_subscription_that_was_replaced_are_seen() {
     is_seen_in_tables(items::Sabotage::IgnoresResubscriptions, 120, "of a subscription that was replaced", 5);

@@ -1,7 +1,8 @@
 //! Warnings, a line each on standard error: what a server or a manager has to say without being asked.
 //!
 //! Nothing waits for a reader: a server's thread that did would stop whenever the reader does. What is not taken at once is
-//! lost. Nor can peers make the log grow without end: the same line is written once a minute, and only so many lines in all.
+//! lost. Nor can peers make the log grow without end, or keep others' lines out of it: the same line is written once a minute, and
+//! only so many of one kind and thread. A job has threads of its own.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -13,7 +14,9 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -21,8 +24,8 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// How long a line is not repeated: what is tried again and again, or happens at each connection, would fill a disk.
 const QUIET: Duration = Duration::from_secs(60);
-/// Lines in that time. No one reads more than that, and each is remembered, in 1 MiB at most in all.
-const MOST: usize = 1024;
+/// Lines of one kind and thread in that time. No one reads more than that, and each is remembered, in 64 KiB at most in all.
+const MOST: usize = 64;
 
 /// From now on this process's warnings go to standard error, if it has one now. Where the process has another place for
 /// them, they go there.
@@ -100,30 +103,71 @@ impl Outlet {
     }
 }
 
-/// Lines that were said lately: when, and how often they were not said again since.
-#[derive(Debug, Default)]
-struct Recent(HashMap<String, (Instant, u64)>);
+/// Which warning it is, and who says it.
+type Source = (Identifier, ThreadId);
 
-impl Recent {
-    /// Whether this line is to be said now, and how often it was not since it was said last.
-    fn admits(&mut self, text: &str, now: Instant) -> Option<u64> {
-        let old = |since: Instant| now.saturating_duration_since(since) >= QUIET;
-        if let Some((since, unsaid)) = self.0.get_mut(text) {
-            if !old(*since) {
+/// What was not said since a line was said last.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Unsaid {
+    /// The same.
+    same: u64,
+    /// Others of the same source, of which there were too many.
+    others: u64,
+}
+
+/// Lines of one source that were said lately: when, and how often they were not said again since.
+#[derive(Debug, Default)]
+struct Lately {
+    lines: HashMap<String, (Instant, u64)>,
+    left_out: u64,
+}
+
+impl Lately {
+    fn admits(&mut self, text: &str, now: Instant) -> Option<Unsaid> {
+        if let Some((since, unsaid)) = self.lines.get_mut(text) {
+            if !is_old(*since, now) {
                 *unsaid += 1;
                 return None;
             }
             *since = now;
-            return Some(std::mem::take(unsaid));
+            let (same, others) = (std::mem::take(unsaid), std::mem::take(&mut self.left_out));
+            return Some(Unsaid { same, others });
         }
-        if self.0.len() >= MOST {
-            self.0.retain(|_, (since, _)| !old(*since));
+        if self.lines.len() >= MOST {
+            self.forget_old(now);
         }
-        if self.0.len() >= MOST {
+        if self.lines.len() >= MOST {
+            self.left_out += 1;
             return None;
         }
-        self.0.insert(text.to_owned(), (now, 0));
-        Some(0)
+        self.lines.insert(text.to_owned(), (now, 0));
+        Some(Unsaid { same: 0, others: std::mem::take(&mut self.left_out) })
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        self.lines.retain(|_, (since, _)| !is_old(*since, now));
+    }
+}
+
+fn is_old(since: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= QUIET
+}
+
+/// The same by source: none keeps another's lines out.
+#[derive(Debug, Default)]
+struct Recent(HashMap<Source, Lately>);
+
+impl Recent {
+    /// Whether this line is to be said now, and what was not since it was said last.
+    fn admits(&mut self, source: Source, text: &str, now: Instant) -> Option<Unsaid> {
+        if !self.0.contains_key(&source) {
+            // Threads end.
+            self.0.retain(|_, lately| {
+                lately.forget_old(now);
+                !lately.lines.is_empty()
+            });
+        }
+        self.0.entry(source).or_default().admits(text, now)
     }
 }
 
@@ -153,7 +197,8 @@ impl Subscriber for Lines {
         event.record(&mut said);
         let text = said.text();
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(unsaid) = recent.admits(&text, Instant::now()) else { return };
+        let source = (event.metadata().callsite(), std::thread::current().id());
+        let Some(unsaid) = recent.admits(source, &text, Instant::now()) else { return };
         drop(recent);
         self.outlet.write(&line(&text, unsaid));
     }
@@ -178,12 +223,17 @@ struct Said {
     fields: String,
 }
 
-/// `unsaid`: how often it was not said since it was said last.
-fn line(text: &str, unsaid: u64) -> String {
-    match unsaid {
-        0 => format!("warning: {text}\n"),
-        _ => format!("warning: {text}, {unsaid} more times since this was said last\n"),
+fn line(text: &str, Unsaid { same, others }: Unsaid) -> String {
+    let mut line = format!("warning: {text}");
+    // Writing to a string does not fail.
+    if same > 0 {
+        let _ = write!(line, ", {same} more times since this was said last");
     }
+    if others > 0 {
+        let _ = write!(line, "; {others} other warnings like it were left out before");
+    }
+    line.push('\n');
+    line
 }
 
 impl Said {
@@ -232,7 +282,7 @@ mod tests {
         fn event(&self, event: &Event<'_>) {
             let mut said = Said::default();
             event.record(&mut said);
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line(&said.text(), 0));
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line(&said.text(), Unsaid::default()));
         }
 
         fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -272,7 +322,7 @@ mod tests {
         for (stderr, way) in [(OwnedFd::from(writer), Way::Write), (one, Way::Send)] {
             let outlet = Outlet::of(stderr.as_fd()).unwrap();
             assert_eq!(outlet.way, way);
-            (0..20_000).for_each(|_| outlet.write(&line("nobody reads this", 0)));
+            (0..20_000).for_each(|_| outlet.write(&line("nobody reads this", Unsaid::default())));
             assert!(
                 !rustix::fs::fcntl_getfl(&stderr).unwrap().contains(OFlags::NONBLOCK),
                 "others have it too"
@@ -288,7 +338,7 @@ mod tests {
         let mut file = open(std::fs::OpenOptions::new().create(true).truncate(true));
         file.write_all(b"before\n").unwrap();
         let outlet = Outlet::of(file.as_fd()).unwrap();
-        outlet.write(&line("in a file", 2));
+        outlet.write(&line("in a file", Unsaid { same: 2, others: 0 }));
         file.write_all(b"after\n").unwrap();
         let mut found = String::new();
         file.rewind().unwrap();
@@ -299,21 +349,75 @@ mod tests {
         assert!(Outlet::of(folder.as_fd()).is_none());
     }
 
+    /// Two different warnings.
+    fn sources() -> [Source; 2] {
+        let found = Arc::new(Mutex::default());
+        struct Sites(Arc<Mutex<Vec<Identifier>>>);
+        impl Subscriber for Sites {
+            fn enabled(&self, _: &Metadata<'_>) -> bool {
+                true
+            }
+
+            fn event(&self, event: &Event<'_>) {
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event.metadata().callsite());
+            }
+
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+            fn enter(&self, _: &Id) {}
+
+            fn exit(&self, _: &Id) {}
+        }
+        tracing::subscriber::with_default(Sites(Arc::clone(&found)), || {
+            tracing::warn!("one");
+            tracing::warn!("another");
+        });
+        let found = found.lock().unwrap();
+        let here = std::thread::current().id();
+        [(found[0].clone(), here), (found[1].clone(), here)]
+    }
+
+    fn news(recent: &mut Recent, source: &Source, from: usize, now: Instant) -> usize {
+        let admits = |n: &usize| recent.admits(source.clone(), &format!("{n}"), now).is_some();
+        (from..from + 5000).filter(admits).count()
+    }
+
     // An acceptor without descriptors said the same ten times a second.
     #[test]
     fn what_is_said_again_and_again_is_said_once_a_minute_with_a_count() {
-        let (mut recent, start) = (Recent::default(), Instant::now());
+        let (mut recent, start, [source, _]) = (Recent::default(), Instant::now(), sources());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(recent.admits("no descriptors", start), Some(0));
-        assert!((1..60).all(|second| recent.admits("no descriptors", after(second)).is_none()));
-        assert_eq!(recent.admits("another", after(59)), Some(0));
-        assert_eq!(recent.admits("no descriptors", after(60)), Some(59));
-        assert_eq!(recent.admits("no descriptors", after(61)), None);
-        let news = |recent: &mut Recent, from: usize, second| {
-            (from..from + 5000).filter(|n| recent.admits(&format!("{n}"), after(second)).is_some()).count()
-        };
-        assert_eq!(news(&mut recent, 0, 62), MOST - 2);
-        assert_eq!(news(&mut recent, 10_000, 63), 0);
-        assert!(news(&mut recent, 20_000, 122) > MOST / 2 && recent.0.len() <= MOST);
+        let mut admits = |text, now| recent.admits(source.clone(), text, now);
+        assert_eq!(admits("no descriptors", start), Some(Unsaid::default()));
+        assert!((1..60).all(|second| admits("no descriptors", after(second)).is_none()));
+        assert_eq!(admits("another", after(59)), Some(Unsaid::default()));
+        assert_eq!(admits("no descriptors", after(60)), Some(Unsaid { same: 59, others: 0 }));
+        assert_eq!(admits("no descriptors", after(61)), None);
+        assert_eq!(news(&mut recent, &source, 0, after(62)), MOST - 2);
+        assert_eq!(news(&mut recent, &source, 10_000, after(63)), 0);
+        let unsaid = recent.admits(source.clone(), "no descriptors", after(120)).unwrap();
+        assert_eq!(unsaid, Unsaid { same: 1, others: 10_000 - (MOST as u64 - 2) });
+        let text = line("no descriptors", unsaid);
+        assert!(text.ends_with("last; 9938 other warnings like it were left out before\n"), "{text}");
+        assert_eq!(news(&mut recent, &source, 20_000, after(122)), MOST - 1);
+    }
+
+    // A worker that caused a thousand different warnings a minute kept all others of the process out, also other jobs'.
+    #[test]
+    fn who_causes_warnings_without_end_keeps_out_none_of_another_kind_and_of_no_other_thread() {
+        let (mut recent, now, [one, other]) = (Recent::default(), Instant::now(), sources());
+        let elsewhere =
+            || (one.0.clone(), std::thread::spawn(|| std::thread::current().id()).join().unwrap());
+        assert_eq!(news(&mut recent, &one, 0, now), MOST);
+        assert!(recent.admits(other, "a worker was lost", now).is_some());
+        assert!(recent.admits(elsewhere(), "a worker was lost", now).is_some());
+        assert!(recent.admits(elsewhere(), "a worker was lost", now + QUIET).is_some());
+        assert_eq!(recent.0.len(), 1, "of threads that have ended nothing is remembered for longer");
     }
 }

@@ -3,12 +3,18 @@
 
 mod common;
 
+use common::tenants::{SESSION, enter, far, frame, hear, say};
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
 use penstock_kernels::{Rule, Settings};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::handshake::Purpose;
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use penstock_proto::message::{Answer, Ask, Departure, Reply, Request, decode, encode};
+use penstock_proto::peer::PeerId;
+use penstock_proto::submission::Submission;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -429,11 +435,42 @@ fn who_fails_beside_another_thread_that_leaves_has_not_left_well_and_both_return
             // Well below the deadline of 30 s, however busy the machine is.
             assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
         });
-        cluster.lines.iter().for_each(|line| line.let_pass(u64::MAX));
+        // Before its goodbye is taken: it was not let go.
         let failure = failed(a.barrier(None).unwrap_err());
+        cluster.lines.iter().for_each(|line| line.let_pass(u64::MAX));
         let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } };
         assert_eq!(failure, expected, "{servers} servers");
         assert_eq!(b.leave(None), Ok(()), "once");
+    }
+}
+
+// It was told once more that it had left well, while its own leave said that it had not.
+#[test]
+fn who_fails_before_it_has_heard_that_it_was_let_go_has_not_left_well() {
+    for on_loss in ["stop", "continue"] {
+        let given = [("shards", "1"), ("on_worker_loss", on_loss)];
+        let cluster = Cluster::over(Way::Tcp, 2, 1, &given);
+        let a = cluster.join(0);
+        let mut control = far(&cluster, 0, 1);
+        let purpose = Purpose::Shard { peer: PeerId::worker(1), session: SESSION, shard: 0 };
+        let address = cluster.servers[0].addresses()[0];
+        let mut shard = enter(address, "job", common::SECRET, purpose).unwrap();
+        shard.write_all(&frame("job", 1, Submission::Leave).encode()).unwrap();
+        let mut leave = |id, how| {
+            say(&mut control, &encode(&Request { id, settled: id, body: Ask::Leave { how } }).unwrap());
+            hear(&mut control).map(|reply| decode::<Reply>(&reply).unwrap().body)
+        };
+        assert_eq!(leave(2, Departure::Done), Some(Answer::Left));
+        assert_eq!(a.barrier_for("", None).unwrap().left, [1], "the others go on without it");
+        assert_eq!(leave(3, Departure::Failed { what: "no".to_owned() }), None, "{on_loss}");
+        let met = a.barrier_for("", None);
+        if on_loss == "continue" {
+            assert_eq!(met.unwrap().left, [], "it is lost");
+            a.leave(None).unwrap();
+        } else {
+            let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } };
+            assert_eq!(failed(met.unwrap_err()), expected);
+        }
     }
 }
 

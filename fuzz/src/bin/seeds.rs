@@ -125,6 +125,8 @@ fn items() -> Vec<Vec<u8>> {
             (1, Message::Subscribe { partition, shape, done: 0, serial: 1, rows: RowSet::from_rows(0..2) }),
             (1, Message::Need { partition, versions: vec![1, 2] }),
             (1, Message::Fetch { partition, ticket: 1, version: 1, places: RowSet::from_rows([0]) }),
+            (1, Message::Fetch { partition, ticket: 2, version: 2, places: RowSet::from_rows([1]) }),
+            (1, Message::Withdraw { partition, ticket: 2 }),
             (1, Message::Flush { id: 1 }),
         ];
         let mut say = |peer: u8, record: &[u8]| {

@@ -69,6 +69,9 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     ------
     DtypeError
         A leaf holds whole numbers, booleans or no numbers: `job.mean` takes those. Nothing was sent.
+    OptionError
+        It was called inside `shard_map` or `pmap` over several devices, or while another thread of this
+        worker is in such a call. Nothing was sent.
     DeclarationConflict
         The workers' trees differ; the error names the first leaf. Raised on every worker, at once.
     GatherConflict
@@ -83,7 +86,8 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     JobClosed
         The job has ended.
     JaxRuntimeError
-        Inside `jit`: any of these but DtypeError, as text, where the result is awaited.
+        Inside `jit`: any of these, as text, where the result is awaited; but DtypeError, and OptionError for
+        several devices, come while the program is traced.
 
     Notes
     -----
@@ -104,7 +108,9 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     layout, lines = layout_of(tuple(tree.leaves[place] for place in places)), tree.lines()
 
     def host(job: Job, flats: list[Array]) -> list[Array]:
-        return together(job).average(job, layout, lines, flats, timeout)
+        shared = together(job)
+        with shared.turn("ps.jax.average"):
+            return shared.average(job, layout, lines, flats, timeout)
 
     means = packed(job, host, layout, [tree.values[place] for place in places])
     return tree.rebuilt(dict(zip(places, means, strict=True)))
@@ -133,6 +139,8 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
     ------
     DtypeError
         A leaf is no array. Nothing was sent.
+    OptionError
+        As for `average`.
     DeclarationConflict, GatherConflict
         The workers' trees or calls differ. Raised on every worker, at once.
     GetTimeout, BarrierTimeout, PullTimeout
@@ -144,7 +152,7 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
     JobClosed
         The job has ended.
     JaxRuntimeError
-        Inside `jit`: any of these but DtypeError, as text.
+        Inside `jit`: any of these as text, as for `average`.
 
     Examples
     --------
@@ -162,7 +170,9 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
     ]
 
     def host(job: Job, arrays: list[Array]) -> list[Array]:
-        return together(job).broadcast(job, lines, arrays, timeout)
+        shared = together(job)
+        with shared.turn("ps.jax.broadcast"):
+            return shared.broadcast(job, lines, arrays, timeout)
 
     shapes = [_struct(value.shape, value.dtype) for value in values]
     results = dict(zip(places, on_host(job, host, values, shapes, values), strict=True))
@@ -184,6 +194,7 @@ def distribute(
     rescale: float = 1.0,
     clip: float | None = None,
     refuse_nonfinite: bool = False,
+    lr_scale: str | None = "per-update",
     timeout: float | None = None,
 ) -> Served:
     """
@@ -205,6 +216,11 @@ def distribute(
         Start of the tensors' names. Default "params", then "params.1", and so on.
     reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
+    lr_scale
+        Under SSP and ASP, where each worker's gradient is a step of its own. "per-update": the optimizer's
+        learning rate, decays and so on, and the rates that `push_pull` is given, are those of an iteration,
+        and each of its steps takes its part of them. None: each step takes them as they are. Default
+        "per-update".
     timeout
         Seconds for each wait. Default: the job's `deadline`.
 
@@ -216,7 +232,8 @@ def distribute(
     Raises
     ------
     OptionError
-        The optimizer is not penstock's, or an argument is out of range.
+        The optimizer is not penstock's, or an argument is out of range; or another thread is in a call of
+        this module.
     DtypeError
         A leaf holds no floating point numbers.
     DeclarationConflict, GatherConflict
@@ -233,8 +250,8 @@ def distribute(
     Notes
     -----
     Under SSP and ASP every worker's contribution is a step of its own, with its gradient divided by the
-    number of workers n if `reduce` is "mean". So in an iteration weight decay works n times, and Adam counts
-    n steps.
+    number of workers n if `reduce` is "mean". So in an iteration Adam counts n steps, and with
+    `lr_scale=None` weight decay works n times.
 
     Examples
     --------
@@ -248,4 +265,4 @@ def distribute(
         _served_by[job] = number + 1
         name = f"params.{number}" if number else "params"
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
-    return serve(params, optimizer, job, name, declaration, consistency, timeout)
+    return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)

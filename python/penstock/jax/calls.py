@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ..arrays import Array
-from ..exceptions import PenstockError
+from ..exceptions import OptionError, PenstockError
 from ..job import Job, before_leaving, current
 from .leaves import Layout
 
@@ -32,8 +32,9 @@ def on_host(
     What `host` returns for the arguments, on the devices of `likes` if there are any.
 
     Outside of `jit`, raises what `host` raises. Inside, JAX reports it as an error of its own whose text has
-    the type, the message and the hint.
+    the type, the message and the hint. Raises OptionError while a program for several devices is traced.
     """
+    _refuse_devices()
     # Joins here, if need be, and not in the middle of a compiled program.
     found = job or current()
     if is_traced(arguments):
@@ -81,6 +82,24 @@ def is_traced(values: Sequence[Any]) -> bool:
     if any(isinstance(value, jax.core.Tracer) for value in values):
         return True
     return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+
+
+def _refuse_devices() -> None:
+    """
+    Raises OptionError inside `shard_map` and `pmap` over several devices: JAX makes a callback there once for
+    each device, with that device's part.
+    """
+    # Versions without it refuse ordered callbacks for several devices themselves.
+    find: Any = getattr(jax.sharding, "get_abstract_mesh", lambda: None)
+    mesh = find()
+    for axis in getattr(mesh, "manual_axes", ()):
+        if mesh.shape[axis] > 1:
+            raise OptionError(
+                f"expected a call outside of `shard_map` and `pmap`, got one inside, over {mesh.shape[axis]} "
+                f"devices: each of them would make the call, with its part alone",
+                "call it outside of them, and outside of `jit`: sharded arrays are gathered there, and the "
+                "result is sharded as they were",
+            )
 
 
 def put_like(array: Array, like: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from ..arrays import Array
-from ..consistency import Consistency
+from ..consistency import Consistency, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
 from ..job import Job
-from ..optim import Optimizer
+from ..optim import Optimizer, divisors, updates_in
 from ..tensor import Tensor
 from .calls import on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
@@ -36,10 +36,12 @@ class Served:
         job: Job,
         name: str,
         declaration: dict[str, Any],
+        rate_divisor: float,
     ) -> None:
         self._tree = tree
         self._job = job
         self._timeout: float | None = declaration["timeout"]
+        self._rate_divisor = rate_divisor
         self._lines = tree.lines()
         self._places = places
         values = [tree.values[place] for place in places]
@@ -77,6 +79,8 @@ class Served:
         ------
         DeclarationConflict
             `grads` is not like the parameters. Nothing was contributed.
+        OptionError
+            As for `average`. Nothing was contributed.
         SettingsError
             `lr` is out of range, or the optimizer has none.
         NonFiniteError
@@ -108,12 +112,14 @@ class Served:
 
         def host(job: Job, arrays: list[Array]) -> list[Array]:
             flats = arrays[: len(self._tensors.all)]
-            if rate:
-                for tensor in self._tensors.all:
-                    tensor.set_lr(float(arrays[-1]))
-            self._tensors.push(flats, self._timeout)
-            job.clock()
-            return self._tensors.pull(None, self._timeout)
+            # The clock is the job's: one call at a time, whichever parameters it is for.
+            with together(job).turn("push_pull"):
+                if rate:
+                    for tensor in self._tensors.all:
+                        tensor.set_lr(float(arrays[-1]) / self._rate_divisor)
+                self._tensors.push(flats, self._timeout)
+                job.clock()
+                return self._tensors.pull(None, self._timeout)
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
@@ -135,7 +141,8 @@ class Served:
         Raises
         ------
         OptionError
-            `slack` is not a whole number of 0 or above.
+            `slack` is not a whole number of 0 or above; or it was called inside `shard_map` or `pmap` over
+            several devices.
         PullTimeout
             They were not fresh enough in time.
         JobClosed
@@ -166,6 +173,7 @@ def serve(
     name: str,
     declaration: dict[str, Any],
     consistency: Consistency | str | None,
+    lr_scale: str | None,
     timeout: float | None,
 ) -> Served:
     """What `ps.jax.distribute` does."""
@@ -181,7 +189,14 @@ def serve(
             "expected parameters, got values inside `jax.jit`",
             "distribute before; `push_pull` works inside",
         )
-    lines = [*tree.lines(), f"{optimizer!r}, {consistency}, {declaration}"]
-    together(job).agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
-    settings = {**declaration, "optimizer": optimizer, "consistency": consistency, "timeout": timeout}
-    return Served(tree, places, job, name, settings)
+    mode = parse(spelled(consistency) or job._core.default_consistency)
+    divided = divisors(optimizer._row.name, updates_in(lr_scale, mode, job.size))
+    optimizer = optimizer.copy()
+    for setting, divisor in divided.items():
+        setattr(optimizer, setting, getattr(optimizer, setting) / divisor)
+    lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
+    shared = together(job)
+    with shared.turn("ps.jax.distribute"):
+        shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
+    settings = {**declaration, "optimizer": optimizer, "consistency": mode, "timeout": timeout}
+    return Served(tree, places, job, name, settings, divided.get("lr", 1.0))

@@ -11,14 +11,16 @@ What is done together, in step: averages and broadcasts of pytrees.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ..arrays import Array
-from ..exceptions import DeclarationConflict, GatherConflict
+from ..exceptions import DeclarationConflict, GatherConflict, OptionError
 from ..gather import Gathering, unreadable
 from ..job import Job
 from ..optim import Add, Replace
@@ -44,13 +46,30 @@ class _Averages:
 
 
 class Together:
-    """What a job's workers do in step. Calls come one at a time: JAX orders them."""
+    """What a job's workers do in step, in calls of which each has its turn."""
 
     def __init__(self) -> None:
         # Not the job's own: a compiled program may be here while the script calls `job.mean`. Averages go on
         # without workers that have left, as tensors do.
         self._gathering = Gathering("penstock/jax", all_needed=False)
         self._averages: dict[str, _Averages] = {}
+        self._busy = threading.Lock()
+
+    @contextlib.contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """
+        For as long as a call takes. Raises OptionError while another one is under way: JAX orders the calls
+        of one thread; those of several come in another order on each worker, whose values would be mixed.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise OptionError(
+                f"{call} was called while another thread of this worker was in such a call",
+                "make these calls from one thread: their order must be the same on every worker",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def average(
         self,

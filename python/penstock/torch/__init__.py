@@ -17,6 +17,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | hooks.py | for those who keep DistributedDataParallel or FSDP2 |
 | accelerate.py, lightning.py | for those who have one of these frameworks |
 | data.py | each worker its part of a dataset |
+| copies.py | copies of a model, and saved ones, are ordinary models |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
 """
@@ -24,6 +25,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import weakref
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 try:
     import torch
     import torch.utils.weak
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
@@ -40,7 +43,7 @@ from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..job import Job, current
-from .broadcast import broadcast
+from .broadcast import _described, broadcast
 from .counters import Times
 from .data import loader, sampler
 from .gradients import Averaging
@@ -65,9 +68,15 @@ _DEFAULTS = {
 """Of the options that only one mode has."""
 
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+_freed: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+"""The prefixes of a job's unwrapped models, whose tensors the next model of the kind takes over."""
+_kinds: weakref.WeakKeyDictionary[Averaging, str] = weakref.WeakKeyDictionary()
+"""Of models with a prefix that we chose."""
 # What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+_looked_after: list[Any] = []
+"""The hook on all optimizers of the process, once there are servers that step."""
 
 
 def __getattr__(name: str) -> Any:
@@ -91,6 +100,7 @@ class Options(TypedDict, total=False):
     prefix: str | None
     rescale: float
     clip: float | None
+    clip_norm: float | None
     refuse_nonfinite: bool
     check_every: int
     bucket_bytes: int
@@ -123,6 +133,7 @@ def distribute(
     prefix: str | None = None,
     rescale: float = 1.0,
     clip: float | None = None,
+    clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
@@ -178,6 +189,11 @@ def distribute(
         Factor on the reduced gradient. Default 1.
     clip
         Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
+    clip_norm
+        With "servers" under BSP: then the norm of the reduced gradients of all the optimizer's parameters
+        together is clipped to this, as by torch's `clip_grad_norm_` in one process on the joined batch;
+        `optimizer.total_norm` is what it was. The servers hold a mean as large as the model for it, which
+        moves once more, and a step waits twice more. Infinity only measures. Default: no clipping.
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
     check_every
@@ -196,7 +212,8 @@ def distribute(
     model or (model, optimizer)
         The same model; the optimizer, if one was given. With "gradients" it is the same object. With
         "servers" it is a DistributedOptimizer with the original's parameter groups: step this one; the
-        original's `step` raises OptionError while the job is open.
+        original's `step`, and any other optimizer's of these parameters, raises OptionError while the job is
+        open.
 
     Raises
     ------
@@ -238,6 +255,7 @@ def distribute(
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    chosen = prefix is None
     if prefix is None:
         number = _models_of.get(job, 0)
         _models_of[job] = number + 1
@@ -259,11 +277,18 @@ def distribute(
             overlap=overlap,
             check=check,
             lr_scale=lr_scale,
+            clip_norm=clip_norm,
             declaration=declaration,
             timeout=timeout,
         )
         _note(model, parameters, distributed)
         return model, distributed
+    if clip_norm is not None:
+        raise OptionError(
+            f'expected clip_norm=None with where="gradients", got {clip_norm!r}',
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), ...) before step(), as in one process: "
+            "p.grad holds the average",
+        )
     if overlap != "auto" and not isinstance(overlap, bool):
         raise OptionError(f'expected overlap "auto", True or False with where="gradients", got {overlap!r}')
     if buffers not in (None, *KINDS):
@@ -275,23 +300,26 @@ def distribute(
     patience = _core.seconds(patience)
     check_parameters(parameters)
     named = {**parameters, **dict(model.named_buffers())}
+    options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
+    kind = _kind_of(named, options)
+    freed = _freed.setdefault(job, {}).setdefault(kind, []) if chosen else []
+    # One that unwraps a model which another keeps would name other tensors.
+    options["memory"] = memory = freed[-1] if freed else prefix
     broadcast(
         job,
         f"{prefix}/start",
         named,
         timeout,
         {name: one for name, one in parameters.items() if one.requires_grad},
-        _settings(
-            optimizer,
-            parameters,
-            {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every},
-        ),
+        _settings(optimizer, parameters, options),
     )
+    if freed:
+        freed.pop()
     averaging = Averaging(
         model,
         parameters,
         job,
-        prefix=prefix,
+        prefix=memory,
         declaration=declaration,
         overlap=bool(overlap),
         buffers=buffers,
@@ -300,6 +328,8 @@ def distribute(
         timeout=timeout,
         patience=patience,
     )
+    if chosen:
+        _kinds[averaging] = kind
     try:
         if optimizer is not None:
             start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
@@ -316,8 +346,8 @@ def distribute(
 @contextlib.contextmanager
 def no_sync(*models: torch.nn.Module) -> Iterator[None]:
     """
-    Backward passes inside add gradients up in this worker, as DistributedDataParallel's `no_sync` has it; the
-    first one outside averages the sums. For accumulating over several batches with one exchange.
+    Inside, backward passes only accumulate gradients in this worker, as under DistributedDataParallel's
+    `no_sync`; the first pass outside averages the sums. For several batches with one exchange.
 
     Parameters
     ----------
@@ -397,7 +427,7 @@ def times(model: torch.nn.Module) -> dict[str, float]:
 def unwrap(model: M) -> M:
     """
     Make a distributed model an ordinary one again: its gradients stay this worker's own. Nothing happens to
-    its values.
+    its values. On every worker: the next model of the same shapes and options uses its shared memory again.
 
     Parameters
     ----------
@@ -426,6 +456,9 @@ def unwrap(model: M) -> M:
         )
     if found is not None:
         found.forget()
+        # Not that of a pass which did not end: gradients of it may be there.
+        if found in _kinds and not found.unsent:
+            _freed[found.job][_kinds[found]].append(found.prefix)
         del _distributed[model]
         for parameter in found.parameters():
             _owned.pop(parameter, None)
@@ -516,11 +549,33 @@ def _settings(
     return [*(described(optimizer, names) if optimizer is not None else ()), f"options {told}"]
 
 
+def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
+    """The same for two models whose tensors of the job are alike."""
+    lines = _described(named)
+    lines += [f"{one.requires_grad} {one.device}" for one in named.values()]
+    lines.append(str(options))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:
     # An optimizer holds its model: held here, the model would never go.
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
         _owned[parameter] = weakref.ref(owner)
+    if isinstance(owner, DistributedOptimizer) and not _looked_after:
+        _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
+
+
+def _refuse_stranger(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before each step of an optimizer: raises OptionError if the servers step its parameters."""
+    if isinstance(optimizer, DistributedOptimizer):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter in _owned:
+                owner = _owned[parameter]()
+                if isinstance(owner, DistributedOptimizer) and not owner.job.closed:
+                    owner.refuse_step_of(optimizer)
 
 
 def _owner_of(model: object) -> Any:

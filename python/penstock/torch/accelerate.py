@@ -19,6 +19,9 @@ from . import hooks
 
 A = TypeVar("A")
 
+_shared: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Accelerators that share already."""
+
 
 def share(accelerator: A, job: Job | None = None) -> A:
     """
@@ -40,8 +43,9 @@ def share(accelerator: A, job: Job | None = None) -> A:
     Raises
     ------
     OptionError
-        It is none; it has prepared a model already; its processes are not those of the job, or share models
-        in another way than DistributedDataParallel's, such as FSDP or DeepSpeed.
+        It is none; it is shared, or has prepared a model, already; its processes are not those of the job, or
+        share models in another way than DistributedDataParallel's, such as FSDP or DeepSpeed. From `prepare`,
+        if the Accelerator was given a communication hook of its own.
 
     Examples
     --------
@@ -52,6 +56,11 @@ def share(accelerator: A, job: Job | None = None) -> A:
         raise OptionError(
             f"expected an accelerate.Accelerator, got {type(owner).__module__}.{type(owner).__qualname__}",
             "of a Trainer, pass trainer.accelerator",
+        )
+    if owner in _shared:
+        raise OptionError(
+            "this Accelerator shares gradients through the job already",
+            "share it once; to train without the job again, make another",
         )
     if owner._models:
         raise OptionError(
@@ -76,6 +85,7 @@ def share(accelerator: A, job: Job | None = None) -> A:
         return model
 
     owner.prepare_model = prepare_model
+    _shared.add(owner)
     return accelerator
 
 

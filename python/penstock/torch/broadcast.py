@@ -3,8 +3,8 @@ Once, at the start: what no optimizer owns (buffers, frozen parameters) goes fro
 byte.
 
 It goes through one small tensor that is filled again and again, so that shared memory holds a window of it,
-not all. Before, every worker compares the names, shapes and types of its own with rank 0's: lists that differ
-would be read as each other's bytes.
+not all; later broadcasts of the job use the same. Before, every worker compares the names, shapes and types
+of its own with rank 0's: lists that differ would be read as each other's bytes.
 """
 
 from __future__ import annotations
@@ -64,14 +64,16 @@ def broadcast(
     if job.rank == 0:
         _pack(tensors, stream)
     words = stream.view(np.float32)
-    window = min(len(words), WINDOW_BYTES // 4)
-    channel, loaded = _channel(job, name, words[:window], timeout)
+    # A power of two: few lengths serve all models.
+    window = min(1 << (len(words) - 1).bit_length(), WINDOW_BYTES // 4)
+    page = np.zeros(window, dtype=np.float32)
+    page[: len(words)] = words[:window]
+    channel, loaded = _channel(job, f"window/{window}", page, timeout)
     for start in range(0, len(words), window):
         piece = words[start : start + window]
         if start > 0 or not loaded:
-            full = np.zeros(window, dtype=np.float32)
-            full[: len(piece)] = piece
-            channel.load(value=full, timeout=timeout)
+            page[: len(piece)] = piece
+            channel.load(value=page, timeout=timeout)
         piece[:] = channel.pull(slack=0, timeout=timeout)[: len(piece)]
     # No worker may overwrite the window, in a later call, before all have read it.
     job._barrier_with_first(timeout, name, "nothing was broadcast")

@@ -30,6 +30,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..job import Job
+from .copies import Ours, leave_hooks_behind
 from .gradients.backward import _engine, _this_pass
 from .gradients.roll import _flat
 
@@ -59,6 +60,7 @@ class Times:
             register_optimizer_step_pre_hook(_Hook(self, "before_step")),
             register_optimizer_step_post_hook(_Hook(self, "after_step")),
         ]
+        leave_hooks_behind(model)
         for handle in handles[2:]:
             # They hang on the class of optimizers.
             weakref.finalize(model, handle.remove)
@@ -141,8 +143,8 @@ class Times:
         )
 
 
-class _Hook:
-    """Calls a method of the counters. In a copy of the model there are none: its hooks do nothing."""
+class _Hook(Ours):
+    """Calls a method of the counters."""
 
     def __init__(self, times: Times | None = None, name: str = "") -> None:
         self._times, self._name = times, name
@@ -150,6 +152,3 @@ class _Hook:
     def __call__(self, *args: Any) -> None:
         if self._times is not None:
             getattr(self._times, self._name)(*args)
-
-    def __reduce__(self) -> Any:
-        return type(self), ()

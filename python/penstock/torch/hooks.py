@@ -44,7 +44,7 @@ class State:
     ----------
     job
         Default: the open job of this process, or a new `ps.init()`. Its workers must be the processes of the
-        model's process group.
+        default process group, and all of them those of the model's: `register` sees to that.
 
     Raises
     ------
@@ -58,11 +58,8 @@ class State:
 
     def __init__(self, job: Job | None = None) -> None:
         self.job = job or current()
-        if dist.is_initialized() and (size := dist.get_world_size()) != self.job.size:
-            raise OptionError(
-                f"the process group has {size} processes, the job has {self.job.size} workers",
-                "start both with one launcher, such as torchrun",
-            )
+        if dist.is_initialized():
+            _same_size(None, self.job, "start both with one launcher, such as torchrun")
         self._name = _name(self.job, "ddp")
         self._made = 0
         self._free: dict[tuple[int, torch.dtype, torch.device], list[Memory]] = {}
@@ -151,7 +148,8 @@ def register(model: DistributedDataParallel, job: Job | None = None) -> None:
     Raises
     ------
     OptionError
-        As `State`; or the model is in no DistributedDataParallel.
+        As `State`; or the model is in no DistributedDataParallel, has a hook already, or shares gradients
+        with a part of the job's workers alone: in a process group of its own.
 
     Examples
     --------
@@ -162,7 +160,27 @@ def register(model: DistributedDataParallel, job: Job | None = None) -> None:
             f"expected a DistributedDataParallel, got {type(model).__name__}",
             "a plain model needs none: ps.torch.distribute(model)",
         )
+    if getattr(model, "_comm_hooks", None):
+        raise OptionError(
+            "the DistributedDataParallel has a communication hook already, which averages its gradients",
+            "register one of both: torch takes no second",
+        )
+    job = job or current()
+    _same_size(
+        model.process_group,
+        job,
+        "the job averages over all of its workers: where they hold different models, as under tensor or "
+        "pipeline parallelism, it cannot",
+    )
     model.register_comm_hook(State(job), average)
+
+
+def _same_size(group: dist.ProcessGroup | None, job: Job, hint: str) -> None:
+    """Raises OptionError if the process group has not as many processes as the job has workers."""
+    size = dist.get_world_size(group)
+    if size != job.size:
+        whose = "the process group" if group is None else "the model's process group"
+        raise OptionError(f"{whose} has {size} processes, the job has {job.size} workers", hint)
 
 
 def replicate(model: torch.nn.Module, mesh: DeviceMesh, job: Job | None = None) -> None:
@@ -214,22 +232,29 @@ class _Group:
 
     def __init__(self, job: Job, name: str, shards: int, shard: int) -> None:
         self._job, self._name, self._shards, self._shard = job, name, shards, shard
-        self._memory: Memory | None = None
+        self._memories: dict[tuple[int, torch.dtype, torch.device], Memory] = {}
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        if self._memory is None:
-            # Every worker declares every shard's: rank 0's declaration counts.
-            tensors = [
-                # The mean over all workers, of whom only the replicas of this shard contribute.
-                _tensor(self._job, f"{self._name}/{shard}", gradient, float(self._shards))
-                for shard in range(self._shards)
-            ]
-            self._memory = _memory(tensors[self._shard], gradient)
-        memory = self._memory
+        memory = self._memory(gradient)
         memory.await_lane()
         memory.send([memory.lane], [gradient])
         self._job.clock()
         memory.take([memory.value], [gradient])
+
+    def _memory(self, gradient: torch.Tensor) -> Memory:
+        """What it goes through: of another size once parameters of the group were frozen or unfrozen."""
+        kind = (gradient.numel(), gradient.dtype, gradient.device)
+        if kind not in self._memories:
+            # By their order, not by size: replicas that train different parameters are told so.
+            name = f"{self._name}/{len(self._memories)}"
+            # Every worker declares every shard's: rank 0's declaration counts.
+            tensors = [
+                # The mean over all workers, of whom only the replicas of this shard contribute.
+                _tensor(self._job, f"{name}/{shard}", gradient, float(self._shards))
+                for shard in range(self._shards)
+            ]
+            self._memories[kind] = _memory(tensors[self._shard], gradient)
+        return self._memories[kind]
 
 
 def _name(job: Job, kind: str) -> str:

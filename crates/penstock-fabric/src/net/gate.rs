@@ -73,7 +73,7 @@ impl Gate {
 
     /// A listener is ready: takes in what has come there, one turn of it.
     pub fn accept(&mut self, listener: usize, strangers: &mut impl Strangers) {
-        let mut replaced = false;
+        let (mut came, mut replaced) = (false, false);
         for _ in 0..TURN {
             match self.listeners[listener].accept() {
                 Ok((socket, from)) => {
@@ -83,9 +83,13 @@ impl Gate {
                         return;
                     }
                     strangers.flows();
+                    came = true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {} // it ended before it was accepted
+                // The system says so before it looks whether anyone else stands there: if so, the listener is ready again. And
+                // who has just come is not to go unheard.
+                Err(error) if came && descriptors::is_no_room(&error) => return,
                 Err(error) if strangers.is_stuck(&error) => {}
                 Err(error) => {
                     replaced = !replaced && descriptors::is_no_room(&error) && self.make_room(strangers);

@@ -1,4 +1,4 @@
-//! Bytes between hosts: links, frames over them, and the names of servers.
+//! Bytes between hosts: links, what goes over them and what both ends do with it, and the names of servers.
 //!
 //! | file | what |
 //! |---|---|
@@ -12,6 +12,8 @@
 //! | [`frames`] | frames of a link and onto it |
 //! | [`records`] | control messages, likewise |
 //! | [`messages`] | messages about items, likewise |
+//! | [`remote_shard`] | what a proxy says to its shard on another host, and makes of what it hears |
+//! | [`remote_peer`] | what the shard says to that proxy, likewise |
 //! | [`endpoint`] | how a server is named |
 
 mod backlog;
@@ -23,6 +25,8 @@ pub mod link;
 pub mod messages;
 pub mod quiet;
 pub mod records;
+pub mod remote_peer;
+pub mod remote_shard;
 pub mod stream;
 pub mod tls;
 

@@ -308,3 +308,50 @@ fn who_wants_other_rows_of_many_tables_holds_a_flush_of_their_producer_no_longer
         false
     });
 }
+
+// A home keeps the newest question of a partition, and its answer was ignored once the get that had asked gave up: one of another
+// thread, which had asked before, waited until its time was up although its rows were there.
+#[test]
+fn who_gives_up_a_flush_takes_the_answer_from_no_other_that_waits_for_the_same_rows() {
+    const NEVER: usize = 4;
+    // In which turn each is given up, the one in which it is asked or a later one.
+    let given_up = (0..125).map(|case| [case / 25, case / 5 % 5, case % 5]);
+    let given_up = given_up.filter(|turns| turns.iter().enumerate().all(|(asked, turn)| asked <= *turn));
+    let cases = given_up.flat_map(|turns| [(turns, true, false), (turns, false, false), (turns, true, true)]);
+    for (given_up, here, breaks) in cases {
+        let case = format!("given up: {given_up:?}, rows here: {here}, the line breaks: {breaks}");
+        let mut net = Net::new(2, Propagation::Eager);
+        let mut producer = writer(2);
+        set(&mut producer, 1, &[0, 1], 5);
+        if here {
+            net.watch(&producer);
+        }
+        net.consume(ONE);
+        let mut one = net.workers.remove(&ONE).unwrap();
+        let mut asked = Vec::new();
+        for turn in 0..NEVER {
+            if turn < given_up.len() {
+                asked.push(one.bring(ID).unwrap());
+            }
+            let ends = asked.iter().zip(given_up).filter(|&(_, at)| at == turn);
+            ends.for_each(|(&id, _)| one.give_up(id));
+            // The home hears all of it, and its line is slow.
+            Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
+        }
+        let waited_for: BTreeSet<u64> =
+            asked.into_iter().zip(given_up).filter(|&(_, at)| at == NEVER).map(|(id, _)| id).collect();
+        assert_eq!(one.unanswered(), waited_for.len(), "{case}");
+        net.workers.insert(ONE, one);
+        if breaks {
+            net.reconnect(ONE);
+        }
+        if !here {
+            net.watch(&producer);
+        }
+        net.settle();
+        let one = net.workers.get_mut(&ONE).unwrap();
+        assert!(one.host().flushed.is_superset(&waited_for), "{case}");
+        assert_eq!(one.unanswered(), 0, "{case}");
+        assert_eq!(net.seen_by(ONE), [5, 5], "{case}");
+    }
+}

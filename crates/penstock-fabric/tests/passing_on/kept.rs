@@ -3,7 +3,7 @@
 use crate::net::*;
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::node::{Broken, MOST_AHEAD, Node};
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, Shape};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use std::collections::BTreeSet;
@@ -60,6 +60,110 @@ fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() 
         net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
         assert!(bytes.len() < 64 << 10, "{propagation}: {} bytes of what was wanted meanwhile", bytes.len());
         assert!(net.home.overdrawn().is_none());
+    }
+}
+
+// What a consumer had fetched lay there for a producer that did not read when the consumer paid for it no longer: two that worked
+// together made their home keep many times what their job may take.
+#[test]
+fn what_many_tables_keep_for_a_producer_that_does_not_read_is_paid_for_to_the_last_byte() {
+    const TABLES: u32 = 300;
+    const QUOTA: u64 = 16 << 20;
+    const PLACES: u32 = 512;
+    for propagation in [Propagation::Lazy, Propagation::Bounded] {
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, QUOTA));
+        let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+        [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
+        let shape = Shape { slots: 2 * PLACES, row_bytes: ROW_BYTES, propagation };
+        let ids = || (0..TABLES).map(|table| PartitionId { table, ..ID });
+        let subscribe = |home: &mut Node<Here>, partition, serial| {
+            let rows = RowSet::from_rows(0..shape.slots.into());
+            say(home, ONE, &Message::Subscribe { partition, shape, done: 0, serial, rows }).unwrap();
+        };
+        for partition in ids() {
+            say(&mut home, PRODUCER, &Message::Offer { partition, shape }).unwrap();
+            subscribe(&mut home, partition, 1);
+        }
+        // It reads once, and never again.
+        assert!(!Net::sent(&mut home, PRODUCER).is_empty());
+        let mut ticket = 0;
+        for partition in ids() {
+            let left = |home: &mut Node<Here>| home.host().account.peer(ONE).left(Resource::Bytes);
+            while left(&mut home) > 128 << 10 {
+                ticket += 1;
+                let places = RowSet::from_rows((0..u64::from(shape.slots)).step_by(2));
+                let fetch = Message::Fetch { partition, ticket, version: u64::MAX, places };
+                say(&mut home, ONE, &fetch).unwrap();
+                Net::sent(&mut home, ONE);
+            }
+            subscribe(&mut home, partition, 2 + u64::from(partition.table));
+        }
+        assert!(home.overdrawn().is_none());
+        let paid = account.taken(Resource::Bytes);
+        let mut bytes = Vec::new();
+        home.transmit(PRODUCER, &mut bytes, usize::MAX);
+        assert!(bytes.len() as u64 <= paid, "{propagation}: {} bytes, {paid} paid", bytes.len());
+        assert_eq!(home.paid(PRODUCER), bytes.len() as u64, "{propagation}: others pay for all of it");
+    }
+}
+
+// A subscription, or what was needed, stood at home as what is wanted of the source when its place had been taken by another.
+#[test]
+fn what_was_wanted_before_is_paid_for_as_long_as_it_stands_here_or_on_its_way() {
+    const ROWS: u64 = 1 << 12;
+    let (mut net, _producer) = Net::producing(2 * ROWS as u32, Propagation::Bounded, false);
+    let shape = net.shape;
+    net.consume_some(ONE, RowSet::from_rows([0]));
+    net.settle();
+    let taken = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Bytes);
+    let (scattered, one) = (RowSet::from_rows((0..ROWS).map(|row| 2 * row)), RowSet::from_rows([0]));
+    let at_least = 3 * scattered.kept_bytes();
+    let subscribe = |net: &mut Net, shape, serial, rows: &RowSet| {
+        let rows = rows.clone();
+        say(&mut net.home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial, rows }).unwrap();
+    };
+    let before = taken(&mut net);
+    subscribe(&mut net, shape, 8, &scattered);
+    assert!(taken(&mut net) > before + at_least);
+    // To other rows than there are: it is sent nothing, and what it wanted is wanted of the source all the same.
+    subscribe(&mut net, Shape { slots: 1, ..shape }, 9, &one);
+    assert!(taken(&mut net) > at_least, "{} bytes", taken(&mut net));
+    // On its way to the source.
+    assert!(!Net::sent(&mut net.home, PRODUCER).is_empty());
+    subscribe(&mut net, shape, 10, &one);
+    assert!(taken(&mut net) > at_least, "{} bytes", taken(&mut net));
+    Net::sent(&mut net.home, PRODUCER);
+    Net::sent(&mut net.home, PRODUCER);
+    assert_eq!(taken(&mut net), before);
+    // The same for versions.
+    let versions: Vec<u64> = (1..=1000).collect();
+    say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).unwrap();
+    Net::sent(&mut net.home, PRODUCER);
+    subscribe(&mut net, shape, 11, &one);
+    assert!(taken(&mut net) >= before + 1000 * 8, "{} bytes", taken(&mut net));
+    let bytes = Net::sent(&mut net.home, PRODUCER);
+    assert!(bytes.len() < 64, "what it needs no more is not needed of the source: {} bytes", bytes.len());
+    Net::sent(&mut net.home, PRODUCER);
+    assert_eq!(taken(&mut net), before);
+}
+
+#[test]
+fn what_is_wanted_of_a_source_is_said_once_however_often_other_things_change() {
+    let (mut net, _producer) = Net::subscribed(2, Propagation::Bounded);
+    let versions = (1..=1000).collect();
+    say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).unwrap();
+    let needs = Net::sent(&mut net.home, PRODUCER).len();
+    for ticket in 1..=10 {
+        let places = RowSet::from_rows([0]);
+        say(&mut net.home, ONE, &Message::Fetch { partition: ID, ticket, version: 9, places }).unwrap();
+        Net::sent(&mut net.home, ONE);
+        let asked = Net::sent(&mut net.home, PRODUCER).len();
+        say(&mut net.home, ONE, &Message::Withdraw { partition: ID, ticket }).unwrap();
+        let withdrawn = Net::sent(&mut net.home, PRODUCER).len();
+        assert!(
+            0 < asked && asked < needs / 8 && 0 < withdrawn && withdrawn < needs / 8,
+            "{asked}, {withdrawn}"
+        );
     }
 }
 
@@ -143,7 +247,7 @@ fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_tha
 }
 
 #[test]
-fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
+fn what_is_wanted_for_who_is_away_costs_it_until_it_is_wanted_no_more() {
     let (mut net, _producer) = Net::subscribed(64, Propagation::Eager);
     net.consume_some(TWO, RowSet::from_rows([0]));
     net.settle();
@@ -156,9 +260,11 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
     net.home.connected(ONE);
     net.home.lost(ONE);
     assert_eq!(taken(&mut net), away, "however often it comes and says nothing");
+    // It has gone, and its rows come as before: their source is not asked for everything anew.
     net.home.forget(ONE);
-    assert_eq!(taken(&mut net), 0);
-    // Nor is any peer asked for its rows.
+    assert!(Net::sent(&mut net.home, PRODUCER).is_empty());
+    assert_eq!(taken(&mut net), away);
+    // When it is asked again, it is asked for them no more.
     net.silent.insert(ONE);
     net.reconnect(TWO);
     Net::pass(net.workers.get_mut(&TWO).unwrap(), HOME, &mut net.home, TWO, usize::MAX);
@@ -167,6 +273,7 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
     let wanted = RowSet::from_rows([0]);
     let subscribed = Message::decode(record).unwrap();
     assert!(matches!(subscribed, Message::Subscribe { rows, .. } if rows == wanted));
+    assert_eq!(taken(&mut net), 0);
     // The same for a peer that waits for what is not there yet.
     let mut home = Node::new(Here::default());
     home.connected(ONE);
@@ -332,23 +439,38 @@ fn what_is_fetched_and_given_up_before_its_rows_have_a_home_is_not_kept() {
     }
 }
 
-// A source that does not read would be made to keep any number of fetches, and of their ends, for nothing.
+// For a source that does not read any number of fetches, and of their ends, were kept for nothing.
 #[test]
-fn who_fetches_and_gives_up_again_and_again_pays_until_the_source_has_heard() {
-    const TURNS: u64 = 100;
+fn what_is_fetched_and_given_up_again_and_again_before_the_source_has_heard_is_not_kept_for_it() {
     let (mut net, _producer) = Net::subscribed(2, Propagation::Lazy);
     net.silent.insert(PRODUCER);
     let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
     let before = entries(&mut net);
-    for version in 1..=TURNS {
+    let fetch = |net: &mut Net, version| {
         let node = net.workers.get_mut(&ONE).unwrap();
         let ticket = node.fetch(ID, &RowSet::from_rows([0]), version).unwrap();
         net.settle();
+        ticket
+    };
+    let give_up = |net: &mut Net, ticket| {
         net.workers.get_mut(&ONE).unwrap().give_up(ticket);
         net.settle();
-        assert_eq!(entries(&mut net), before + version);
+    };
+    for version in 1..=100 {
+        let ticket = fetch(&mut net, version);
+        assert_eq!(entries(&mut net), before + 2);
+        give_up(&mut net, ticket);
+        assert_eq!(entries(&mut net), before);
     }
-    Net::sent(&mut net.home, PRODUCER);
+    assert!(Net::sent(&mut net.home, PRODUCER).is_empty());
+    // What it was told costs until it has heard the end of it too.
+    let ticket = fetch(&mut net, 101);
+    assert!(!Net::sent(&mut net.home, PRODUCER).is_empty());
+    give_up(&mut net, ticket);
+    assert_eq!(entries(&mut net), before + 1);
+    assert!(!Net::sent(&mut net.home, PRODUCER).is_empty());
+    assert_eq!(entries(&mut net), before + 1, "that is on its way");
+    assert!(Net::sent(&mut net.home, PRODUCER).is_empty());
     assert_eq!(entries(&mut net), before);
 }
 

@@ -324,3 +324,23 @@ fn what_a_producer_had_delivered_is_there_once_who_asks_for_its_rows_has_an_answ
         }
     }
 }
+
+// A worker that was lost went on being heard about its rows: their home followed the memory that it shares.
+#[test]
+fn what_a_producer_sets_once_it_was_lost_is_passed_on_to_nobody() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::producing(2, propagation, true);
+        net.consume(ONE);
+        net.settle();
+        set(&mut producer, 1, &[0, 1], 5);
+        net.want_version(ONE, 2, 1);
+        net.settle();
+        assert_eq!(net.seen_by(ONE), [5, 5], "{propagation}");
+        set(&mut producer, 2, &[0], 6);
+        net.go(PRODUCER);
+        set(&mut producer, 3, &[1], 7);
+        net.settle();
+        let last = if propagation == Propagation::Eager { 6 } else { 5 };
+        assert_eq!(net.seen_by(ONE), [last, 5], "{propagation}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The event loop: workers, links and shards under one queue of events.
 
-mod reading;
+mod looks;
 mod requests;
 mod servers;
 mod watch;
@@ -14,6 +14,7 @@ use crate::remote::{Port, Ports, Proxy};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::shard_memory::Memory;
+use crate::socket::Air;
 use crate::transport::{Break, Ring, Way, Wire};
 use crate::worker::{Need, State, Worker};
 use crate::workload::Workload;
@@ -23,8 +24,11 @@ use penstock_proto::overlay::Direct;
 use penstock_proto::placement;
 use penstock_proto::shard::Shard;
 use penstock_proto::{Rank, TensorId};
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::rc::Rc;
+use wires::JOB;
 
 /// More events than any of our jobs has: a run that gets there never ends.
 const MOST_EVENTS: u64 = 3_000_000;
@@ -237,17 +241,16 @@ fn for_each_pair<T: Default>(workers: u32, shards: usize) -> Vec<Vec<T>> {
     (0..workers).map(|_| (0..shards).map(|_| T::default()).collect()).collect()
 }
 
-#[derive(Debug)]
-struct Server {
+struct Server<'a> {
     machine: Shard,
     memory: Memory,
     /// Of each worker on another host that it listens to.
-    ports: Ports,
+    ports: Ports<'a>,
     /// The peers that it sends values to.
     overlay: Direct,
 }
 
-impl Server {
+impl Server<'_> {
     fn meets(&self, rank: Rank, need: &Need) -> bool {
         let version = need.version.is_none_or(|least| self.memory.progress(need.tensor) >= Some(least));
         version && self.memory.folded(need.tensor, rank) >= need.folded
@@ -263,22 +266,22 @@ pub struct Cluster<'a> {
     sequence: u64,
     events: BinaryHeap<Reverse<Due>>,
     rng: Rng,
-    servers: Vec<Server>,
+    servers: Vec<Server<'a>>,
     /// For each worker and shard: of one host, and of two.
     rings: Vec<Vec<Ring>>,
     /// Behind those to the shards the one to the control thread.
-    wires: Vec<Vec<Wire>>,
-    /// What reads at the ends of those to the shards.
-    readers: Vec<Vec<reading::Readers>>,
-    /// Likewise, of those to the control thread.
+    wires: Vec<Vec<Rc<RefCell<Wire>>>>,
+    /// What the ends of those to the shards share.
+    air: Rc<Air>,
+    /// Whether these look at them later; by the way that is read.
+    looks: Vec<Vec<[bool; 2]>>,
+    /// What reads at the ends of those to the control thread.
     records: Vec<requests::Records>,
-    proxies: Vec<Vec<Proxy>>,
+    proxies: Vec<Vec<Proxy<'a>>>,
     links: Vec<Link>,
     desk: Desk,
     workers: Vec<Worker>,
     lost: BTreeSet<Rank>,
-    /// Where chunks are encoded that are not sent from where they are.
-    outgoing: Vec<u8>,
     /// The leases, where they decide which workers are lost.
     watch: Option<watch::Watch<'a>>,
     failure: Option<JobFailure>,
@@ -295,10 +298,13 @@ impl<'a> Cluster<'a> {
         let mut rng = Rng::new(scenario.seed);
         let (workers, tensors) = (workload.workers(), workload.tensors.len());
         let shards = (scenario.topology.servers * scenario.topology.shards) as usize;
+        let port = |rank: Rank, remote: bool| remote.then(|| Port::new(JOB, rank));
         let server = |rng: &mut Rng| Server {
             machine: Shard::new(workers),
             memory: Memory::new(scenario.faults.wait_once_in, scenario.sabotage, Rng::new(rng.word())),
-            ports: Ports(scenario.faults.remote.iter().map(|remote| remote.then(Port::default)).collect()),
+            ports: Ports(
+                (0..).zip(&scenario.faults.remote).map(|(rank, &remote)| port(rank, remote)).collect(),
+            ),
             overlay: Direct::default(),
         };
         let mut cluster = Self {
@@ -311,14 +317,14 @@ impl<'a> Cluster<'a> {
             servers: (0..shards).map(|_| server(&mut rng)).collect(),
             rings: for_each_pair(workers, shards),
             wires: for_each_pair(workers, shards + 1),
-            readers: for_each_pair(workers, shards),
+            air: Rc::default(),
+            looks: for_each_pair(workers, shards),
             records: (0..workers).map(|_| requests::Records::new(&mut rng)).collect(),
-            proxies: for_each_pair(workers, shards),
+            proxies: (0..workers).map(|_| (0..shards).map(|_| Proxy::new(JOB, &mut rng)).collect()).collect(),
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
             lost: BTreeSet::new(),
-            outgoing: Vec::new(),
             watch: scenario.faults.leases.as_ref().map(watch::Watch::new),
             failure: None,
             checkers,
@@ -340,6 +346,7 @@ impl<'a> Cluster<'a> {
     pub fn run(mut self) -> Result<Outcome, Failure> {
         while let Some(Reverse(due)) = self.events.pop() {
             self.now = due.at;
+            self.air.now.set(due.at);
             if self.sequence > MOST_EVENTS {
                 return Err(Failure::Endless { at: self.now });
             }
@@ -458,7 +465,10 @@ impl<'a> Cluster<'a> {
         match event {
             Event::Step(rank) => self.step(rank),
             Event::Wake(rank) => self.wake(rank),
-            Event::Deliver(rank, shard) => self.deliver(rank, shard),
+            Event::Deliver(rank, shard) => {
+                self.deliver(rank, shard)?;
+                self.answer_all(shard)
+            }
             Event::Arrive { rank, shard, number, way } => self.arrive(rank, shard, number, way),
             Event::Read { rank, shard, number, way } => self.read(rank, shard, number, way),
             Event::Break { rank, shard, number, how } => self.break_wire(rank, shard, number, how),
@@ -471,13 +481,22 @@ impl<'a> Cluster<'a> {
                 Ok(())
             }
             Event::Connect { rank, shard, number } => self.connect(rank, shard, number),
-            Event::Declare(rank, tensor, shard) => self.declare(rank, tensor, shard),
-            Event::Commit(shard, tensor, chunk) => self.commit(shard, tensor, chunk),
+            Event::Declare(rank, tensor, shard) => {
+                self.declare(rank, tensor, shard)?;
+                self.answer_all(shard)
+            }
+            Event::Commit(shard, tensor, chunk) => {
+                self.commit(shard, tensor, chunk)?;
+                self.answer_all(shard)
+            }
             Event::Silent(rank) => {
                 self.lose(rank, &Loss::Died);
                 Ok(())
             }
-            Event::Remove(rank, shard) => self.remove(rank, shard),
+            Event::Remove(rank, shard) => {
+                self.remove(rank, shard)?;
+                self.answer_all(shard)
+            }
             Event::End(rank) => self.end(rank),
             Event::Die(rank) if self.workers[rank as usize].has_ended() => Ok(()),
             Event::Die(rank) => self.crash(rank),
@@ -489,10 +508,7 @@ impl<'a> Cluster<'a> {
             Event::Beat(rank) => self.beat(rank),
             Event::Look => self.look(),
             Event::FallSilent(rank, way) => self.fall_silent(rank, way),
-            Event::Resume(rank) => {
-                self.resume_process(rank);
-                Ok(())
-            }
+            Event::Resume(rank) => self.resume_process(rank),
             Event::Outlived(rank) => self.outlived(rank),
         }
     }

@@ -9,6 +9,7 @@ use crate::faults::Fate;
 use crate::history::Observation;
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
+use crate::socket::some_ahead;
 use crate::transport::{End, Way};
 use crate::worker::{Op, State};
 use penstock_fabric::net::Ended;
@@ -74,12 +75,13 @@ impl Cluster<'_> {
             (at, 1 << self.rng.within(0..=7))
         });
         let due = self.due(rank);
-        let ahead = self.some_ahead(bytes, due);
-        let wire = &mut self.wires[rank as usize][control];
-        let mut end = End { due, ahead, damage, ..End::new(wire, way, self.now) };
+        let ahead = some_ahead(bytes, (self.now, due), &mut self.rng);
+        let mut wire = self.wire(rank, control);
+        let mut end = End { due, ahead, damage, ..End::new(&mut wire, way, self.now) };
         // Where the connection is over, the message is lost.
         let _ = RecordWriter::default().send(&mut end, message);
         let arrives = end.arrives;
+        drop(wire);
         self.left(rank, control, way, arrives);
     }
 
@@ -88,10 +90,12 @@ impl Cluster<'_> {
         let control = self.control();
         while self.is_present(rank, control, number, way) {
             let Records { readers, reads } = &mut self.records[rank as usize];
-            let wire = &mut self.wires[rank as usize][control];
+            let mut wire = self.wires[rank as usize][control].borrow_mut();
             let reads = reads[way as usize].as_mut();
-            let mut end = End { reads, ..End::new(wire, way.back(), self.now) };
-            match readers[way as usize].next(&mut end) {
+            let mut end = End { reads, ..End::new(&mut wire, way.back(), self.now) };
+            let next = readers[way as usize].next(&mut end);
+            drop(wire);
+            match next {
                 Ok(Some(message)) => self.hear_record(rank, way, &message)?,
                 Ok(None) => break,
                 Err(Ended::Connection(_)) => self.lose_wire(rank, control, number, way)?,
@@ -126,7 +130,7 @@ impl Cluster<'_> {
     fn ask_control(&mut self, rank: Rank, body: Ask, asked: Asked) -> u64 {
         let requests = &mut self.links[rank as usize].requests;
         let (id, message) = requests.ask(body, asked).expect("it is short");
-        if self.wires[rank as usize][self.control()].at_worker {
+        if self.wire(rank, self.control()).at_worker {
             self.post_record(rank, Way::Up, &message);
         }
         id
@@ -335,7 +339,7 @@ impl Cluster<'_> {
         self.post_record(rank, Way::Up, &request(HEARD, Ask::Heard));
         self.workers[rank as usize].state = State::Left;
         self.links[rank as usize].requests.clear();
-        self.wires[rank as usize].iter_mut().for_each(super::Wire::close_at_worker);
+        self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
         self.see(Observation::Ended { rank, how: "left" })
     }
 
@@ -438,7 +442,7 @@ impl Cluster<'_> {
             let kept = clerk.answers.keep(id, &message);
             debug_assert!(kept, "an honest worker settles what it has");
         }
-        if self.desk.greeted.contains(&rank) && self.wires[rank as usize][self.control()].at_shard {
+        if self.desk.greeted.contains(&rank) && self.wire(rank, self.control()).at_shard {
             self.post_record(rank, Way::Down, &message);
         }
     }

@@ -73,7 +73,7 @@ impl Cluster<'_> {
         if leaves {
             // A worker on another host still has to hear that its goodbye was taken.
             if let Some(port) = &mut self.servers[shard].ports.0[rank as usize] {
-                port.subscriber.let_go();
+                port.peer.let_go();
             }
             self.see(Observation::Removed { shard, rank, clean: true })?;
             let delay = self.delay();
@@ -156,7 +156,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A shard did something: it is seen, other hosts are told, and those that wait look again.
+    /// A shard did something: it is seen, what is owed to other hosts is noted, and those of its own that wait look again.
     pub(super) fn after(&mut self, shard: usize) -> Result<(), Failure> {
         for deed in self.servers[shard].memory.take_deeds() {
             match &deed {
@@ -178,9 +178,7 @@ impl Cluster<'_> {
             }
         }
         for rank in 0..self.workload.workers() {
-            if self.is_remote(rank) {
-                self.answer(rank, shard);
-            } else if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
+            if !self.is_remote(rank) && matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
                 self.wake_later(rank);
             }
         }

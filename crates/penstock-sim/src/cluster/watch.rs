@@ -11,7 +11,7 @@ use crate::control::beat;
 use crate::faults::Leases;
 use crate::history::Observation;
 use crate::sabotage::Sabotage;
-use crate::transport::{Break, Way};
+use crate::transport::{Break, Way, Wire};
 use crate::worker::State;
 use penstock_proto::Rank;
 use penstock_proto::error::Loss;
@@ -103,15 +103,16 @@ impl Cluster<'_> {
     }
 
     /// A worker runs again: what it had to say goes out.
-    pub(super) fn resume_process(&mut self, rank: Rank) {
-        if !self.workers[rank as usize].has_ended() {
-            (0..self.servers.len()).for_each(|shard| self.dispatch(rank, shard));
+    pub(super) fn resume_process(&mut self, rank: Rank) -> Result<(), Failure> {
+        if self.workers[rank as usize].has_ended() {
+            return Ok(());
         }
+        (0..self.servers.len()).try_for_each(|shard| self.look_soon(rank, shard, Way::Down))
     }
 
     /// The connection that a worker then has to the control thread falls silent one way, and neither end is told.
     pub(super) fn fall_silent(&mut self, rank: Rank, way: Way) -> Result<(), Failure> {
-        let number = self.wires[rank as usize][self.control()].number;
+        let number = self.wire(rank, self.control()).number;
         self.break_wire(rank, self.control(), number, Break::Silent(way))
     }
 
@@ -160,12 +161,12 @@ impl Cluster<'_> {
         if vigil.is_gone(*heard, clock) {
             losses.server_lost(rank).map_err(|what| broken(now, what))?;
         }
-        let wire = &self.wires[rank as usize][control];
-        if !wire.at_worker {
+        let Wire { number, at_worker, .. } = *self.wires[rank as usize][control].borrow();
+        if !at_worker {
             return Ok(());
         }
         if vigil.is_silent(*answered, clock) && !keeps {
-            self.give_up(rank, control, wire.number);
+            self.give_up(rank, control, number);
         } else if vigil.is_time_to_beat(clock) {
             self.post_record(rank, Way::Up, &beat());
         }
@@ -179,7 +180,7 @@ impl Cluster<'_> {
         }
         self.workers[rank as usize].state = State::Lost;
         self.links[rank as usize].requests.clear();
-        self.wires[rank as usize].iter_mut().for_each(super::Wire::close_at_worker);
+        self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
         self.see(Observation::Ended { rank, how: "lost" })
     }
 
@@ -264,7 +265,7 @@ impl Cluster<'_> {
         match self.is_remote(rank) {
             // It hears so when it comes again.
             true => {
-                let number = self.wires[rank as usize][self.control()].number;
+                let number = self.wire(rank, self.control()).number;
                 self.drop_wire(rank, self.control(), number);
             }
             false => {

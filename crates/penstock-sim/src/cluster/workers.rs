@@ -6,10 +6,11 @@ use crate::history::Observation;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
-use penstock_proto::remote::home::Chunks;
+use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
+use std::rc::Rc;
 
 impl Cluster<'_> {
     pub(super) fn step(&mut self, rank: Rank) -> Result<(), Failure> {
@@ -51,7 +52,7 @@ impl Cluster<'_> {
             Op::Ready(tensor) => {
                 if self.is_remote(rank) {
                     self.ask(rank, tensor, |proxy| {
-                        let lacks = proxy.tensors.get(&tensor).is_some_and(|home| home.progress == 0);
+                        let lacks = proxy.shard.tensor(tensor).is_some_and(|home| home.progress == 0);
                         lacks.then(|| proxy.want(tensor, 0))
                     })?;
                 }
@@ -241,7 +242,7 @@ impl Cluster<'_> {
             let map = &self.maps[tensor as usize];
             let home = map.home(chunk);
             let mirror = match self.is_remote(rank) {
-                true => self.proxies[rank as usize][home].tensors[&tensor].values.get(&chunk),
+                true => self.proxies[rank as usize][home].mirror(tensor, chunk),
                 false => self.servers[home].memory.mirror(tensor, chunk),
             };
             let Mirror { version, value, .. } = mirror.expect("what is ready is published").clone();
@@ -334,6 +335,8 @@ impl Cluster<'_> {
         let worker = &mut self.workers[rank as usize];
         worker.outbox.extend(outbox);
         if remote {
+            let lane: Rc<[u8]> = lane.into();
+            self.proxies[rank as usize].iter_mut().for_each(|proxy| proxy.fill(tensor, &lane));
             worker.lanes[tensor as usize] = lane;
         }
     }
@@ -368,7 +371,9 @@ impl Cluster<'_> {
     pub(super) fn crash(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].state = State::Lost;
         self.rings[rank as usize].iter_mut().for_each(|ring| ring.abandon(&mut self.rng));
-        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(self.now, &mut self.rng));
+        for wire in &self.wires[rank as usize] {
+            wire.borrow_mut().abandon(self.now, &mut self.rng);
+        }
         self.see(Observation::Crashed { rank })?;
         if self.is_watched(rank) {
             return Ok(());

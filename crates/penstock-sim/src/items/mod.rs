@@ -11,7 +11,8 @@
 //! - rows of one set all or none (I-3, N-1);
 //! - behind a barrier, what was set before it is there, whatever the slack;
 //! - every worker comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
-//! - lazily, and within bounds, nothing is sent that no worker needed (N-3, N-4).
+//! - lazily, and within bounds, nothing is sent that no worker needed (N-3, N-4), and what a worker does not wait for any more is
+//!   not kept anywhere.
 //!
 //! Each seed has a second scenario, in which workers leave when they are done and links stay broken for a while: what a worker
 //! had set when it left is there for all others, also for those that were away.
@@ -70,6 +71,8 @@ pub struct Plan {
     pub slack: u64,
     /// Whether it shares memory with the home.
     pub near: bool,
+    /// One look in so many at rows that it fetched and that have not come is its last at them; 0: none.
+    pub patience: u64,
     /// Rows that it consumes, by producer.
     pub consumes: BTreeMap<u32, RowSet>,
 }
@@ -83,6 +86,8 @@ pub struct Tally {
     pub looks: u64,
     /// Reads that had to wait.
     pub waits: u64,
+    /// Fetches that were withdrawn before their answer.
+    pub withdrawn: u64,
     /// Barriers that opened.
     pub barriers: u64,
     /// Links that broke.
@@ -101,6 +106,7 @@ impl Tally {
         self.reads += other.reads;
         self.looks += other.looks;
         self.waits += other.waits;
+        self.withdrawn += other.withdrawn;
         self.barriers += other.barriers;
         self.cuts += other.cuts;
         self.ends += other.ends;
@@ -111,10 +117,10 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reads, looks, waits, barriers, cuts, ends, bytes, staleness } = self;
+        let Self { reads, looks, waits, withdrawn, barriers, cuts, ends, bytes, staleness } = self;
         write!(
             out,
-            "{reads} reads, {looks} looks while rows came in, {waits} waits, {barriers} barriers, {cuts} cuts, {ends} connections given \
+            "{reads} reads, {looks} looks while rows came in, {waits} waits, {withdrawn} fetches withdrawn, {barriers} barriers, {cuts} cuts, {ends} connections given \
              up, {bytes} bytes, at most {staleness} clocks behind"
         )
     }
@@ -136,7 +142,8 @@ impl Scenario {
                 }
             }
             let slots = slots[rank as usize];
-            Plan { slots, slack: rng.pick(&[0, 0, 1, 2, 4, 8]), near: rng.once_in(3), consumes }
+            let (slack, near) = (rng.pick(&[0, 0, 1, 2, 4, 8]), rng.once_in(3));
+            Plan { slots, slack, near, patience: hash(&[seed, rank.into()]) % 3 * 8, consumes }
         };
         let workers = (0..count).map(&mut plan).collect();
         let iterations = rng.within(3..=14);
@@ -187,6 +194,7 @@ mod tests {
             all.reads > 5_000
                 && all.looks > 20_000
                 && all.waits > 2_500
+                && all.withdrawn > 500
                 && all.barriers > 1_500
                 && all.cuts > 250
                 && all.staleness == 8,
@@ -210,8 +218,8 @@ mod tests {
     fn within_bounds_fewer_bytes_travel_the_more_slack_there_is() {
         let bytes = |propagation, slack| {
             let consumes = BTreeMap::from([(0, RowSet::from_rows(0..20))]);
-            let producer = Plan { slots: 20, slack: 0, near: true, consumes: BTreeMap::new() };
-            let consumer = Plan { slots: 0, slack, near: false, consumes };
+            let producer = Plan { slots: 20, slack: 0, near: true, patience: 0, consumes: BTreeMap::new() };
+            let consumer = Plan { slots: 0, slack, near: false, patience: 0, consumes };
             let workers = vec![producer, consumer];
             let (seed, iterations, row_bytes, cuts, leaves) = (1, 40, 1000, 0, false);
             // Behind a barrier all is fetched.

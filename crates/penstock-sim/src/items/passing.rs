@@ -194,6 +194,7 @@ fn as_it_comes<'a>(
     let Some(sabotage) = scenario.sabotage else { return Some(record.into()) };
     let spoilt = match (message, sabotage) {
         (Message::Subscribe { .. }, Sabotage::IgnoresResubscriptions) if again => return None,
+        (Message::Withdraw { .. }, Sabotage::IgnoresWithdrawals) => return None,
         (Message::Fetch { partition, ticket, places, .. }, Sabotage::AnswersTooEarly) => {
             Message::Fetch { partition, ticket, version: 0, places }
         }

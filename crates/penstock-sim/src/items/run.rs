@@ -196,8 +196,23 @@ impl<'a> Run<'a> {
                 ));
             }
         }
+        self.nothing_is_left()?;
         self.tally.looks = self.seen.borrow().looks;
+        self.tally.withdrawn = self.traffic.iter().map(|(up, down)| up.withdrawn + down.withdrawn).sum();
         Ok(self.tally)
+    }
+
+    /// When nothing moves any more, each fetch was answered or withdrawn, wherever it was passed on to.
+    fn nothing_is_left(&self) -> Result<(), String> {
+        let stay = (0..).zip(&self.workers).filter(|(_, worker)| worker.leaving != Leaving::Left);
+        let left = stay.map(|(rank, worker)| (format!("worker {rank}"), worker.node.unanswered()));
+        match std::iter::once(("the home".to_owned(), self.home.unanswered()))
+            .chain(left)
+            .find(|left| left.1 > 0)
+        {
+            None => Ok(()),
+            Some((who, count)) => Err(format!("{who} keeps {count} questions that nobody waits for")),
+        }
     }
 
     fn is_done(&self, worker: &Worker) -> bool {

@@ -31,6 +31,8 @@ pub enum Sabotage {
     AnswersInPart,
     /// Answers a fetch with a row more.
     AnswersTooMuch,
+    /// Answers fetches that were withdrawn.
+    IgnoresWithdrawals,
     /// Goes on by a subscription that was replaced.
     IgnoresResubscriptions,
     /// The home says that it has brought rows when it is asked to bring them.

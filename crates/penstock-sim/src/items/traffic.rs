@@ -1,6 +1,7 @@
 //! The rows that one end of a link sends, compared with what the other asked of it: nothing that is not needed.
 //!
 //! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for. An answer is whole.
+//!   A fetch that was withdrawn is not answered any more.
 //! - **N-4** Bounded: a row is sent only if a consumer needs a version that it lacks, and it has it; or in answer to a fetch.
 //!
 //! It judges by the messages on the wire alone: by what has come to the sender when it sends.
@@ -16,6 +17,8 @@ struct Asked {
     places: RowSet,
     /// Those that the answer has brought so far, if it has begun.
     answered: Option<BTreeSet<u32>>,
+    /// Whether nobody waits for it any more.
+    withdrawn: bool,
 }
 
 /// What was asked of one partition.
@@ -23,6 +26,8 @@ struct Asked {
 struct Wanted {
     serial: u64,
     fetches: BTreeMap<u64, Asked>,
+    /// Those that were withdrawn and are not to be answered.
+    withdrawn: BTreeSet<u64>,
     needs: Vec<u64>,
     /// What was needed when the batch was made that is being sent: it is sent to its end whatever is needed meanwhile.
     of_batch: Vec<u64>,
@@ -38,11 +43,13 @@ pub(super) struct Traffic {
     partitions: BTreeMap<PartitionId, Wanted>,
     /// Whether the sender leaves: it sends all that any other may come to need.
     hands_over: bool,
+    /// Fetches that were withdrawn before they were answered.
+    pub(super) withdrawn: u64,
 }
 
 impl Traffic {
     pub(super) fn new(propagation: Propagation, row_bytes: u32) -> Self {
-        Self { propagation, row_bytes, partitions: BTreeMap::new(), hands_over: false }
+        Self { propagation, row_bytes, partitions: BTreeMap::new(), hands_over: false, withdrawn: 0 }
     }
 
     /// The sender leaves.
@@ -68,8 +75,16 @@ impl Traffic {
             }
             Message::Fetch { partition, ticket, version, places } => {
                 if let Some(wanted) = self.partitions.get_mut(partition) {
-                    let asked = Asked { version: *version, places: places.clone(), answered: None };
+                    let (version, places) = (*version, places.clone());
+                    let asked = Asked { version, places, answered: None, withdrawn: false };
                     wanted.fetches.insert(*ticket, asked);
+                }
+            }
+            Message::Withdraw { partition, ticket } => {
+                let wanted = self.partitions.get_mut(partition);
+                if let Some(asked) = wanted.and_then(|wanted| wanted.fetches.get_mut(ticket)) {
+                    asked.withdrawn = true;
+                    self.withdrawn += 1;
                 }
             }
             Message::Need { partition, versions } => {
@@ -113,15 +128,31 @@ impl Traffic {
         if head.last && head.ticket > 0 {
             wanted.answered(head.ticket)?;
         }
+        if head.first {
+            self.partitions.values_mut().for_each(Wanted::forget_withdrawn);
+        }
         Ok(())
     }
 }
 
 impl Wanted {
+    /// A batch goes out. One may have been under way when a fetch was withdrawn, and be its answer; any other that is begun is not.
+    fn forget_withdrawn(&mut self) {
+        let Self { fetches, withdrawn, .. } = self;
+        fetches.retain(|&ticket, asked| {
+            let goes = asked.withdrawn && asked.answered.is_none();
+            if goes {
+                withdrawn.insert(ticket);
+            }
+            !goes
+        });
+    }
+
     fn fetched(&mut self, head: &Head, entry: &Entry<'_>) -> Result<(), String> {
         let ticket = head.ticket;
+        let what = if self.withdrawn.contains(&ticket) { "was withdrawn" } else { "is not open" };
         let asked = self.fetches.get_mut(&ticket);
-        let asked = asked.ok_or_else(|| format!("N-3: an answer to fetch {ticket}, which is not open"))?;
+        let asked = asked.ok_or_else(|| format!("N-3: an answer to fetch {ticket}, which {what}"))?;
         if !asked.places.contains(entry.place.into()) {
             return Err(format!(
                 "N-3: an answer to fetch {ticket} brings row {}, which it did not ask for",

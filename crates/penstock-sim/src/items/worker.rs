@@ -269,6 +269,12 @@ impl Run<'_> {
                 (worker.waits, self.tally.waits) = (true, self.tally.waits + 1);
             }
             let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
+            // Its time is up: nobody waits any more for what it fetched. The program tries again, or does without.
+            if let Some(ticket) = worker.ticket.filter(|_| asked && self.rng.once_in(worker.plan.patience)) {
+                worker.node.give_up(ticket);
+                (worker.waits, worker.ticket) = (false, None);
+                return Ok(self.rng.once_in(2));
+            }
             if !direct && scenario.propagation == Propagation::Bounded {
                 worker.node.need(id, vec![wanted]);
             }

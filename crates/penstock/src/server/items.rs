@@ -506,7 +506,9 @@ impl Passer {
         }
     }
 
-    /// What could not be mapped goes with its producer and the last peer that waits for it, as what is mapped does.
+    /// What could not be mapped goes with its producer and the last peer that waits for it, as what is mapped does. Who
+    /// subscribes later is told that nothing of it was set, and nothing was: a producer sets no row before all workers that are
+    /// there, or may still come, are ready for its table, and one is ready when its homes have its subscriptions.
     fn forget_unreadable(&mut self) {
         let Self { node, unreadable, kept, .. } = self;
         let unused = |id: &PartitionId, producer: PeerId| node.has_gone(producer) && !node.is_awaited(*id);

@@ -4,12 +4,13 @@
 //! On another host the answer may be lost with a connection: a worker that has left may come again and ask again, until it says
 //! that it has heard.
 
-use super::control::{Answered, Control, Last};
+use super::control::{Answered, Control, Last, plain};
 use crate::options::OnWorkerLoss;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Departure};
+use penstock_proto::peer::PeerId;
 
 /// After one worker reports a failure that it has heard of: how long workers that know better may take to say so, in
 /// milliseconds. At least a quarter of a lease, within which all workers on the network notice that a server gives no more
@@ -45,6 +46,27 @@ impl Control {
             }
             Departure::Failed { what } => self.close(token, Loss::Failed { what }),
             Departure::Heard(failure) => self.hear_of(token, rank, failure),
+        }
+        None
+    }
+
+    /// A worker that has been told the last word says that it leaves: the answer was lost with a connection. Or it fails after
+    /// all, and has not heard that it was let go. Then it has not left well, whatever the others were told meanwhile: as when
+    /// its launcher says so, what it submitted counts, and they hear how it ended.
+    pub(super) fn leave_again(&mut self, token: u64, peer: PeerId, how: Departure) -> Option<Answered> {
+        let Departure::Failed { what } = how.brief() else { return plain(Answer::Left) };
+        // It hangs up, and comes no more.
+        self.partings.remove(&peer);
+        self.drop_client(token);
+        if self.is_open()
+            && let Some(rank) = self.rank_of(peer)
+            && self.roster.disown(rank)
+        {
+            let loss = Loss::Failed { what };
+            if let Some((_, last)) = self.departed.get_mut(&peer) {
+                *last = Last::Lost(loss.clone());
+            }
+            self.note_loss(rank, loss);
         }
         None
     }

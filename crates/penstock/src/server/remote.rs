@@ -1,20 +1,16 @@
-//! A peer on another host, as one shard sees it: its connection. Which of its frames were taken, and what is owed to it, its
-//! machine knows ([`penstock_proto::remote::home`]).
+//! A peer on another host, as one shard of a job sees it: its [connection](penstock_fabric::net::remote_peer), when that is silent,
+//! and what it counts for among the connections of its job and of others.
 
 use super::fair_share;
 use super::shard_memory::Memory;
 use crate::wire::vigil::Vigil;
-use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link};
+use penstock_fabric::net::remote_peer::{Heard, RemotePeer};
 use penstock_fabric::net::stream::Stream;
-use penstock_kernels::codec::{Base, Undecodable};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
-use penstock_proto::encoding::{Agreed, Sent, Source};
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
-use penstock_proto::remote::home::{Chunks as _, Owing, Publication, Subscriber};
-use penstock_proto::remote::judge::{self, Incoming, LanePart};
-use penstock_proto::shard::{Judged, Shard};
+use penstock_proto::remote::home::Subscriber;
+use penstock_proto::shard::Shard;
 use rustix::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,154 +24,71 @@ const LEAD: u64 = 32;
 /// How long ago a worker must have sent something to count as sending.
 const SENDING: Duration = Duration::from_millis(20);
 
-/// The connection. It counts among its job's while it lives.
-struct Wire<L> {
-    link: L,
-    reader: FrameReader<Incoming>,
-    writer: FrameWriter,
-    /// Where chunks are encoded that are not sent from where they are.
-    outgoing: Vec<u8>,
-    /// Whether the socket may have something.
-    readable: bool,
-    /// Whether the socket takes something.
-    writable: bool,
-    /// Whether it is not read for now, because a worker is too far ahead.
-    paused: bool,
-    /// What the poll watches.
-    watched: Interest,
-    /// What its buffers were sized to; `None`: left to the kernel.
-    buffer: Option<usize>,
-    /// Whether its round trip is long.
-    long: bool,
-    place: Option<fair_share::Place>,
+/// A connection, which counts among its job's while this lives.
+struct Counted(fair_share::Place);
+
+impl Counted {
+    fn new(place: &fair_share::Place) -> Self {
+        place.shares.count(place.job, 1);
+        Self(place.clone())
+    }
 }
 
-impl<L> Drop for Wire<L> {
+impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(place) = &self.place {
-            place.shares.count(place.job, -1);
-        }
+        self.0.shares.count(self.0.job, -1);
     }
 }
 
 /// One peer's port, over any link.
 pub(super) struct Remote<L = Stream> {
-    job: u64,
-    peer: PeerId,
+    connection: RemotePeer<L>,
     place: Option<fair_share::Place>,
-    wire: Option<Wire<L>>,
-    subscriber: Subscriber,
+    counted: Option<Counted>,
+    /// What the connection's buffers were sized to; `None`: left to the kernel.
+    buffer: Option<usize>,
+    /// Whether its round trip is long.
+    long: bool,
     last_sign: Instant,
     vigil: Vigil,
-    /// Bytes of frames that were taken.
-    received: u64,
     /// Whether the peer's process has ended, and the control thread waits for its connection to.
     ending: bool,
-}
-
-/// What a look at the connection brought.
-pub(super) enum Heard {
-    /// A submission, whole; whether its result is wanted; bytes that came with it.
-    Submission(Judged, bool, u32),
-    /// A sign of life.
-    Alive,
-    /// A header, which is judged at the next look.
-    Header,
-    /// Nothing now.
-    Nothing,
-    /// It broke the protocol.
-    Broke(String),
-}
-
-/// Judges frames of one peer before their payload is let in.
-struct Judge<'a> {
-    job: u64,
-    peer: PeerId,
-    subscriber: &'a Subscriber,
-    machine: &'a Shard,
-    memory: &'a mut Memory,
-}
-
-impl Places for Judge<'_> {
-    type Place = Incoming;
-
-    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
-        let Self { job, peer, subscriber, machine, memory } = self;
-        judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
-            let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
-            Some((range, *memory.contributions(tensor)))
-        })
-    }
-
-    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
-        match place {
-            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
-            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
-                Some(self.memory.lane(part.tensor, part.rank).receive(part.range.clone()))
-            }
-            Incoming::Submission(_, Some(_)) => None,
-        }
-    }
-}
-
-/// The payload is here, verified: decodes it into its lane, if it is not there already.
-fn settle(part: LanePart, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
-    let LanePart { rank, tensor, range, codec, .. } = part;
-    if codec.is_verbatim() {
-        return Ok(());
-    }
-    codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
 }
 
 impl<L: Link> Remote<L> {
     pub(super) fn new(job: u64, peer: PeerId, place: Option<fair_share::Place>, lease: Duration) -> Self {
         Self {
-            job,
-            peer,
+            connection: RemotePeer::new(job, peer),
             place,
-            wire: None,
-            subscriber: Subscriber::default(),
+            counted: None,
+            buffer: None,
+            long: false,
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
-            received: 0,
             ending: false,
         }
     }
 
     /// Who is at the other end.
     pub(super) fn peer(&self) -> PeerId {
-        self.peer
+        self.connection.peer()
     }
 
     pub(super) fn link(&self) -> Option<&L> {
-        self.wire.as_ref().map(|wire| &wire.link)
+        self.connection.link()
     }
 
     /// A new connection.
     pub(super) fn attach(&mut self, link: L, long: bool) {
-        if let Some(place) = &self.place {
-            place.shares.count(place.job, 1);
-        }
-        self.wire = Some(Wire {
-            place: self.place.clone(),
-            buffer: None,
-            long,
-            link,
-            reader: FrameReader::new(),
-            writer: FrameWriter::default(),
-            outgoing: Vec::new(),
-            readable: true,
-            writable: true,
-            paused: false,
-            watched: Interest { read: true, write: false },
-        });
+        self.counted = self.place.as_ref().map(Counted::new);
+        (self.buffer, self.long) = (None, long);
         self.vigil.connected();
-        self.subscriber.connect();
+        self.connection.attach(link);
     }
 
     /// The peer has said goodbye: nothing may follow.
     pub(super) fn let_go(&mut self) {
-        self.subscriber.let_go();
+        self.connection.let_go();
     }
 
     /// The peer's process has ended: no other connection comes when this one is over.
@@ -185,209 +98,126 @@ impl<L: Link> Remote<L> {
 
     /// Whether that has come to pass; once.
     pub(super) fn take_end(&mut self) -> bool {
-        self.wire.is_none() && std::mem::take(&mut self.ending)
-    }
-
-    /// The connection is over; the peer may make another.
-    pub(super) fn detach(&mut self) {
-        self.wire = None;
-        self.subscriber.disconnect();
+        self.link().is_none() && std::mem::take(&mut self.ending)
     }
 
     /// Gives up a connection on which the peer is silent, for it to make another; shows it that this end lives.
     pub(super) fn keep_vigil(&mut self) {
-        let Some(wire) = &self.wire else { return };
-        if self.vigil.is_time_to_beat() {
-            self.subscriber.tell_again();
+        if self.link().is_none() {
+            return;
         }
-        if wire.paused {
+        if self.vigil.is_time_to_beat() {
+            self.subscriber().tell_again();
+        }
+        if self.is_paused() {
             // What it says is not read for now.
             self.vigil.heard();
-        } else if self.vigil.is_silent(wire.reader.heard()) {
-            tracing::info!(peer = %self.peer, "a peer's connection is silent");
-            self.detach();
+        } else if self.vigil.is_silent(self.connection.heard()) {
+            tracing::info!(peer = %self.peer(), "a peer's connection is silent");
+            self.connection.detach();
+            self.counted = None;
         }
     }
 
     /// Sizes the connection's buffers, if they have another size.
     pub(super) fn resize(&mut self, buffer: Option<usize>) {
-        if let (Some(wire), Some(bytes)) = (&mut self.wire, buffer)
-            && !wire.long
-            && wire.buffer != buffer
+        if let (Some(link), Some(bytes)) = (self.connection.link(), buffer)
+            && !self.long
+            && self.buffer != buffer
         {
-            if let Err(error) = wire.link.resize(bytes) {
+            if let Err(error) = link.resize(bytes) {
                 tracing::warn!(%error, "a connection's buffers stay as they are");
             }
-            wire.buffer = buffer;
+            self.buffer = buffer;
         }
     }
 
     /// The socket is ready, as the poll says.
     pub(super) fn ready(&mut self, read: bool, write: bool) {
-        if let Some(wire) = &mut self.wire {
-            wire.readable |= read;
-            wire.writable |= write;
-            if read {
-                wire.reader.look_again();
-            }
-        }
+        self.connection.ready(read, write);
     }
 
     /// Whether there may be something to take or to send at once.
     pub(super) fn has_work(&self) -> bool {
-        self.wire
-            .as_ref()
-            .is_some_and(|wire| (wire.readable && !wire.paused) || (wire.writable && self.has_output(wire)))
+        self.connection.has_work()
     }
 
     /// Whether it is a worker that is sending, and how far ahead it is. No worker is held back for a peer that contributes
     /// nothing.
     pub(super) fn progress(&self, now: Instant) -> Option<u64> {
-        let sends =
-            self.peer.rank().is_some() && self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
-        sends.then(|| self.subscriber.lead())
+        let sends = self.peer().rank().is_some()
+            && self.link().is_some()
+            && now.duration_since(self.last_sign) < SENDING;
+        sends.then(|| self.connection.lead())
     }
 
     /// Whether the worker is so far ahead that another worker, which is sending and which it has to wait for anyway, should
     /// have the link instead. Without that a worker that gets the larger part of a shared link is done early, the other's
     /// chunks come last and alone, and the way back stands idle meanwhile.
     pub(super) fn is_too_far_ahead(&self, least_of_others: Option<u64>) -> bool {
-        let lead = self.subscriber.lead();
+        let lead = self.connection.lead();
         lead > LEAD && least_of_others.is_some_and(|least| least + LEAD / 2 < lead)
     }
 
     /// Reads on, or not for now.
     pub(super) fn pause(&mut self, pause: bool) {
-        if let Some(wire) = &mut self.wire {
-            wire.paused = pause;
-        }
+        self.connection.pause(pause);
     }
 
     /// Whether it is not read for now.
     pub(super) fn is_paused(&self) -> bool {
-        self.wire.as_ref().is_some_and(|wire| wire.paused)
-    }
-
-    fn interest(&self, wire: &Wire<L>) -> Interest {
-        wire.link.interest(self.subscriber.has_due() || !wire.writer.is_clear())
-    }
-
-    fn has_output(&self, wire: &Wire<L>) -> bool {
-        self.interest(wire).write
+        self.connection.is_paused()
     }
 
     /// What the poll has to watch from now on, if that has changed.
     pub(super) fn change_of_interest(&mut self) -> Option<Interest> {
-        let Interest { read, write } = self.interest(self.wire.as_ref()?);
-        let wire = self.wire.as_mut()?;
-        let wanted = Interest { read: read && !wire.paused, write: write && !wire.writable };
-        (wire.watched != wanted).then(|| {
-            wire.watched = wanted;
-            wanted
-        })
+        self.connection.change_of_interest()
     }
 
     /// The next submission.
     pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
-        let Self { job, peer, wire, subscriber, .. } = self;
-        let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory };
-        let step = wire.reader.next(&mut wire.link, &mut judge);
-        if let Step::Frame(header, _) = &step {
-            // Whatever the frame says, its bytes have come.
-            let bytes = HEADER_BYTES as u64 + u64::from(header.length);
-            self.received += bytes;
-            if let Some(place) = &self.place {
-                place.moved.fetch_add(bytes, Ordering::Relaxed);
-            }
+        let before = self.received();
+        let heard = self.connection.hear(machine, memory);
+        self.moved(self.received() - before);
+        match &heard {
+            Heard::Submission(_) => self.last_sign = Instant::now(),
+            Heard::Ended(why) => self.ended(why),
+            _ => {}
         }
-        match step {
-            Step::Frame(Header { body, length, .. }, Incoming::Submission(judged, part)) => {
-                if let Some(part) = part
-                    && let Err(undecodable) = settle(part, wire.reader.payload(), memory)
-                {
-                    return Heard::Broke(undecodable.to_string());
-                }
-                if let Err(broken) = self.subscriber.take(judged.submission()) {
-                    return Heard::Broke(broken.to_string());
-                }
-                self.last_sign = Instant::now();
-                Heard::Submission(judged, matches!(body, Body::Submission { wanted: true, .. }), length)
-            }
-            Step::Frame(_, Incoming::Alive) => Heard::Alive,
-            Step::Header => Heard::Header,
-            Step::Nothing => {
-                wire.readable = false;
-                Heard::Nothing
-            }
-            Step::Ended(why) => {
-                tracing::info!(%peer, why, "a peer's connection has ended");
-                self.detach();
-                Heard::Nothing
-            }
-            Step::Broke(what) => Heard::Broke(what),
-        }
+        heard
     }
 
     /// Bytes of frames that were taken so far.
     pub(super) fn received(&self) -> u64 {
-        self.received
+        self.connection.received()
     }
 
     /// What is owed to the peer.
     pub(super) fn subscriber(&mut self) -> &mut Subscriber {
-        &mut self.subscriber
+        self.connection.subscriber()
     }
 
     /// Sends what is due, as far as the socket takes it; whether it sent anything.
     pub(super) fn send(&mut self, memory: &Memory) -> bool {
-        let mut busy = false;
-        while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
-            let flushed = wire.writer.flush(&mut wire.link);
-            let sent = match flushed {
-                Ok(true) => self.send_batch(memory),
-                other => other.map(|_| Some(false)),
-            };
-            let Some(wire) = &mut self.wire else { break };
-            match sent {
-                Ok(None) => break,
-                Ok(Some(taken)) => {
-                    busy = true;
-                    wire.writable = taken;
-                }
-                Err(error) => {
-                    tracing::info!(peer = %self.peer, %error, "a peer's connection has ended");
-                    self.detach();
-                }
-            }
-        }
-        busy
+        let before = self.connection.sent();
+        let sent = self.connection.send(memory);
+        self.moved(self.connection.sent() - before);
+        sent.unwrap_or_else(|error| {
+            self.ended(&error.to_string());
+            true
+        })
     }
 
-    /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
-    fn send_batch(&mut self, memory: &Memory) -> std::io::Result<Option<bool>> {
-        let Self { job, wire: Some(wire), subscriber, place, .. } = self else { return Ok(None) };
-        let mut batch = Batch::new(&mut wire.outgoing);
-        while !batch.is_full() {
-            let Some(owing) = subscriber.next(memory) else { break };
-            let (notice, chunk) = notice(owing, memory);
-            let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
-            match chunk {
-                Some((agreed, sent)) => batch.push_chunk(header, agreed, &sent),
-                None => batch.push(header),
-            }
+    /// So many bytes were moved for the job.
+    fn moved(&self, bytes: u64) {
+        if let Some(place) = self.place.as_ref().filter(|_| bytes > 0) {
+            place.moved.fetch_add(bytes, Ordering::Relaxed);
         }
-        if batch.is_empty() {
-            if !subscriber.must_tell() {
-                return Ok(None);
-            }
-            batch.push(Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Taken)));
-        }
-        if let Some(place) = place {
-            let bytes = batch.bytes() + batch.len() * HEADER_BYTES;
-            place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
-        }
-        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+    }
+
+    fn ended(&mut self, why: &str) {
+        tracing::info!(peer = %self.peer(), why, "a peer's connection has ended");
+        self.counted = None;
     }
 }
 
@@ -396,26 +226,7 @@ impl<L: Link + AsFd> Remote<L> {
     /// and what may stand in buffers here.
     pub(super) fn standing(&self) -> u64 {
         let held = self.link().and_then(|link| rustix::io::ioctl_fionread(link).ok());
-        held.map_or(self.received, |held| self.received + held + UNDER_WAY)
-    }
-}
-
-/// What is said of that, and the chunk that goes with it.
-fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(&Agreed, Sent<'_>)>) {
-    match owing {
-        Owing::Value { tensor, local, publication, position } => {
-            let (chunk, agreed, sent) = memory.value(tensor, local, position);
-            let Publication { version, steps, sequence } = publication;
-            let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-            (notice, Some((agreed, sent)))
-        }
-        Owing::State { tensor, local } => {
-            let (chunk, state) = memory.state(tensor, local);
-            let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
-            (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
-        }
-        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
-        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
+        self.received() + held.map_or(0, |held| held + UNDER_WAY)
     }
 }
 
@@ -424,13 +235,17 @@ mod tests {
     use super::*;
     use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
+    use penstock_fabric::net::frames::Batch;
+    use penstock_fabric::net::remote_peer::Homed as _;
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
     use penstock_proto::consistency::Consistency;
-    use penstock_proto::encoding::Encoding;
+    use penstock_proto::encoding::{Encoding, Sent, Source};
+    use penstock_proto::frame::{Body, Header};
     use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
+    use penstock_proto::remote::home::{Chunks as _, Owing};
     use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
     use penstock_proto::travel::{Filtering, Travel};
@@ -451,6 +266,10 @@ mod tests {
     }
 
     fn rig(travel: &Travel) -> Rig {
+        rig_of(PeerId::worker(0), travel)
+    }
+
+    fn rig_of(peer: PeerId, travel: &Travel) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -475,7 +294,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let worker = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let mut remote = Remote::new(1, PeerId::worker(0), None, Duration::from_secs(10));
+        let mut remote = Remote::new(1, peer, None, Duration::from_secs(10));
         remote.attach(Stream::plain(stream, Duration::from_secs(10)).unwrap(), false);
         Rig { machine, memory, remote, worker }
     }
@@ -580,8 +399,7 @@ mod tests {
     #[test]
     fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
         for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
-            let mut rig = rig(&Travel::default());
-            rig.remote.peer = peer;
+            let mut rig = rig_of(peer, &Travel::default());
             let submission = Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 };
             let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
             rig.worker.write_all(&header.encode()).unwrap();
@@ -596,14 +414,13 @@ mod tests {
         rig.remote.subscriber().fetch(W, 0, 1, 0, &rig.memory);
         let mut sent = Vec::new();
         while let Some(owing) = rig.remote.subscriber().next(&rig.memory) {
-            let (notice, chunk) = notice(owing, &rig.memory);
-            if let (Notice::Value { publication, base, .. }, Some((_, chunk))) = (notice, chunk) {
-                let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
-                assert!(std::ptr::eq(bytes, rig.memory.standing(W, sent.len())));
-                assert_eq!((publication, base), (rig.memory.publication(W, sent.len()).sequence, 0));
-                assert!(publication > 0);
-                sent.push(bytes.len());
-            }
+            let Owing::Value { tensor, local, publication, position } = owing else { continue };
+            let (_, _, chunk) = rig.memory.value(tensor, local, position);
+            let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
+            assert!(std::ptr::eq(bytes, rig.memory.standing(W, local)));
+            assert_eq!(publication, rig.memory.publication(W, local));
+            assert!(publication.sequence > 0);
+            sent.push(bytes.len());
         }
         assert_eq!(sent, [4096, 40]);
     }

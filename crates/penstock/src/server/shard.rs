@@ -5,7 +5,7 @@
 use super::bells;
 use super::pace::Pace;
 use super::ports::{Local, Port, Ports};
-use super::remote::{Heard, Remote};
+use super::remote::Remote;
 use super::shard_memory::{Memory, Touched};
 use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
@@ -16,6 +16,7 @@ use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::{Count, flags};
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::net::link::Interest;
+use penstock_fabric::net::remote_peer::{Heard, Taken};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
@@ -587,7 +588,7 @@ impl Loop {
             }
             let Some(remote) = self.ports.remote_at(place) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
-                Heard::Nothing => break,
+                Heard::Nothing | Heard::Ended(_) => break,
                 Heard::Header => {}
                 // It costs a look like any other frame: a peer that sends nothing else must not take them all.
                 Heard::Alive => {
@@ -598,7 +599,7 @@ impl Loop {
                     self.drop_peer(peer, what);
                     return true;
                 }
-                Heard::Submission(judged, wanted, bytes) => {
+                Heard::Submission(Taken { judged, wanted, bytes, .. }) => {
                     taken += 1;
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;

@@ -1,12 +1,14 @@
 //! A shard's memory: what its machine acts on, and what of it is sent to workers on other hosts.
 
 use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
+use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
+use penstock_proto::remote::judge::LanePart;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
@@ -109,40 +111,11 @@ impl Memory {
         self.tensors.get(id).expect("it was asked whether it is declared")
     }
 
-    /// Where the chunk lies in a lane, if it is homed here.
-    pub(super) fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
-        let tensor = self.tensors.get(id)?;
-        tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
-    }
-
-    /// How the tensor's contributions are encoded.
-    pub(super) fn contributions(&self, id: TensorId) -> &Agreed {
-        &self.look(id).terms.contributions
-    }
-
-    /// A chunk, to be sent to a worker at this position; and how it is encoded.
-    pub(super) fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
-        let TensorMemory { home, terms, streams, .. } = self.look(id);
-        let chunk = home.chunks()[local];
-        let value = home.value(chunk);
-        let sent = match streams {
-            None => Sent { source: Source::Stands(value), shadow: None, position },
-            Some(streams) => streams.send(local, home.sequence(local), value, position),
-        };
-        (chunk, &terms.values, sent)
-    }
-
     /// A chunk's value, where it stands.
     #[cfg(test)]
     pub(super) fn standing(&self, id: TensorId, local: usize) -> &[u8] {
         let home = &self.look(id).home;
         home.value(home.chunks()[local])
-    }
-
-    /// A chunk and the optimizer's arrays, to be sent.
-    pub(super) fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
-        let home = &self.look(id).home;
-        (home.chunks()[local], home.state(home.chunks()[local]))
     }
 
     fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
@@ -191,6 +164,37 @@ impl Chunks for Memory {
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
         self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
+    }
+}
+
+impl Homed for Memory {
+    fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
+        let tensor = self.tensors.get(id)?;
+        tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
+    }
+
+    fn contributions(&self, id: TensorId) -> &Agreed {
+        &self.look(id).terms.contributions
+    }
+
+    fn receive(&mut self, part: &LanePart) -> &mut [u8] {
+        self.lane(part.tensor, part.rank).receive(part.range.clone())
+    }
+
+    fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
+        let TensorMemory { home, terms, streams, .. } = self.look(id);
+        let chunk = home.chunks()[local];
+        let value = home.value(chunk);
+        let sent = match streams {
+            None => Sent { source: Source::Stands(value), shadow: None, position },
+            Some(streams) => streams.send(local, home.sequence(local), value, position),
+        };
+        (chunk, &terms.values, sent)
+    }
+
+    fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let home = &self.look(id).home;
+        (home.chunks()[local], home.state(home.chunks()[local]))
     }
 }
 

@@ -70,7 +70,8 @@ impl Job {
     }
 
     /// Leaves the job because of an error: the others hear of it. Does not wait for them. A thread that leaves meanwhile
-    /// ([`Job::leave`]) and has not been let go by all servers leaves as one that failed, and tells them this instead.
+    /// ([`Job::leave`]) and has not heard from all servers that they let it go leaves as one that failed, and tells them this
+    /// instead.
     pub fn fail(&self, what: &str) {
         let inner = &self.inner;
         if inner.fate.is_abandoned() {
@@ -120,9 +121,8 @@ impl Job {
         // What this worker has heard explains more than how it ended.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
-        for relay in std::mem::take(&mut *lock(&self.inner.relays)).into_values() {
-            relay.end();
-        }
+        let relays = std::mem::take(&mut *lock(&self.inner.relays));
+        relays.into_values().for_each(|relay| relay.end());
         for link in links {
             link.part(how.clone());
         }

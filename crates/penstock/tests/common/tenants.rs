@@ -33,10 +33,16 @@ pub(crate) fn service() -> (Service, SocketAddr) {
 
 /// The same; each job may take so many bytes.
 pub(crate) fn service_with(memory: u64) -> (Service, SocketAddr) {
+    service_of(memory, &[])
+}
+
+/// The same with more options.
+pub(crate) fn service_of(memory: u64, more: &[(&str, &str)]) -> (Service, SocketAddr) {
     let service = Service::start(&["127.0.0.1:0".parse().unwrap()], options(&[])).unwrap();
     for (name, secret) in [("good", GOOD), ("evil", EVIL)] {
         let given = [("chunk_bytes", "4KiB"), ("shards", "2"), ("lease", "5"), ("pin", "off")];
-        let options = given.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let all = given.iter().chain(more);
+        let options = all.map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         let (name, share) = (name.to_owned(), 1.0);
         service
             .create(JobConfig { name, secret, index: 0, servers: 1, workers: 2, options, memory, share })
@@ -120,7 +126,12 @@ pub(crate) fn enter(
 
 /// A worker of the other job that has said hello; its control connection.
 pub(crate) fn evil_worker(address: SocketAddr) -> TcpStream {
-    let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    join_by_hand(address, "evil", EVIL)
+}
+
+/// A worker of either job that has said hello; its control connection.
+pub(crate) fn join_by_hand(address: SocketAddr, job: &str, secret: Secret) -> TcpStream {
+    let mut control = enter(address, job, secret, Purpose::Control).unwrap();
     let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size: 2 };
     say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();

@@ -28,6 +28,7 @@ import torch
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
+from ..copies import Ours, leave_hooks_behind
 from .arrivals import watch
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
@@ -120,9 +121,13 @@ class Averaging:
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
-        self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
+        loaded = _Loaded(self)
+        for module in model.modules():
+            # A part of the model may be loaded by itself.
+            self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._see_calls()
         watch(model, self)
+        leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
         return Bucket(
@@ -408,7 +413,7 @@ class Averaging:
         """The model is called with a batch."""
         if not torch.is_grad_enabled() or self.job.closed:
             return
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         if self._grown:
             self._refuse_new()
@@ -447,8 +452,8 @@ class Averaging:
         self._handles, self._ours, self._calls = [], [], None
 
 
-class _Loaded:
-    """After `load_state_dict`. A copy of the model is not distributed: its hook does nothing."""
+class _Loaded(Ours):
+    """After `load_state_dict`."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -457,12 +462,9 @@ class _Loaded:
         if self._averaging is not None:
             self._averaging.loaded()
 
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
-
-class _Given:
-    """Before the model is called. A copy of the model is not distributed: its hook does nothing."""
+class _Given(Ours):
+    """Before the model is called."""
 
     def __init__(self, averaging: Averaging | None = None) -> None:
         self._averaging = averaging
@@ -470,9 +472,6 @@ class _Given:
     def __call__(self, _: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._averaging is not None:
             self._averaging.given((args, kwargs))
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
 
 
 def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

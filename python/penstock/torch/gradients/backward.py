@@ -4,7 +4,8 @@ When a backward pass begins and ends.
 It begins, for us, with the first gradient that it adds to a parameter, and ends with autograd's own callback
 (`queue_callback`). A pass may reach several distributed models, as a generator's loss does that goes through
 the discriminator: they end together, with one iteration of the job's clock, so that all workers mean the same
-iteration by it whatever the order in which gradients came.
+iteration by it whatever the order in which gradients came. Where it reaches models of several jobs, what is
+left of all of them leaves before the average of any is awaited: each job's workers may wait in another order.
 
 Passes may be nested: activation checkpointing with `use_reentrant=True` runs a backward pass inside a node of
 another. The callback of the inner pass would come too early, so the end is asked of the outermost: through a
@@ -33,6 +34,8 @@ _this_pass: Callable[[], int] = torch._C._current_graph_task_id
 _engine: Any = torch.autograd.Variable._execution_engine
 
 _of_job: weakref.WeakKeyDictionary[Job, Backward] = weakref.WeakKeyDictionary()
+_ending: dict[int, dict[Backward, None]] = {}
+"""The jobs whose models each outermost pass has reached, in order; each once, whichever threads reach it."""
 
 
 class Part(Protocol):
@@ -76,6 +79,7 @@ class Backward:
         self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: list[Part] = []
+        self._again: list[Part] = []
         self._number = 0
         """Of the pass, for what outlives it."""
         self._broken = False
@@ -123,12 +127,16 @@ class Backward:
                 )
             self._forget_broken()
         self._outermost, self._thread = outermost, threading.get_ident()
-        _engine.queue_callback(_Expected(self, self._number, self._end))
+        together = _ending.setdefault(outermost, {})
+        together.setdefault(self)
+        is_first = next(iter(together)) is self
+        then = (lambda: _end(outermost)) if is_first else None
+        _engine.queue_callback(_Expected(self, self._number, then))
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
         sent = any(part.has_sent for part in self._parts)
-        self._reset()
+        self.reset()
         if sent:
             raise OptionError(
                 "a backward pass ended with an error after some of its gradients had left for the other "
@@ -137,28 +145,35 @@ class Backward:
                 "then leave when the pass has ended",
             )
 
-    def _end(self) -> None:
-        try:
-            job = self._job()
-            if job is None or not self._parts:
-                return
+    def send_rest(self) -> None:
+        """What has not left leaves, and the iteration is complete."""
+        self._again = []
+        job = self._job()
+        if job is not None and self._parts:
             for part in self._parts:
                 part.send_rest()
             job.clock()
-            again = [part for part in self._parts if part.take_average()]
-            if again:
-                for part in again:
-                    part.send_found()
-                job.clock()
-                for part in again:
-                    part.take_found()
-        finally:
-            self._reset()
 
-    def _reset(self) -> None:
+    def take_average(self) -> None:
+        """Waits for the average, and has the second part of it leave, if there is one."""
+        self._again = [part for part in self._parts if part.take_average()]
+        job = self._job()
+        if job is not None and self._again:
+            for part in self._again:
+                part.send_found()
+            job.clock()
+
+    def take_found(self) -> None:
+        """Waits for the second part."""
+        for part in self._again:
+            part.take_found()
+
+    def reset(self) -> None:
+        """The pass is over, or broken off."""
+        _ending.pop(self._outermost, None)
         for part in self._parts:
             part.begin_anew()
-        self._parts = []
+        self._parts, self._again = [], []
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
@@ -186,6 +201,21 @@ def _is_compiled() -> bool:
     """Whether compiled autograd runs this pass: it has a graph task as any other, whose end is never said."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return _this_pass() == -1 or bool(getattr(compiled, "in_compiled_autograd_region", False))
+
+
+def _end(outermost: int) -> None:
+    """The pass has ended."""
+    together = _ending.pop(outermost, {})
+    try:
+        for backward in together:
+            backward.send_rest()
+        for backward in together:
+            backward.take_average()
+        for backward in together:
+            backward.take_found()
+    finally:
+        for backward in together:
+            backward.reset()
 
 
 def _node_outside() -> Any:

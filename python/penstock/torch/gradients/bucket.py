@@ -4,6 +4,12 @@ Buckets: gradients of many parameters as one tensor of the job, in the order in 
 A gradient is copied once into the lane, when all of its bucket are there, and the average once from the
 servers' memory into `p.grad`. `p.grad` stays the array that autograd made: a script may keep it, and nothing
 writes to it after the pass.
+
+Tried and left: `p.grad` as a view of the lane (`gradient_as_bucket_view`). Autograd hands over an array
+that it has made, but adds to one that is there, which must be zeroed before; and the average must be copied
+all the same, to where the script may write. A pass with these copies took 26.0 and 26.6 ms of processor
+time, with views 26.1 and 27.0 (ten layers of 1024 x 1024, 19.5 ms without an exchange); with 452 tensors of
+up to 256 elements 7.8 and 8.3 against 8.1 and 8.7.
 """
 
 from __future__ import annotations

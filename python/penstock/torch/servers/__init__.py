@@ -8,6 +8,7 @@
 | transfer.py, cuda.py | how bytes move between a parameter and the servers; whether they changed since |
 | bits.py | tensors compared bit for bit |
 | attendance.py | who takes part in a step |
+| clipping.py | steps by an average that is clipped by its norm |
 | state.py | what stands for the optimizer's state |
 | optimizer.py | torch's interface over all that |
 """

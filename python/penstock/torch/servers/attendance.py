@@ -1,24 +1,35 @@
 """
-Who takes part in a step, under BSP: the servers' mean counts a worker without a gradient as zeros, and cannot
-tell one that was not there at all.
+Who takes part in a step, and with what, under BSP: the servers' mean counts a worker without a gradient as
+zeros, and cannot tell one that was not there at all, or whose gradient came in another iteration.
 
-Each step, every worker gives 1 at its own place of a tensor with a place for each rank, and reads the mean.
+Each step, every worker fills a tensor, and reads the mean.
 
-| the mean | means |
-|---|---|
-| sums up to 1 | all workers that are left were there; a place with 0 is that of one that has left |
-| sums up to less | somebody's iteration went by without this step |
+| part | this worker gives | what the mean says |
+|---|---|---|
+| present | 1 at its rank | sums up to less than 1: somebody's iteration went by without this step |
+| | | 0 at a place, with a sum of 1: that worker has left the job |
+| left | 1 for each parameter whose gradient has left | above 0: somebody has one |
+| ages | for these, how many iterations ago | not so many for each that has one: another's left in another |
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...arrays import Array
 from ...exceptions import DeclarationConflict
 from ...job import Job
 from ...optim import Replace
+
+if TYPE_CHECKING:
+    from .delivery import Shared
+
+OLDEST = 1000
+"""Iterations are counted up to here: the mean over a thousand workers still tells a difference of one."""
 
 
 class Attendance:
@@ -27,35 +38,61 @@ class Attendance:
     def __init__(self, job: Job, prefix: str, timeout: float | None) -> None:
         self._job = job
         self._prefix = prefix
-        self._tensor = job.tensor(
-            f"{prefix}/attendance", shape=job.size, optimizer=Replace(), consistency="bsp", timeout=timeout
+        self._timeout = timeout
+        self._all: list[Shared] = []
+        self._gone: set[int] = set()
+
+    def take_in(self, everything: Sequence[Shared]) -> None:
+        """From now on the parameters are these. Collective."""
+        self._all = list(everything)
+        count = len(self._all)
+        self._tensor = self._job.tensor(
+            f"{self._prefix}/attendance of {count}",
+            shape=self._job.size + 2 * count,
+            optimizer=Replace(),
+            consistency="bsp",
+            timeout=self._timeout,
         )
-        self._left: set[int] = set()
 
     def give(self) -> None:
-        """This worker takes the step."""
+        """This worker takes the step: what will leave has left."""
+        size, now = self._job.size, self._job.iteration
+        left = [shared.left for shared in self._all]
+        ages = [min(now - shared.stamp, OLDEST) * shared.left for shared in self._all]
+        self._given = np.array([left, ages], dtype=np.float32)
         lane = self._tensor.lane()
-        lane[:] = 0
+        lane[:size] = 0
         lane[self._job.rank] = 1
+        lane[size:] = self._given.reshape(-1)
         self._tensor.push()
 
-    def take(self) -> None:
+    def take(self) -> tuple[list[int], Array]:
         """
-        Waits for the others. Raises DeclarationConflict if one was elsewhere; warns, once, of each that left.
+        Waits for the others; returns who was there, and which parameters somebody has a gradient of. Raises
+        DeclarationConflict if one was elsewhere; warns, once, of each that left.
         """
-        mean = self._tensor.pull()
-        gone = {int(rank) for rank in np.flatnonzero(mean == 0)}
+        mean, size = self._tensor.pull(), self._job.size
+        present, (left, ages) = mean[:size], mean[size:].reshape(2, len(self._all))
+        gone = {int(rank) for rank in np.flatnonzero(present == 0)}
         # Rounding: the mean of N whole numbers, summed up again.
-        if mean.sum() < 1 - 1 / (4 * len(mean)):
+        if present.sum() < 1 - 1 / (4 * size):
             raise DeclarationConflict(
                 f"worker {self._job.rank} took a step of `{self._prefix}` in an iteration that workers "
                 f"{sorted(gone)} completed without it",
                 "have all workers take the same steps of the same optimizers in the same order",
             )
-        if gone - self._left:
-            self._left = gone
+        apart = (self._given[0] > 0) & (np.abs(ages - self._given[1] * left) > 1 / (2 * size))
+        if apart.any():
+            raise DeclarationConflict(
+                f"the gradient of `{self._all[int(apart.argmax())].name}` left in another iteration on "
+                f"worker {self._job.rank} than on others, so the servers took the mean of neither",
+                "pass overlap=False to `ps.torch.distribute` on every worker: gradients leave in step() then",
+            )
+        if gone - self._gone:
+            self._gone = gone
             warnings.warn(
                 f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
                 f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
-                stacklevel=4,
+                stacklevel=5,
             )
+        return [int(rank) for rank in np.flatnonzero(present)], left > 0

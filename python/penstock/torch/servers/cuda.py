@@ -23,11 +23,14 @@ from .bits import same_bits
 class CudaTransfer:
     """For parameters in the memory of a CUDA device."""
 
-    def __init__(self, parameter: torch.Tensor, tensor: Tensor, check: bool) -> None:
+    def __init__(
+        self, parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
+    ) -> None:
         self._tensor = tensor
+        self._sends_to = tensor if mean is None else mean
         self._check = check
         self._device = parameter.device
-        self._lane = PinnedMemory(tensor._core.lane(), tensor.shape, parameter.dtype)
+        self._lane = PinnedMemory(self._sends_to._core.lane(), tensor.shape, parameter.dtype)
         self._mirror = PinnedMemory(tensor._core.mirror(), tensor.shape, parameter.dtype)
         self._sent: Future[int] | None = None
         self._taken = torch.cuda.Event()
@@ -62,7 +65,7 @@ class CudaTransfer:
 
     def _announce(self, copied: torch.cuda.Event) -> int:
         copied.synchronize()
-        return self._tensor.push()
+        return self._sends_to.push()
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""

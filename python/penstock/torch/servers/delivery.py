@@ -49,11 +49,15 @@ class Shared:
     tensor: Tensor
     group: GroupRule
     transfer: Transfer
+    mean: Tensor | None = None
+    """What its gradients go to, if the step waits for a norm: then settings are read after that."""
     additions: int = 0
     """How often backward added to the gradient in this iteration."""
     expected: int | None = None
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
+    stamp: int = 0
+    """The job's iteration in which it left."""
     held: bool = False
     """Whether the transfer knows the bits of the gradient after the last addition."""
     seen: tuple[torch.Tensor, int, Settings] | None = None
@@ -114,7 +118,7 @@ class Shared:
 
     def settings_changed(self) -> bool:
         """Whether the settings changed since `remember`."""
-        if self.seen is None:
+        if self.seen is None or self.mean is not None:
             return False
         self.group.refresh()
         return self.tensor._optimizer._packed != self.seen[2]
@@ -217,6 +221,7 @@ class Delivery:
         shared.group.refresh()
         shared.transfer.send(dense(gradient, shared.name), held=shared.held)
         shared.left, shared.held = True, self._check
+        shared.stamp = shared.tensor._job.iteration
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
@@ -279,8 +284,8 @@ class Delivery:
                     f"the gradient of `{shared.name}` was changed between backward and step(): the servers "
                     "would average what each worker has changed by itself; the average would not change so",
                     'where="gradients", under ps.BSP(), has the average in p.grad before step(), to clip or '
-                    "change as under DistributedDataParallel; clip=... clips each element of the average on "
-                    "the servers; overlap=False says that each worker's own change is meant",
+                    "change as under DistributedDataParallel; clip_norm=... clips the average by norm, "
+                    "clip=... each element of it; overlap=False says that each worker's own change is meant",
                 )
             # What is held is not what will leave.
             shared.held = False

@@ -8,19 +8,23 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 
-from ...arrays import as_array
+from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
+from ...optim import updates_in
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
+from ..copies import Ours, leave_hooks_behind
 from .attendance import Attendance
+from .bits import same_bits
+from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
 from .rules import GroupRule, has_rule, names, steps_of, torch_state
 from .state import OnServers
@@ -42,7 +46,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
-    - stepping the original optimizer: raises.
+    - stepping the original optimizer, or another one of the model's parameters: raises.
+
+    With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped.
 
     With `overlap=False` gradients may be changed: it says that each worker's own change is meant. With
     `check=False`, changes of parameters are not looked for, and changes of gradients only where torch counts
@@ -60,6 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overlap: bool | int | str,
         check: bool,
         lr_scale: str | None,
+        clip_norm: float | None,
         declaration: dict[str, Any],
         timeout: float | None,
     ) -> None:
@@ -68,8 +75,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f'where="servers" takes the steps of {names()}, got {type(optimizer).__name__}',
                 'pass where="gradients", under ps.BSP(): then the optimizer itself steps, whichever it is',
             )
-        if lr_scale not in (None, "per-update"):
-            raise OptionError(f'expected lr_scale "per-update" or None, got {lr_scale!r}')
         self._original = optimizer
         self._model = model
         self.job = job
@@ -79,16 +84,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
-        self._updates = job.size if lr_scale and self._consistency != BSP() else 1
+        self._updates = updates_in(lr_scale, self._consistency, job.size)
         self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shared: dict[int, Shared] = {}
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self._beside = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
+        """The model's parameters that the optimizer does not have."""
+        self._copies: dict[int, torch.Tensor] = {}
+        """Of those that have gradients, as they were after the last step."""
         self._rules: list[GroupRule] = []
         self._ready = False
+        self._loaded: str | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         self.param_groups = optimizer.param_groups
         for group in self.param_groups:
             self._rules.append(self._rule_of(group))
+        self._clipping = self._clipping_to(clip_norm)
         self._attendance = None
         if job.size > 1 and self._consistency == BSP():
             self._attendance = Attendance(job, prefix, timeout)
@@ -100,8 +112,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
         self._ready = True
-        optimizer.register_step_pre_hook(self._refuse_original)
-        model.register_load_state_dict_post_hook(_AfterLoad(self))
+        # Parts come before the whole, in a load of the whole too.
+        for name, part in model.named_modules():
+            part.register_load_state_dict_post_hook(_AfterLoad(self, name))
+        leave_hooks_behind(model)
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -127,6 +141,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.load_state_dict(...), on every worker, loads a state",
             )
         self._state = value
+
+    @property
+    def total_norm(self) -> float | None:
+        """With `clip_norm`, the norm of the last step's average before it was clipped; None before a step."""
+        return None if self._clipping is None else self._clipping.total_norm
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -176,6 +195,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             A gradient is sparse, or the model was converted after `distribute`.
         SettingsError
             A parameter group has a setting that is out of range, or a flag that was changed.
+        WorkerLost
+            With `clip_norm`: a worker was lost within the step, and the job goes on without it
+            (`on_worker_loss=continue`); the parameters that it owned may not have taken theirs.
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.push` and `Tensor.pull`.
         """
@@ -187,17 +209,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_changes()
         self._take_in()
         self._delivery.finish()
-        if self._attendance is not None:
-            self._attendance.give()
-        self.job.clock()
-        if self._attendance is not None:
-            self._attendance.take()
+        if self._clipping is None:
+            self._complete()
+        else:
+            there, used = self._complete()
+            self._clipping.account(there)
+            self._clipping.step(there, used)
+            self._clipping.account(self._complete()[0])
         self._pull_all()
+        self._keep_copies()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
         return loss
+
+    def _complete(self) -> tuple[list[int], Array]:
+        """
+        Completes an iteration, with all workers; returns those that were there, and which parameters one of
+        them has a gradient of.
+        """
+        if self._attendance is None:
+            self.job.clock()
+            return [self.job.rank], np.array([shared.left for shared in self._shared.values()])
+        self._attendance.give()
+        self.job.clock()
+        return self._attendance.take()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -238,6 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
+        self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
         self.job.barrier(self._timeout, what=what)
         if self.job.rank == 0:
@@ -247,6 +285,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
         self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
         self._pull_all()
+        self._keep_copies()
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -327,6 +366,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Loads rank 0's torch states into the servers. With `everything`, parameters without state start
         afresh.
         """
+        if self._clipping is not None:
+            self._clipping.forget_steps()
         what = f"{self._prefix}: the optimizer's state"
         if everything:
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
@@ -353,6 +394,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # -- parameters and tensors
     # -----------------------------------------------------------------------------------
 
+    def _clipping_to(self, limit: float | None) -> Clipping | None:
+        if limit is None:
+            return None
+        limit = check_limit(limit)
+        if self._consistency != BSP():
+            raise OptionError(
+                f"clip_norm needs ps.BSP(), got `{self._consistency}`: there each worker's gradient is a "
+                "step of its own, as soon as it comes, so there is no average whose norm could be taken",
+                "to clip each worker's own: overlap=False, and clip_grad_norm_ before step(); clip=... clips "
+                "each element",
+            )
+        return Clipping(self.job, self._prefix, limit, self._timeout)
+
     def _rule_of(self, group: dict[str, Any]) -> GroupRule:
         return GroupRule(type(self._original), group, self._updates)
 
@@ -369,7 +423,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if id(parameter) in self._shared or not parameter.requires_grad or not parameter.numel():
                     continue
                 name = self._names.get(id(parameter), f"group{number}.{index}")
-                added.append(self._share(parameter, f"{self._prefix}/{name}", rule))
+                added.append(self._share(parameter, name, rule))
+        if added or not self._ready:
+            for part in (self._attendance, self._clipping):
+                if part is not None:
+                    part.take_in(list(self._shared.values()))
         return added
 
     def _take_in(self) -> list[Shared]:
@@ -392,6 +450,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._load_states(states)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> Shared:
+        mean, declaration = None, self._declaration
+        if self._clipping is not None:
+            mean = self._clipping.mean_of(parameter, name, declaration)
+            # What is stepped by is the reduced gradient, from one worker.
+            declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
+        name = f"{self._prefix}/{name}"
         tensor = self.job.tensor(
             name,
             parameter,
@@ -400,11 +464,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer=rule.rule,
             consistency=self._consistency,
             timeout=self._timeout,
-            **self._declaration,
+            **declaration,
         )
         # One description for all tensors of a group: a changed learning rate reaches all of them at once.
         tensor._optimizer = rule.rule
-        shared = Shared(parameter, name, tensor, rule, transfer_for(parameter, tensor, self._check))
+        transfer = transfer_for(parameter, tensor, self._check, mean)
+        shared = Shared(parameter, name, tensor, rule, transfer, mean)
         self._shared[id(parameter)] = shared
         self._delivery.add(shared)
         return shared
@@ -416,7 +481,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
         # What one worker trains and another has not would be averaged over fewer, without a word.
         trained = self._labelled(shared.parameter for shared in self._shared.values())
-        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout, trained)
+        settings = () if self._clipping is None else (f"clip_norm={self._clipping.limit}",)
+        labelled = self._labelled(rest.values())
+        broadcast(self.job, f"{self._prefix}/start", labelled, self._timeout, trained, settings)
 
     def _labelled(self, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors by their names in the model; those without a name there by their place in the list."""
@@ -427,21 +494,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _pull_all(self, which: Iterable[Shared] | None = None) -> None:
         for shared in self._shared.values() if which is None else which:
-            shared.transfer.receive(shared.parameter, moves=shared.expected is not None)
+            # With a norm to wait for, what leaves in backward does not change the parameter.
+            moves = shared.expected is not None and shared.mean is None
+            shared.transfer.receive(shared.parameter, moves=moves)
 
-    def _refuse_original(self, *_: Any) -> None:
-        """
-        Runs before each step of the original: a worker that takes one by hand trains apart from the others.
-        """
-        if not self.job.closed:
+    def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:
+        """Raises OptionError for a step that another optimizer is about to take of the model's parameters."""
+        if optimizer is self._original:
             raise OptionError(
                 "the optimizer that was given to `distribute` steps in this worker alone, apart from others",
                 "step the one that it returns: model, optimizer = ps.torch.distribute(model, optimizer)",
             )
+        raise OptionError(
+            f"another {type(optimizer).__name__} than the one given to `distribute` steps parameters of its "
+            "model in this worker alone, apart from others",
+            "give `distribute` one optimizer with all of the groups, or add them by add_param_group; with "
+            'where="gradients" any number of optimizers step',
+        )
 
     def _refuse_changes(self) -> None:
-        """Raises OptionError if a parameter is not what was read from the servers last."""
-        if not self._check or self.job.closed:
+        """
+        Raises OptionError if a parameter is not what was read from the servers last. Without the check, if it
+        was loaded with a part of the model.
+        """
+        if self.job.closed:
+            return
+        if not self._check:
+            if self._loaded is not None:
+                raise OptionError(
+                    f"part `{self._loaded}` of the model has loaded a state: the servers do not know of "
+                    "that, and their values would replace it",
+                    "call optimizer.publish(), on every worker, after a load into a part",
+                )
             return
         for shared in self._shared.values():
             if not shared.transfer.received(shared.parameter):
@@ -450,23 +534,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "that, and their value would replace it",
                     "call optimizer.publish(), on every worker, after such a change",
                 )
+        for name, parameter in self._others():
+            copy = self._copies.get(id(parameter))
+            if copy is not None and not same_bits(parameter.detach(), copy):
+                raise OptionError(
+                    f"parameter `{name}` was changed outside of step(), and is not in the optimizer that was "
+                    "given to `distribute`: a step by this worker's own gradient is apart from the others",
+                    "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); after "
+                    "a change that is the same on every worker, call optimizer.publish()",
+                )
+
+    def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """
+        Parameters that a script may step by hand: backward has reached them, and the servers have none of
+        them. What has no gradient, such as a moving average, is not stepped by one.
+        """
+        for name, parameter in self._beside:
+            if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._shared:
+                yield name, parameter
+
+    def _keep_copies(self) -> None:
+        if self._check:
+            self._copies = {id(one): one.detach().clone() for _, one in self._others()}
 
 
-class _AfterLoad:
-    """
-    The model's hook after `load_state_dict`. A copy of the model, pickled or not, is not distributed: its
-    hook does nothing.
-    """
+class _AfterLoad(Ours):
+    """The model's hook after `load_state_dict`, and that of each part, which is named."""
 
-    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+    def __init__(self, optimizer: DistributedOptimizer | None = None, part: str = "") -> None:
         self._optimizer = optimizer
+        self._part = part
 
     def __call__(self, *_: Any) -> None:
-        if self._optimizer is not None:
+        if self._optimizer is None:
+            return
+        if self._part:
+            self._optimizer._loaded = self._part
+        else:
             self._optimizer.publish()
-
-    def __reduce__(self) -> Any:
-        return _AfterLoad, ()
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:

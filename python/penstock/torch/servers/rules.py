@@ -33,18 +33,6 @@ _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
 }
 
 
-# Under SSP and ASP each of the N workers' contributions is a step of its own, by its N-th part of the mean.
-# For an iteration's N steps to come to what one step would, these are divided by N to that power. Adagrad's
-# steps shrink with the root of their number; AdamW's decay is multiplied by its learning rate.
-_DIVIDED: dict[str, dict[str, float]] = {
-    "SGD": {"weight_decay": 1.0},
-    "Adagrad": {"lr": 0.5, "eps": 0.5, "lr_decay": 1.0, "weight_decay": 1.0},
-    "RMSprop": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
-    "Adam": {"lr": 1.0, "eps": 1.0, "weight_decay": 1.0},
-    "AdamW": {"lr": 1.0, "eps": 1.0},
-}
-
-
 def _plain(value: Any) -> Any:
     """A number, a pair of numbers or a flag, as Python's own: a learning rate may be a tensor."""
     if isinstance(value, bool):
@@ -87,9 +75,7 @@ class GroupRule:
         make, self._names = _RULES[kind]
         if group.get("decoupled_weight_decay"):
             make = optim.AdamW
-        self._divisors = {
-            name: float(updates**power) for name, power in _DIVIDED[make.__name__].items() if updates > 1
-        }
+        self._divisors = optim.divisors(make.__name__, updates)
         self._group = group
         self._last: list[Any] = [group[name] for name in self._names]
         # A tensor may change without becoming another object: it is read each time.

@@ -50,10 +50,13 @@ class Transfer(Protocol):
 class HostTransfer:
     """For parameters in the host's memory."""
 
-    def __init__(self, parameter: torch.Tensor, tensor: Tensor, check: bool) -> None:
+    def __init__(
+        self, parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
+    ) -> None:
         self._tensor = tensor
+        self._sends_to = tensor if mean is None else mean
         self._check = check
-        self._lane = over(tensor._core.lane(), parameter)
+        self._lane = over(self._sends_to._core.lane(), parameter)
         self._model = over(tensor._core.model(), parameter) if tensor._stable else None
         # Where the last `receive` went: making a NumPy view costs more than the rest of the call.
         self._address = 0
@@ -62,12 +65,12 @@ class HostTransfer:
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free."""
-        self._tensor._core.lane()
+        self._sends_to._core.lane()
         self._lane.copy_(gradient)
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Copies it into the lane, unless it is there."""
-        tensor = self._tensor
+        tensor = self._sends_to
         if held:
             tensor._core.push(None, tensor._optimizer._packed, False, None)
         elif gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
@@ -112,14 +115,19 @@ class HostTransfer:
         return self._received is None or same_bits(value, self._received)
 
 
-def transfer_for(parameter: torch.Tensor, tensor: Tensor, check: bool) -> Transfer:
-    """The transfer for where `parameter` lives; raises OptionError for devices other than CPU and CUDA."""
+def transfer_for(
+    parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
+) -> Transfer:
+    """
+    The transfer for where `parameter` lives; raises OptionError for devices other than CPU and CUDA. With
+    `mean`, gradients go to that tensor.
+    """
     if parameter.device.type == "cpu":
-        return HostTransfer(parameter, tensor, check)
+        return HostTransfer(parameter, tensor, check, mean)
     if parameter.device.type == "cuda":
         from .cuda import CudaTransfer
 
-        return CudaTransfer(parameter, tensor, check)
+        return CudaTransfer(parameter, tensor, check, mean)
     raise OptionError(
         f"expected parameters on the CPU or a CUDA device, `{tensor.name}` is on {parameter.device}",
         "move the model to the CPU before `distribute`",

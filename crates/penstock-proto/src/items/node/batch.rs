@@ -205,8 +205,12 @@ pub(super) enum Due {
     Unpaid(Exhausted),
 }
 
-/// Passes on to the subscribers which rows have changed.
+/// Passes on to the subscribers which rows have changed. In memory that it shares, a producer that was lost may go on writing: that
+/// is not followed.
 pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec<Changed>) {
+    if partition.ended {
+        return;
+    }
     scratch.clear();
     let unlisted = partition.memory.changed(scratch).err();
     let floor = partition.memory.now().floor;

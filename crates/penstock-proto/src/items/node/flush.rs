@@ -44,6 +44,8 @@ pub(super) struct Flushing {
     pub(super) of: Option<PartitionId>,
     /// How often the peer had subscribed when it was begun.
     pub(super) subscribed: u64,
+    /// Whether nobody waits for it any more.
+    pub(super) given_up: bool,
 }
 
 impl<H: Host> Node<H> {
@@ -62,7 +64,7 @@ impl<H: Host> Node<H> {
 
     fn ask_to_flush(&mut self, peer: PeerId, of: Option<PartitionId>) -> u64 {
         self.next += 1;
-        self.flushing.insert(self.next, Flushing { peer, of, subscribed: 0 });
+        self.flushing.insert(self.next, Flushing { peer, of, subscribed: 0, given_up: false });
         let _ = self.begin_flush(self.next, peer, false, of);
         self.next
     }
@@ -112,9 +114,30 @@ impl<H: Host> Node<H> {
         };
         let of_it = self.flushing.range(..=id).filter(|(other, it)| answers(other, it));
         for answered in of_it.map(|(&other, _)| other).collect::<Vec<u64>>() {
-            self.flushing.remove(&answered);
-            self.host.flushed(answered);
+            if self.flushing.remove(&answered).is_some_and(|it| !it.given_up) {
+                self.host.flushed(answered);
+            }
         }
+        self.forget_given_up(peer, of);
         Ok(())
+    }
+
+    /// Nobody waits any more for a flush of this side; `false` if it is none.
+    pub(super) fn give_up_flush(&mut self, id: u64) -> bool {
+        let Some(flushing) = self.flushing.get_mut(&id) else { return false };
+        flushing.given_up = true;
+        let (peer, of) = (flushing.peer, flushing.of);
+        self.forget_given_up(peer, of);
+        true
+    }
+
+    /// Of those that ask a peer to bring the same it keeps the newest: that one's answer is the only one that those before it
+    /// may have, and it is not forgotten while one of them is waited for.
+    fn forget_given_up(&mut self, peer: PeerId, of: Option<PartitionId>) {
+        let same = |it: &Flushing| it.peer == peer && it.of == of;
+        let mut all = self.flushing.iter().filter(|(_, it)| same(it));
+        let waited_for = of.is_some() && all.clone().any(|(_, it)| !it.given_up);
+        let newest = all.next_back().map(|(&id, _)| id).filter(|_| waited_for);
+        self.flushing.retain(|&id, it| !it.given_up || !same(it) || newest == Some(id));
     }
 }

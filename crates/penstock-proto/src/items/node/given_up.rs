@@ -58,7 +58,7 @@ impl<H: Host> Node<H> {
 
     /// Nobody waits any more for the answer to a fetch or flush of this node.
     pub fn give_up(&mut self, number: u64) {
-        if self.flushing.remove(&number).is_some() {
+        if self.give_up_flush(number) {
             return;
         }
         let mut partitions = self.partitions.iter();
@@ -70,21 +70,21 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Fetches and flushes of this node that have no answer.
+    /// Fetches and flushes of this node that are waited for, and have no answer.
     pub fn unanswered(&self) -> usize {
         let upstreams = self.partitions.values().filter_map(|partition| partition.upstream.as_ref());
-        self.flushing.len() + upstreams.map(|upstream| upstream.fetches.len()).sum::<usize>()
+        let flushes = self.flushing.values().filter(|flush| !flush.given_up).count();
+        flushes + upstreams.map(|upstream| upstream.fetches.len()).sum::<usize>()
     }
 
     /// A partition's source need not answer a fetch any more.
     pub(super) fn withdraw(&mut self, id: PartitionId, ticket: u64) {
         let partition = self.partitions.get_mut(&id);
         let Some(upstream) = partition.and_then(|partition| partition.upstream.as_mut()) else { return };
-        let Some((_, _, kept)) = upstream.fetches.remove(&ticket) else { return };
-        // Where it has not heard of the subscription it hears only of what is fetched by then. Otherwise whoever asked for it
-        // pays until the source hears that it is withdrawn: both lie here for a source that does not read.
-        if upstream.heard {
-            upstream.withdrawn.push((ticket, kept));
+        let Some((_, _, paid)) = upstream.fetches.remove(&ticket) else { return };
+        // Whoever asked for it pays until a source that has heard of it hears that it is withdrawn.
+        if upstream.has_told(ticket) {
+            upstream.withdrawn.push((ticket, paid));
             self.want(id);
         }
     }

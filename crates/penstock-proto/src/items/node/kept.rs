@@ -5,6 +5,7 @@ use crate::account::{Account, Charge, Resource};
 use crate::items::rows::RowSet;
 use crate::message::MAX_WORKERS;
 use crate::peer::{PeerId, Role};
+use std::sync::Arc;
 
 /// Most versions that a consumer's need may name: one for each of so many gets that wait, the newest that one asked for, and
 /// the one that the next will ask for.
@@ -22,6 +23,9 @@ pub(super) fn most_needs(peer: PeerId) -> usize {
 /// What was charged for something that is kept: bytes and entries.
 pub(super) type Kept = [Charge; 2];
 
+/// The same, of something that is also said to another peer: whoever asked for it pays until that peer has heard.
+pub(super) type Shared = Arc<Kept>;
+
 /// Charges a peer with something to be kept for it.
 pub(super) fn keep(account: &Account, what: &'static str, bytes: u64) -> Result<Kept, Broken> {
     let refuse = |why| Broken::Exhausted { what, why };
@@ -36,7 +40,13 @@ pub(super) fn wanted_bytes(rows: &RowSet) -> u64 {
     ENTRY_BYTES + 3 * rows.kept_bytes()
 }
 
-/// Bytes of what is kept for each version that a peer needs: here, and among those that are needed of the source.
+/// Bytes of what is kept for what a source is asked to fetch: the rows as a set here and as said to it, and at the source one by
+/// one.
+pub(super) fn fetch_bytes(slots: &RowSet) -> u64 {
+    ENTRY_BYTES + 2 * slots.kept_bytes() + slots.len() * size_of::<u32>() as u64
+}
+
+/// Bytes of what is kept for each version that a peer needs: here, among those that are needed of the source, and as said to it.
 pub(super) const NEED_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Bytes of messages for a peer that are not charged: what is always under way.
 pub(super) const FREE_BYTES: u64 = 64 * 1024;
@@ -45,14 +55,14 @@ pub(super) const FREE_BYTES: u64 = 64 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Needs {
     pub(super) versions: Vec<u64>,
-    pub(super) _kept: Charge,
+    pub(super) kept: Shared,
 }
 
 impl Needs {
     pub(super) fn new(account: &Account, versions: Vec<u64>) -> Result<Self, Broken> {
         let charge = account.charge(Resource::Bytes, versions.len() as u64 * NEED_BYTES);
         let kept = charge.map_err(|why| Broken::Exhausted { what: "versions that it needs", why })?;
-        Ok(Self { versions, _kept: kept })
+        Ok(Self { versions, kept: Arc::new([kept, Charge::default()]) })
     }
 }
 
@@ -60,5 +70,5 @@ impl Needs {
 #[derive(Debug)]
 pub(super) struct Away {
     pub(super) rows: RowSet,
-    pub(super) _kept: Kept,
+    pub(super) kept: Shared,
 }

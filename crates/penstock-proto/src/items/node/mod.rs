@@ -51,11 +51,11 @@ use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
-use batch::Batch;
+use batch::{Batch, collect};
 use flush::{Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
-use kept::{Away, FREE_BYTES, Kept, Needs};
+use kept::{Away, FREE_BYTES, Needs, Shared};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use subscriber::Subscriber;
@@ -140,15 +140,23 @@ struct Partition<M> {
     traffic: (u64, u64),
 }
 
+/// What a source was told of what others want of it, as long as that may lie here for it.
+#[derive(Debug, Default)]
+struct Told {
+    bytes: u64,
+    /// What those others pay for it.
+    paid: Vec<Shared>,
+}
+
 #[derive(Debug, Default)]
 struct Connection {
     account: Account,
     messages: Vec<u8>,
+    /// What it was told for others' sake.
+    told: Told,
     /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that the peer
     /// that flushes knows of it.
     flushed: Vec<u8>,
-    /// Bytes of the messages that another peer has paid for: they are said for its sake.
-    relayed: u64,
     /// Partitions of this peer of which others want something other than what it knows.
     wanted: BTreeSet<PartitionId>,
     /// What of the messages, here and on their way, was charged.
@@ -229,8 +237,10 @@ impl<H: Host> Node<H> {
         home: Option<PeerId>,
     ) -> bool {
         let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
-        let ended = self.gone.contains(&producer);
-        place.insert(Partition { ended, ..Partition::new(memory, shape, Some(producer), None, home) });
+        let partition = place.insert(Partition::new(memory, shape, Some(producer), None, home));
+        if self.gone.contains(&producer) {
+            partition.end_with_its_producer(&mut self.scratch);
+        }
         self.offer(id);
         self.admit(id);
         true
@@ -241,7 +251,7 @@ impl<H: Host> Node<H> {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
         let upstream = Upstream::new(peer, shape, rows, false);
         self.partitions.insert(id, Partition::new(memory, mirror, None, Some(upstream), None));
-        self.subscribe(id);
+        self.want(id);
     }
 
     /// A connection to a peer stands, for the first time or again.
@@ -257,7 +267,7 @@ impl<H: Host> Node<H> {
             // A producer that comes again offers its rows first.
             if partition.upstream.as_ref().is_some_and(|upstream| upstream.peer == peer && !upstream.identity)
             {
-                self.resume(id);
+                self.want(id);
             }
         }
         let flushing: Vec<_> = self.flushing.iter().filter(|(_, it)| it.peer == peer).collect();
@@ -306,13 +316,13 @@ impl<H: Host> Node<H> {
     pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
         let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
-        self.fetch_slots(id, slots, version, Kept::default())
+        self.fetch_slots(id, slots, version, Shared::default())
     }
 
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
     /// what the next will ask for.
     pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
-        self.set_needs(id, versions);
+        self.set_needs(id, versions, Vec::new());
     }
 
     /// The producer here leaves: a peer that passes its rows on gets all that it subscribed to, since it can ask for none later.
@@ -356,13 +366,17 @@ impl<H: Host> Node<H> {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
         });
-        for partition in self.partitions.values_mut() {
-            partition.asked.remove(&peer);
+        let mut asked = Vec::new();
+        for (id, partition) in &mut self.partitions {
+            if partition.asked.remove(&peer) {
+                asked.push(*id);
+            }
             partition.away.remove(&peer);
             if partition.producer == Some(peer) {
-                partition.end_with_its_producer();
+                partition.end_with_its_producer(&mut self.scratch);
             }
         }
+        asked.into_iter().for_each(|id| self.share(id));
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -403,15 +417,6 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             Encoder::message(&mut connection.messages, message);
             connection.note_messages();
-        }
-    }
-
-    /// Says what others want of a source's rows. They have paid for it: a source that is slow to read is not lost for their sake.
-    fn relay_to(&mut self, source: PeerId, message: &Message<'_>) {
-        if let Some(connection) = self.peers.get_mut(&source) {
-            let before = connection.messages.len();
-            Encoder::message(&mut connection.messages, message);
-            connection.relayed += (connection.messages.len() - before) as u64;
         }
     }
 
@@ -456,13 +461,15 @@ impl<M: Memory> Partition<M> {
     }
 
     /// No peer is asked any more, and no reader waits for rows that have not come by now: it is as if those had never been set.
-    fn end_with_its_producer(&mut self) {
-        self.ended = true;
+    fn end_with_its_producer(&mut self, scratch: &mut Vec<Changed>) {
         self.away.clear();
         if self.upstream.take().is_some() {
             self.memory.abort();
             self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
         }
+        // What it has set by now.
+        collect(self, scratch);
+        self.ended = true;
         let memory = &self.memory;
         for subscriber in self.subscribers.values_mut() {
             subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
@@ -490,9 +497,9 @@ impl Connection {
         !self.messages.is_empty() || !self.flushed.is_empty() || !self.wanted.is_empty()
     }
 
-    /// Charges the messages for its own sake that are longer than what is always under way.
+    /// Charges the messages that are longer than what is always under way.
     fn note_messages(&mut self) {
-        let bytes = (self.messages.len() + self.flushed.len()) as u64 - self.relayed;
+        let bytes = (self.messages.len() + self.flushed.len()) as u64;
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(self.unread.amount());
         if more > 0
             && let Err(why) = self.unread.grow(more)

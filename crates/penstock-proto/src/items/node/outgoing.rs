@@ -1,9 +1,9 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
-use super::kept::{ENTRY_BYTES, keep};
+use super::kept::{FREE_BYTES, Shared, fetch_bytes, keep};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, Host, Node, Partition};
+use super::{Broken, Connection, Host, Node, Partition, Told};
 use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
@@ -48,16 +48,17 @@ impl<H: Host> Node<H> {
     /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
     pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
         loop {
-            self.say_wanted(peer);
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
             // What was taken before has gone: its taker takes no more until then.
             if out.is_empty() {
                 connection.unread.shrink_to(0);
                 connection.note_messages();
+                connection.told = Told::default();
             }
-            out.append(&mut connection.messages);
-            out.append(&mut connection.flushed);
-            connection.relayed = 0;
+            hand_over(&mut connection.messages, out);
+            self.say_wanted(peer, out);
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            hand_over(&mut connection.flushed, out);
             while let Some(batch) = &mut connection.batch {
                 if out.len() >= limit {
                     return true;
@@ -99,6 +100,12 @@ impl<H: Host> Node<H> {
                 }
             }
         }
+    }
+
+    /// Bytes that were paid for when they were put together, of those that [`Node::transmit`] gave since its taker last had
+    /// none: who takes them does not pay once more, and a source does not pay for what others ask of it.
+    pub fn paid(&self, peer: PeerId) -> u64 {
+        self.peers.get(&peer).map_or(0, |connection| connection.told.bytes + connection.unread.amount())
     }
 
     /// What was due to a peer of a partition in some turn has been sent. What is not finished yet is not due.
@@ -195,10 +202,9 @@ impl<H: Host> Node<H> {
             .collect();
         let account = self.host.account(peer);
         for (at, version, slots) in asks {
-            // Here its rows stand as a set, at the source one by one. Where that cannot be kept it is asked for later.
-            let bytes = ENTRY_BYTES + slots.kept_bytes() + slots.len() * size_of::<u32>() as u64;
-            let Ok(kept) = keep(&account, "a fetch", bytes) else { return };
-            let ticket = self.fetch_slots(id, slots, version, kept);
+            // Where that cannot be kept it is asked for later.
+            let Ok(kept) = keep(&account, "a fetch", fetch_bytes(&slots)) else { return };
+            let ticket = self.fetch_slots(id, slots, version, Shared::new(kept));
             if let Some(pending) = self
                 .partitions
                 .get_mut(&id)
@@ -207,5 +213,13 @@ impl<H: Host> Node<H> {
                 pending.relayed = ticket;
             }
         }
+    }
+}
+
+/// Moves messages, and the room for many.
+fn hand_over(messages: &mut Vec<u8>, out: &mut Vec<u8>) {
+    out.append(messages);
+    if messages.capacity() > FREE_BYTES as usize {
+        *messages = Vec::new();
     }
 }

@@ -1,6 +1,7 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
-use super::kept::{Kept, Needs};
+use super::kept::{Kept, Needs, Shared};
+use crate::account::Charge;
 use crate::items::row_memory::{Changed, Moment};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
@@ -51,7 +52,10 @@ pub(super) struct Subscriber {
     pub(super) fetches: VecDeque<Pending>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
-    pub(super) _kept: Kept,
+    /// For its rows.
+    pub(super) kept: Shared,
+    /// For which of them have changed, and what it has of each.
+    pub(super) _noted: Charge,
 }
 
 impl Subscriber {

@@ -4,12 +4,14 @@ use super::batch::collect;
 use super::kept::{Away, Kept, Needs, keep, wanted_bytes};
 use super::subscriber::Subscriber;
 use super::{Broken, Host, Node};
+use crate::account::Resource;
 use crate::items::row_memory::{Changed, Memory as _};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{PartitionId, Shape};
 use crate::peer::PeerId;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// A subscription to a partition that is not here yet.
 #[derive(Debug)]
@@ -91,7 +93,7 @@ impl<H: Host> Node<H> {
         // Where that cannot be kept it is asked for later.
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
-            partition.away.insert(peer, Away { rows, _kept: kept });
+            partition.away.insert(peer, Away { rows, kept: Arc::new(kept) });
             self.ask_source(id, first);
         }
     }
@@ -125,11 +127,13 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         partition.mistaken.remove(&peer);
-        // The rows; which of them have changed; and what it has of each.
-        let bytes = wanted_bytes(&rows) + (rows.len() + 1024) * size_of::<Changed>() as u64;
+        let kept = keep(&account, "a subscription", wanted_bytes(&rows))?;
+        // Which of the rows have changed, and what it has of each.
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        let kept = keep(&account, "a subscription", bytes + had)?;
+        let noted = (rows.len() + 1024) * size_of::<Changed>() as u64 + had;
+        let noted = account.charge(Resource::Bytes, noted);
+        let noted = noted.map_err(|why| Broken::Exhausted { what: "a subscription", why })?;
         // It is not told what was heard before it came.
         collect(partition, &mut self.scratch);
         let have = match shape.propagation {
@@ -152,7 +156,8 @@ impl<H: Host> Node<H> {
             needs: Needs::default(),
             fetches: VecDeque::new(),
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
-            _kept: kept,
+            kept: Arc::new(kept),
+            _noted: noted,
         };
         partition.subscribers.insert(peer, subscriber);
         if let Some(connection) = self.peers.get_mut(&peer) {
@@ -160,6 +165,8 @@ impl<H: Host> Node<H> {
         }
         let first = partition.producer != Some(peer) && partition.asked.insert(peer);
         self.ask_source(id, first);
+        // What it needed before it says again, or needs no more.
+        self.merge_needs(id);
         Ok(())
     }
 
@@ -171,17 +178,18 @@ impl<H: Host> Node<H> {
         let gone = partition.subscribers.remove(&peer)?;
         let Some(upstream) = &mut partition.upstream else { return Some(gone) };
         let relayed: Vec<u64> = gone.fetches.iter().filter_map(|pending| pending.relayed).collect();
-        let asked = relayed.iter().any(|ticket| upstream.fetches.contains_key(ticket));
+        // What it has not heard of it need not be told.
+        let (told, untold): (Vec<u64>, Vec<u64>) =
+            relayed.iter().partition(|&&ticket| upstream.has_told(ticket));
+        untold.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
+        let asked = told.iter().any(|ticket| upstream.fetches.contains_key(ticket));
         // Where the source has been told too often, it keeps them, and the peer that asked goes on paying for them.
         let changes = changes.entry(upstream.peer).or_default();
-        if !asked || upstream.heard && !upstream.may_change(*changes) {
-            return Some(gone);
-        }
-        relayed.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
-        if std::mem::take(&mut upstream.heard) {
+        if asked && upstream.may_change(*changes) {
+            told.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
             // What is under way was sent for what was wanted before: of what others have fetched it comes again.
             upstream.serial += 1;
-            upstream.receiving = false;
+            (upstream.receiving, upstream.heard) = (false, false);
             partition.memory.abort();
             (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
             self.want(id);
@@ -192,10 +200,9 @@ impl<H: Host> Node<H> {
     /// A subscriber is not here any more, and may come again.
     pub(super) fn miss(&mut self, id: PartitionId, peer: PeerId, gone: Subscriber) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let Subscriber { rows, _kept: mut kept, .. } = gone;
+        let Subscriber { rows, kept, .. } = gone;
         if partition.upstream.is_some() && partition.asked.contains(&peer) {
-            kept[0].shrink_to(wanted_bytes(&rows));
-            partition.away.insert(peer, Away { rows, _kept: kept });
+            partition.away.insert(peer, Away { rows, kept });
         }
     }
 }

@@ -1,11 +1,12 @@
 //! What is wanted of the peer that a partition's rows come from, and how it is told.
 
-use super::kept::Kept;
-use super::{Host, Node};
+use super::kept::{Away, Needs, Shared};
+use super::subscriber::Subscriber;
+use super::{Host, Node, Told};
 use crate::items::row_memory::Memory as _;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use crate::items::wire::{Message, PartitionId, Shape};
+use crate::items::wire::{Encoder, Message, PartitionId, Shape};
 use crate::message::MAX_WORKERS;
 use crate::peer::PeerId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,16 +26,24 @@ pub(super) struct Upstream {
     pub(super) shape: Shape,
     /// Slots of the source that are wanted: place in this set is place on the wire.
     pub(super) rows: RowSet,
+    /// What is paid for them, by those that want them or did when they were put together.
+    pub(super) paid: Vec<Shared>,
     /// Whether the mirror's slots are the source's, or places.
     pub(super) identity: bool,
     pub(super) done: u64,
     pub(super) serial: u64,
     pub(super) synced: bool,
     pub(super) needs: Vec<u64>,
+    /// What is paid for them.
+    pub(super) needs_paid: Vec<Shared>,
+    /// Whether this connection has heard them.
+    pub(super) needs_told: bool,
     /// Fetches without an answer: ticket, version, slots of the source.
-    pub(super) fetches: BTreeMap<u64, (u64, RowSet, Kept)>,
+    pub(super) fetches: BTreeMap<u64, (u64, RowSet, Shared)>,
+    /// The last of them that this connection has heard of, if it has heard the subscription: tickets ascend.
+    pub(super) told: u64,
     /// Fetches that the source has heard of and need not answer any more, as it does not know yet.
-    pub(super) withdrawn: Vec<(u64, Kept)>,
+    pub(super) withdrawn: Vec<(u64, Shared)>,
     /// Whether the first rows of a batch have come and the last have not.
     pub(super) receiving: bool,
     /// Eager: the set after which its rows are as they were.
@@ -51,12 +60,16 @@ impl Upstream {
             peer,
             shape,
             rows,
+            paid: Vec::new(),
             identity,
             done: 0,
             serial: 1,
             synced: false,
             needs: Vec::new(),
+            needs_paid: Vec::new(),
+            needs_told: false,
             fetches: BTreeMap::new(),
+            told: 0,
             withdrawn: Vec::new(),
             receiving: false,
             opened: 0,
@@ -75,6 +88,41 @@ impl Upstream {
     pub(super) fn places(&self, slots: &RowSet) -> RowSet {
         RowSet::from_rows(slots.iter().filter_map(|slot| self.rows.place(slot)))
     }
+
+    /// Whether the source has heard of a fetch for the subscription that it knows.
+    pub(super) fn has_told(&self, ticket: u64) -> bool {
+        self.heard && ticket <= self.told
+    }
+
+    /// Says what the source does not know yet of what is wanted of it; all of it on a new connection, or for a new subscription.
+    fn say(&mut self, id: PartitionId, out: &mut Vec<u8>, told: &mut Told) {
+        if self.rows.is_empty() {
+            return;
+        }
+        if !std::mem::replace(&mut self.heard, true) {
+            let Self { shape, done, serial, .. } = *self;
+            let rows = self.rows.clone();
+            Encoder::message(out, &Message::Subscribe { partition: id, shape, done, serial, rows });
+            told.paid.extend(self.paid.iter().cloned());
+            // It replaces all that was said before.
+            self.withdrawn.clear();
+            (self.told, self.needs_told) = (0, self.needs.is_empty());
+        }
+        if !std::mem::replace(&mut self.needs_told, true) {
+            Encoder::message(out, &Message::Need { partition: id, versions: self.needs.clone() });
+            told.paid.extend(self.needs_paid.iter().cloned());
+        }
+        for (ticket, paid) in std::mem::take(&mut self.withdrawn) {
+            Encoder::message(out, &Message::Withdraw { partition: id, ticket });
+            told.paid.push(paid);
+        }
+        for (&ticket, (version, slots, paid)) in self.fetches.range(self.told + 1..) {
+            let (version, places) = (*version, self.places(slots));
+            Encoder::message(out, &Message::Fetch { partition: id, ticket, version, places });
+            told.paid.push(Shared::clone(paid));
+        }
+        self.told = self.fetches.last_key_value().map_or(self.told, |(&last, _)| last.max(self.told));
+    }
 }
 
 impl<H: Host> Node<H> {
@@ -83,15 +131,15 @@ impl<H: Host> Node<H> {
         id: PartitionId,
         slots: RowSet,
         version: u64,
-        kept: Kept,
+        paid: Shared,
     ) -> Option<u64> {
         self.next += 1;
         let ticket = self.next;
         let upstream = self.partitions.get_mut(&id)?.upstream.as_mut()?;
-        let (peer, places, heard) = (upstream.peer, upstream.places(&slots), upstream.heard);
-        upstream.fetches.insert(ticket, (version, slots, kept));
-        if heard {
-            self.relay_to(peer, &Message::Fetch { partition: id, ticket, version, places });
+        upstream.fetches.insert(ticket, (version, slots, paid));
+        // Before the source has heard of the subscription it is told with that.
+        if upstream.heard {
+            self.want(id);
         }
         Some(ticket)
     }
@@ -104,60 +152,19 @@ impl<H: Host> Node<H> {
         connection.map(|connection| connection.wanted.insert(id));
     }
 
-    /// Tells a source what is wanted of its partitions now.
-    pub(super) fn say_wanted(&mut self, source: PeerId) {
+    /// Appends what a source does not know yet of what is wanted of its partitions now. Nothing of it is put together before: so
+    /// however often it changes, or is asked for and given up, meanwhile, and however slowly the source reads, nothing is kept here
+    /// but what is wanted, which was paid for by those who want it.
+    pub(super) fn say_wanted(&mut self, source: PeerId, out: &mut Vec<u8>) {
         let Some(connection) = self.peers.get_mut(&source) else { return };
+        let before = out.len();
         for id in std::mem::take(&mut connection.wanted) {
             let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
-            match upstream.filter(|upstream| upstream.peer == source) {
-                Some(upstream) if upstream.heard => {
-                    let withdrawn = std::mem::take(&mut upstream.withdrawn);
-                    let bounded = upstream.shape.propagation == Propagation::Bounded;
-                    let versions = bounded.then(|| upstream.needs.clone());
-                    if let Some(versions) = versions {
-                        self.relay_to(source, &Message::Need { partition: id, versions });
-                    }
-                    for (ticket, _kept) in withdrawn {
-                        self.relay_to(source, &Message::Withdraw { partition: id, ticket });
-                    }
-                }
-                Some(_) => self.resume(id),
-                None => {}
+            if let Some(upstream) = upstream.filter(|upstream| upstream.peer == source) {
+                upstream.say(id, out, &mut connection.told);
             }
         }
-    }
-
-    pub(super) fn subscribe(&mut self, id: PartitionId) {
-        let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
-        let Some(upstream) = upstream.filter(|upstream| !upstream.rows.is_empty()) else { return };
-        let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
-        upstream.heard = self.peers.contains_key(&peer);
-        upstream.withdrawn.clear();
-        let rows = upstream.rows.clone();
-        self.relay_to(peer, &Message::Subscribe { partition: id, shape, done, serial, rows });
-    }
-
-    /// Says again what the source needs to know, on a new connection.
-    pub(super) fn resume(&mut self, id: PartitionId) {
-        self.subscribe(id);
-        let Some(upstream) = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref())
-        else {
-            return;
-        };
-        let fetch = |(&ticket, (version, slots, _)): (&u64, &(u64, RowSet, Kept))| {
-            (ticket, *version, upstream.places(slots))
-        };
-        let fetches: Vec<(u64, u64, RowSet)> = upstream.fetches.iter().map(fetch).collect();
-        let (peer, needs, silent) = (upstream.peer, upstream.needs.clone(), !upstream.heard);
-        if silent {
-            return;
-        }
-        if !needs.is_empty() {
-            self.relay_to(peer, &Message::Need { partition: id, versions: needs });
-        }
-        for (ticket, version, places) in fetches {
-            self.relay_to(peer, &Message::Fetch { partition: id, ticket, version, places });
-        }
+        connection.told.bytes += (out.len() - before) as u64;
     }
 
     /// What is wanted of a partition may have changed: by a peer's `first` subscription to it, of which there is only one, or
@@ -167,12 +174,11 @@ impl<H: Host> Node<H> {
         let Some(partition) = partitions.get_mut(&id) else { return };
         let Some(upstream) = &mut partition.upstream else { return };
         let changes = changes.entry(upstream.peer).or_default();
-        let here = partition.subscribers.values().map(|subscriber| &subscriber.rows);
-        let away = partition.away.values().map(|away| &away.rows);
-        let wanted = match upstream.may_change(*changes) {
-            true => here.chain(away).fold(RowSet::default(), |all, rows| all.union(rows)),
-            false => RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into())),
-        };
+        let (mut wanted, paid) = asked(&partition.subscribers, &partition.away);
+        if !upstream.may_change(*changes) {
+            wanted = RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into()));
+        }
+        upstream.paid = paid;
         if wanted != upstream.rows {
             if !first {
                 (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
@@ -189,14 +195,25 @@ impl<H: Host> Node<H> {
         }
     }
 
-    pub(super) fn set_needs(&mut self, id: PartitionId, needs: Vec<u64>) {
+    /// A peer has gone for good. It pays no more for rows that others want too; the source is not asked anew for fewer, and so for
+    /// all of them once more.
+    pub(super) fn share(&mut self, id: PartitionId) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let Some(upstream) = &mut partition.upstream else { return };
+        let (wanted, paid) = asked(&partition.subscribers, &partition.away);
+        if wanted == upstream.rows {
+            upstream.paid = paid;
+        }
+    }
+
+    pub(super) fn set_needs(&mut self, id: PartitionId, needs: Vec<u64>, paid: Vec<Shared>) {
         let Some(upstream) = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
         else {
             return;
         };
+        upstream.needs_paid = paid;
         if upstream.needs != needs {
-            upstream.needs = needs;
-            // Before the source has heard of the subscription it is told with that.
+            (upstream.needs, upstream.needs_told) = (needs, false);
             if upstream.heard {
                 self.want(id);
             }
@@ -209,12 +226,20 @@ impl<H: Host> Node<H> {
         if partition.shape.propagation == Propagation::Bounded
             && partition.upstream.as_ref().is_some_and(|up| up.identity)
         {
-            let needs = partition
-                .subscribers
-                .values()
-                .flat_map(|subscriber| subscriber.needs.versions.iter().copied());
-            let needs: BTreeSet<u64> = needs.collect();
-            self.set_needs(id, needs.into_iter().collect());
+            let all: Vec<&Needs> =
+                partition.subscribers.values().map(|subscriber| &subscriber.needs).collect();
+            let versions: BTreeSet<u64> =
+                all.iter().flat_map(|needs| needs.versions.iter().copied()).collect();
+            let paid = all.iter().map(|needs| Shared::clone(&needs.kept)).collect();
+            self.set_needs(id, versions.into_iter().collect(), paid);
         }
     }
+}
+
+/// The rows that peers ask for which are here, or may come again, and what they pay for them.
+fn asked(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> (RowSet, Vec<Shared>) {
+    let here = here.values().map(|subscriber| (&subscriber.rows, &subscriber.kept));
+    let all = here.chain(away.values().map(|away| (&away.rows, &away.kept)));
+    let rows = all.clone().fold(RowSet::default(), |all, (rows, _)| all.union(rows));
+    (rows, all.map(|(_, paid)| Shared::clone(paid)).collect())
 }

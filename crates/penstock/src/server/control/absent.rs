@@ -134,7 +134,7 @@ impl Control {
         }
     }
 
-    fn note_loss(&mut self, rank: Rank, loss: Loss) {
+    pub(in crate::server) fn note_loss(&mut self, rank: Rank, loss: Loss) {
         if rank == 0 {
             self.loss_of_first = Some(loss.clone());
         }

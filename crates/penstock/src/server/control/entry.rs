@@ -1,6 +1,6 @@
 //! What comes: strangers, their proofs, and workers that say hello.
 
-use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
+use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, refuse};
 use crate::limits::lacking;
 use crate::server::client::{Channel, Client, Unsent, Worker};
 use crate::server::others;
@@ -133,10 +133,11 @@ impl Control {
             Ask::Hello { version, session, peer, size } => {
                 self.hello(token, request.id, (version, session, peer, size)).transpose()
             }
-            // It has left, and the answer was lost with a connection.
-            Ask::Leave { .. } if self.clients.get(&token)?.parting.is_some() => plain(Answer::Left),
-            _ if self.clients.get(&token)?.parting.is_some() => None,
-            _ => Some(Err(Refusal::Authentication)),
+            asked => match (self.clients.get(&token)?.parting, asked) {
+                (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, how),
+                (Some(_), _) => None,
+                (None, _) => Some(Err(Refusal::Authentication)),
+            },
         }
     }
 

@@ -144,7 +144,7 @@ fn refuse(mut channel: Channel, refusal: Refusal) {
     let _ = channel.send(&verdict(&Verdict::Refused(refusal)), &[]);
 }
 
-fn plain(answer: Answer) -> Option<Answered> {
+pub(super) fn plain(answer: Answer) -> Option<Answered> {
     Some(Ok((answer, Vec::new())))
 }
 
@@ -390,6 +390,11 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Whether the job has not ended.
+    pub(super) fn is_open(&self) -> bool {
+        self.ended.is_none()
     }
 
     /// The rank that a peer has, as far as it is that peer that has it.

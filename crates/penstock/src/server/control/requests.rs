@@ -286,7 +286,7 @@ impl Control {
         };
         let knot = self.knots.find(rank, needs);
         if knot.is_none()
-            && let Some(circle) = self.knots.doubt(rank, needs)
+            && let Some(circle) = self.knots.doubt(rank, self.clock.now(), needs)
         {
             tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
         }

@@ -78,6 +78,8 @@ pub(super) struct Counters {
 
 /// What a job's tensors need of it.
 pub(super) struct Inner {
+    /// A thread that needs the relays too locks these first, and none locks them twice at a time: it would stand behind a thread
+    /// that leaves the job meanwhile, and that one behind it.
     pub(super) links: RwLock<Vec<Link>>,
     pub(super) fate: Arc<Fate>,
     pub(super) counters: Counters,
@@ -167,6 +169,8 @@ impl Inner {
 
     /// The connection about items to a server, made when it is first needed.
     pub(super) fn relay(&self, server: u32) -> Result<Arc<Relay>, Error> {
+        // Before the relays, which a barrier looks at while it holds the links.
+        let lease = self.links().get(server as usize).map(|link| link.welcome.lease_ms);
         let mut relays = lock(&self.relays);
         if let Some(relay) = relays.get(&server) {
             return Ok(Arc::clone(relay));
@@ -176,7 +180,6 @@ impl Inner {
             Error::Protocol { server, what }
         };
         let (membership, session) = self.membership.as_ref().ok_or_else(nowhere)?;
-        let lease = self.links().get(server as usize).map(|link| link.welcome.lease_ms);
         let lease = lease.map_or(self.options.lease, Duration::from_millis);
         let address = membership.servers.get(server as usize).and_then(|endpoint| endpoint.tcp.clone());
         let Membership { job, secret, rank, .. } = membership;
@@ -442,5 +445,47 @@ impl Job {
     /// nothing is said to the servers. Takes no lock, since any may have been copied while it was held.
     pub fn abandon(&self) {
         self.inner.fate.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::message::Secret;
+    use rustix::thread::gettid;
+    use std::sync::mpsc::channel;
+
+    /// Whether a thread of this process waits for something.
+    fn sleeps(thread: rustix::thread::Pid) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.as_raw_nonzero()));
+        stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|state| state.starts_with('S')))
+    }
+
+    // It held the relays and stood behind the thread that left the job, that one behind a barrier's links, and the barrier behind
+    // the relays.
+    #[test]
+    fn who_waits_for_the_links_to_make_a_relay_keeps_nobody_from_the_relays() {
+        let (job, secret) = ("job".to_owned(), Secret([0; 32]));
+        let who = Introduction { job: job.clone(), secret, session: [0; 16], rank: 0, size: 1 };
+        let servers = vec![std::path::PathBuf::from("/nowhere").into()];
+        let membership = Membership { servers, job, secret, rank: 0, size: 1 };
+        let options = Options::load([]).unwrap();
+        let job = Job::new(Vec::new(), Arc::default(), &who, options, None, Some((membership, [0; 16])));
+        let (say, hear) = channel();
+        std::thread::scope(|scope| {
+            let leaves = job.inner.links.write().unwrap();
+            let declares = scope.spawn(|| {
+                say.send(gettid()).unwrap();
+                job.inner.relay(0).map(drop)
+            });
+            let thread = hear.recv().unwrap();
+            while !sleeps(thread) {
+                std::thread::yield_now();
+            }
+            let free = job.inner.relays.try_lock().is_ok();
+            drop(leaves);
+            assert!(declares.join().unwrap().is_err(), "it has no network address");
+            assert!(free, "a barrier looks at them while it holds the links");
+        });
     }
 }

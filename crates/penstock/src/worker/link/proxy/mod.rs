@@ -3,9 +3,9 @@
 //! A proxy stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
 //! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without a
 //! network. Here is its thread, which connects, waits and is told what to do; what it says to the shard and makes of what it
-//! hears, over any link, is in [`remote_shard`].
+//! hears, over any link, is in [`remote_shard`](penstock_fabric::net::remote_shard).
 
-mod remote_shard;
+mod mirrored;
 #[cfg(test)]
 mod rig;
 
@@ -15,17 +15,18 @@ use crate::wire::dial::Dialer;
 use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
-use penstock_fabric::doorbell::{ANYTHING, Sleeping};
+use mirrored::Mirrored;
+use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::remote_shard::{Limits, Looked, Over, RemoteShard};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
-use remote_shard::{Heard, Mirrored, RemoteShard};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -135,13 +136,11 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
     let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
     let proxy = Proxy {
-        remote: RemoteShard::new(job_number(setup.dialer.job()), setup.shard, inlet),
-        inbox,
+        remote: RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL),
+        orders: Orders { shard: setup.shard, inbox, drains: Vec::new(), running: true },
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
-        drains: Vec::new(),
         progress: Arc::clone(&progress),
-        running: true,
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -150,13 +149,46 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
 
 struct Proxy {
     setup: Setup,
-    inbox: Inbox<Command>,
-    remote: RemoteShard,
+    orders: Orders,
+    remote: RemoteShard<Mirrored>,
     redial: Redial,
     vigil: Vigil,
-    drains: Vec<Sender<()>>,
     progress: Arc<Progress>,
+}
+
+/// What a proxy is told, and what it has been told so far.
+struct Orders {
+    /// The shard, among those of its server.
+    shard: u32,
+    inbox: Inbox<Command>,
+    /// Who is to be told that everything was taken.
+    drains: Vec<Sender<()>>,
     running: bool,
+}
+
+impl Orders {
+    fn take(&mut self, remote: &mut RemoteShard<Mirrored>) -> bool {
+        if !self.inbox.open() {
+            return false;
+        }
+        while let Some(command) = self.inbox.next() {
+            match command {
+                Command::Declare { id, home, lane, remote: told, terms } => {
+                    let shard = self.shard;
+                    let mirrored = Mirrored { shard, home: *home, lane, remote: told, state: None, terms };
+                    remote.declare(id, mirrored);
+                }
+                Command::State { id, state } => {
+                    if let Some(mirrored) = remote.tensor_mut(id) {
+                        mirrored.state = Some(state);
+                    }
+                }
+                Command::Drain { done } => self.drains.push(done),
+                Command::Stop => self.running = false,
+            }
+        }
+        true
+    }
 }
 
 /// A proxy that has no connection.
@@ -180,7 +212,7 @@ impl Proxy {
     fn run(mut self) {
         let crowd = Arc::clone(&self.setup.crowd);
         let mut patience = Patience::new(&crowd);
-        while self.running {
+        while self.orders.running {
             if self.remote.link().is_none() {
                 self.connect();
                 continue;
@@ -197,18 +229,18 @@ impl Proxy {
     fn fail(&mut self, reason: String) {
         let (server, rank) = (self.setup.server, self.setup.rank);
         self.setup.fate.fail(self.vigil.verdict(server, rank, reason));
-        self.running = false;
+        self.orders.running = false;
     }
 
     // Connecting
 
     /// Connects, unless something else is to be done first.
     fn connect(&mut self) {
-        self.take_commands();
-        if !self.running {
+        self.orders.take(&mut self.remote);
+        if !self.orders.running {
             return;
         }
-        let caller = Connecting { inbox: &self.inbox, fate: &self.setup.fate };
+        let caller = Connecting { inbox: &self.orders.inbox, fate: &self.setup.fate };
         match self.redial.connect(&mut self.vigil, self.remote.sign(), &caller) {
             Ok(stream) => self.remote.attach(stream),
             // Whether the job has ended there, the link's own thread hears with the reason.
@@ -220,7 +252,7 @@ impl Proxy {
             }
         }
         if self.setup.fate.is_over() {
-            self.running = false;
+            self.orders.running = false;
         }
     }
 
@@ -251,24 +283,29 @@ impl Proxy {
     // Looking
 
     fn look(&mut self) -> bool {
-        let mut busy = self.take_commands();
+        let mut busy = self.orders.take(&mut self.remote);
         self.poll_link();
-        busy |= self.take_submissions();
-        busy |= self.receive();
-        busy |= self.send();
+        let Self { remote, orders, .. } = self;
+        let Looked { busy: looked, over } = remote.look(FRAMES, |remote| _ = orders.take(remote));
+        match over {
+            None => {}
+            Some(Over::Ended(why)) => self.lost(&why),
+            Some(Over::Broke(what)) => self.fail(format!("it broke the protocol: {what}")),
+        }
+        busy |= looked;
         if busy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
         }
-        if !self.drains.is_empty() && self.remote.is_delivered() {
-            self.drains.drain(..).for_each(|done| _ = done.send(()));
+        if !self.orders.drains.is_empty() && self.remote.is_delivered() {
+            self.orders.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
     }
 
     fn has_work(&self) -> bool {
-        self.inbox.is_open() || self.remote.has_work()
+        self.orders.inbox.is_open() || self.remote.has_work()
     }
 
     /// Finds out whether the socket is ready, without waiting. Whether it can be read is seen by reading, which costs no more
@@ -285,11 +322,11 @@ impl Proxy {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, interest.read);
         flags.set(PollFlags::OUT, interest.write);
-        let mut fds = [PollFd::new(link, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
+        let mut fds = [PollFd::new(link, flags), PollFd::new(self.orders.inbox.wakeup(), PollFlags::IN)];
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
         if !woken.is_empty() {
-            self.inbox.wakeup().clear();
+            self.orders.inbox.wakeup().clear();
         }
         // Errors and hang-ups are found out by reading.
         let read = socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
@@ -303,62 +340,9 @@ impl Proxy {
             self.poll(look_every(self.setup.lease));
             self.keep_vigil();
         } else {
-            self.inbox.wakeup().clear();
+            self.orders.inbox.wakeup().clear();
         }
         self.setup.flags.at::<Sleeping>(flags::sleeping(self.setup.shard)).awake();
-    }
-
-    fn take_commands(&mut self) -> bool {
-        if !self.inbox.open() {
-            return false;
-        }
-        while let Some(command) = self.inbox.next() {
-            match command {
-                Command::Declare { id, home, lane, remote, terms } => {
-                    let mirrored = Mirrored { home: *home, lane, remote, state: None, terms };
-                    self.remote.declare(id, mirrored);
-                }
-                Command::State { id, state } => self.remote.give_state(id, state),
-                Command::Drain { done } => self.drains.push(done),
-                Command::Stop => self.running = false,
-            }
-        }
-        true
-    }
-
-    fn take_submissions(&mut self) -> bool {
-        let mut taken = false;
-        while let Some(submission) = self.remote.pop() {
-            // What a submission names was declared before; the command may still be on its way.
-            self.take_commands();
-            taken = true;
-            self.remote.submit(submission);
-        }
-        if taken {
-            self.remote.tell(ANYTHING);
-        }
-        taken
-    }
-
-    fn receive(&mut self) -> bool {
-        let mut taken = 0;
-        while taken < FRAMES {
-            match self.remote.hear() {
-                Heard::Frame => taken += 1,
-                Heard::Header => {}
-                Heard::Nothing => break,
-                Heard::Ended(why) => self.lost(&why),
-                Heard::Broke(what) => self.fail(format!("it broke the protocol: {what}")),
-            }
-        }
-        taken > 0
-    }
-
-    fn send(&mut self) -> bool {
-        self.remote.send().unwrap_or_else(|error| {
-            self.lost(&error.to_string());
-            true
-        })
     }
 }
 
@@ -414,7 +398,7 @@ mod tests {
             fate: Arc::clone(&fate),
         };
         let (proxy, _) = start(setup).unwrap();
-        let (rig::Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
+        let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
         let home = Box::new(home);
         let (done, works) = channel();
         proxy.send(Command::Declare { id: W, home, lane, remote, terms });

@@ -1,7 +1,7 @@
 //! What a shard of another host says, honestly or not, and the memory of a worker that hears it.
 
 use super::RemoteHome;
-pub(super) use super::remote_shard::Mirrored;
+use super::mirrored::Mirrored;
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, Place, ServerPart, WorkerMemory};
 use penstock_kernels::Dtype;
 use penstock_kernels::filter::Everything;
@@ -36,6 +36,7 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
     let seen = Seen { memory, remote: Arc::clone(&remote) };
     (
         Mirrored {
+            shard: 0,
             home: homes.remove(0),
             lane: lanes.remove(0),
             remote,

@@ -1,0 +1,355 @@
+//! A peer on another host, as one shard sees it: its connection, over any link. Which of its frames were taken, and what is owed
+//! to it, its machine knows ([`penstock_proto::remote::home`]).
+//!
+//! A payload is received straight into the peer's lane, or decoded into it once all of it is here, and taken only when it was
+//! verified. A value is sent from where it stands.
+//!
+//! Where lanes and values lie is the shard's, by [`Homed`]: shared memory in a job, its own in the simulator. No byte and no
+//! frame goes through a pointer to a function of theirs. When to look, and when a peer is silent, is the shard's, too.
+
+use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use super::link::{Interest, Link};
+use super::stream::Stream;
+use penstock_kernels::codec::{Base, Undecodable};
+use penstock_proto::TensorId;
+use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::peer::PeerId;
+use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
+use penstock_proto::remote::judge::{self, Incoming, LanePart};
+use penstock_proto::shard::{Judged, Shard};
+use std::io;
+use std::ops::Range;
+
+/// The memory of a shard, as far as peers on other hosts write it and are sent what stands there.
+pub trait Homed: Chunks {
+    /// Where the chunk lies in a lane, if it is homed here.
+    fn homed(&self, tensor: TensorId, chunk: u32) -> Option<Range<usize>>;
+    /// How contributions to a tensor travel that is declared here.
+    fn contributions(&self, tensor: TensorId) -> &Agreed;
+    /// That part of a lane, which was found by the functions above, to be written.
+    fn receive(&mut self, part: &LanePart) -> &mut [u8];
+    /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
+    fn value(&self, tensor: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>);
+    /// A chunk's number and the optimizer's arrays of it, to be sent.
+    fn state(&self, tensor: TensorId, local: usize) -> (u32, &[u8]);
+}
+
+/// The connection.
+struct Wire<L> {
+    link: L,
+    reader: FrameReader<Incoming>,
+    writer: FrameWriter,
+    /// Where chunks are encoded that are not sent from where they are.
+    outgoing: Vec<u8>,
+    /// Whether the link may have something.
+    readable: bool,
+    /// Whether the link takes something.
+    writable: bool,
+    /// Whether it is not read for now.
+    paused: bool,
+    /// What the shard's poll watches.
+    watched: Interest,
+}
+
+/// One peer, over any link.
+pub struct RemotePeer<L = Stream> {
+    job: u64,
+    peer: PeerId,
+    wire: Option<Wire<L>>,
+    subscriber: Subscriber,
+    received: u64,
+    sent: u64,
+}
+
+/// What a look at the connection brought.
+pub enum Heard {
+    /// A submission.
+    Submission(Taken),
+    /// A sign of life.
+    Alive,
+    /// A header, which is judged at the next look.
+    Header,
+    /// Nothing now.
+    Nothing,
+    /// The connection has ended, or brought damaged bytes: it was given up, and the peer may make another.
+    Ended(String),
+    /// It broke the protocol.
+    Broke(String),
+}
+
+/// A submission that has come whole, and was taken.
+pub struct Taken {
+    /// What it says.
+    pub judged: Judged,
+    /// Whether its result is wanted.
+    pub wanted: bool,
+    /// Bytes that came with it.
+    pub bytes: u32,
+    /// What they were encoded by.
+    pub encoding: Encoding,
+}
+
+/// Judges frames of one peer before their payload is let in.
+struct Judge<'a, H> {
+    job: u64,
+    peer: PeerId,
+    subscriber: &'a Subscriber,
+    machine: &'a Shard,
+    memory: &'a mut H,
+}
+
+impl<H: Homed> Places for Judge<'_, H> {
+    type Place = Incoming;
+
+    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
+        let Self { job, peer, subscriber, machine, memory } = self;
+        judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
+            let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
+            Some((range, *memory.contributions(tensor)))
+        })
+    }
+
+    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
+        match place {
+            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
+            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
+                Some(self.memory.receive(part))
+            }
+            Incoming::Submission(_, Some(_)) => None,
+        }
+    }
+}
+
+/// The payload is here, verified: decodes it into its lane, if it is not there already.
+fn settle(part: &LanePart, payload: &[u8], memory: &mut impl Homed) -> Result<(), Undecodable> {
+    if part.codec.is_verbatim() {
+        return Ok(());
+    }
+    part.codec.decode(payload, Base::Zeros, memory.receive(part))
+}
+
+impl<L: Link> RemotePeer<L> {
+    /// A peer that has no connection. `job`: the job's number in frames.
+    pub fn new(job: u64, peer: PeerId) -> Self {
+        Self { job, peer, wire: None, subscriber: Subscriber::default(), received: 0, sent: 0 }
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// What is owed to the peer.
+    pub fn subscriber(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
+    }
+
+    /// How far ahead of the others' folds its contributions are.
+    pub fn lead(&self) -> u64 {
+        self.subscriber.lead()
+    }
+
+    /// Bytes of frames that were taken so far.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Bytes of frames that were sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    // The connection
+
+    /// The link, while a connection stands.
+    pub fn link(&self) -> Option<&L> {
+        self.wire.as_ref().map(|wire| &wire.link)
+    }
+
+    /// A new connection, instead of the one before.
+    pub fn attach(&mut self, link: L) {
+        self.wire = Some(Wire {
+            link,
+            reader: FrameReader::new(),
+            writer: FrameWriter::default(),
+            outgoing: Vec::new(),
+            readable: true,
+            writable: true,
+            paused: false,
+            watched: Interest { read: true, write: false },
+        });
+        self.subscriber.connect();
+    }
+
+    /// The connection is over; the peer may make another.
+    pub fn detach(&mut self) {
+        self.wire = None;
+        self.subscriber.disconnect();
+    }
+
+    /// The peer has said goodbye: nothing may follow.
+    pub fn let_go(&mut self) {
+        self.subscriber.let_go();
+    }
+
+    /// Bytes that ever came on this connection.
+    pub fn heard(&self) -> u64 {
+        self.wire.as_ref().map_or(0, |wire| wire.reader.heard())
+    }
+
+    /// The link is ready, as the poll says.
+    pub fn ready(&mut self, read: bool, write: bool) {
+        if let Some(wire) = &mut self.wire {
+            wire.readable |= read;
+            wire.writable |= write;
+            if read {
+                wire.reader.look_again();
+            }
+        }
+    }
+
+    /// Reads on, or not for now.
+    pub fn pause(&mut self, pause: bool) {
+        if let Some(wire) = &mut self.wire {
+            wire.paused = pause;
+        }
+    }
+
+    /// Whether it is not read for now.
+    pub fn is_paused(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.paused)
+    }
+
+    /// Whether there may be something to take or to send at once.
+    pub fn has_work(&self) -> bool {
+        let has_output = |wire: &Wire<L>| wire.writable && self.interest(wire).write;
+        self.wire.as_ref().is_some_and(|wire| (wire.readable && !wire.paused) || has_output(wire))
+    }
+
+    fn interest(&self, wire: &Wire<L>) -> Interest {
+        wire.link.interest(self.subscriber.has_due() || !wire.writer.is_clear())
+    }
+
+    /// What the poll has to watch from now on, if that has changed.
+    pub fn change_of_interest(&mut self) -> Option<Interest> {
+        let Interest { read, write } = self.interest(self.wire.as_ref()?);
+        let wire = self.wire.as_mut()?;
+        let wanted = Interest { read: read && !wire.paused, write: write && !wire.writable };
+        (wire.watched != wanted).then(|| {
+            wire.watched = wanted;
+            wanted
+        })
+    }
+
+    // What comes
+
+    /// The next submission.
+    pub fn hear(&mut self, machine: &Shard, memory: &mut impl Homed) -> Heard {
+        let Self { job, peer, wire, subscriber, .. } = self;
+        let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
+        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory };
+        let step = wire.reader.next(&mut wire.link, &mut judge);
+        if let Step::Frame(header, _) = &step {
+            // Whatever the frame says, its bytes have come.
+            self.received += HEADER_BYTES as u64 + u64::from(header.length);
+        }
+        match step {
+            Step::Frame(header, Incoming::Submission(judged, part)) => {
+                if let Some(part) = part
+                    && let Err(undecodable) = settle(&part, wire.reader.payload(), memory)
+                {
+                    return Heard::Broke(undecodable.to_string());
+                }
+                if let Err(broken) = self.subscriber.take(judged.submission()) {
+                    return Heard::Broke(broken.to_string());
+                }
+                let Header { body, length: bytes, encoding, .. } = header;
+                let wanted = matches!(body, Body::Submission { wanted: true, .. });
+                Heard::Submission(Taken { judged, wanted, bytes, encoding })
+            }
+            Step::Frame(_, Incoming::Alive) => Heard::Alive,
+            Step::Header => Heard::Header,
+            Step::Nothing => {
+                wire.readable = false;
+                Heard::Nothing
+            }
+            Step::Ended(why) => {
+                self.detach();
+                Heard::Ended(why)
+            }
+            Step::Broke(what) => Heard::Broke(what),
+        }
+    }
+
+    // What goes
+
+    /// Sends what is due, as far as the link takes it; whether it sent anything. An error has ended the connection.
+    pub fn send(&mut self, memory: &impl Homed) -> io::Result<bool> {
+        let sent = self.send_batches(memory);
+        if sent.is_err() {
+            self.detach();
+        }
+        sent
+    }
+
+    fn send_batches(&mut self, memory: &impl Homed) -> io::Result<bool> {
+        let mut busy = false;
+        while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
+            let taken = if !wire.writer.flush(&mut wire.link)? {
+                false
+            } else if let Some(taken) = self.send_batch(memory)? {
+                taken
+            } else {
+                break;
+            };
+            busy = true;
+            if let Some(wire) = &mut self.wire {
+                wire.writable = taken;
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
+    fn send_batch(&mut self, memory: &impl Homed) -> io::Result<Option<bool>> {
+        let Self { job, wire: Some(wire), subscriber, .. } = self else { return Ok(None) };
+        let mut batch = Batch::new(&mut wire.outgoing);
+        while !batch.is_full() {
+            let Some(owing) = subscriber.next(memory) else { break };
+            let (notice, chunk) = notice(owing, memory);
+            let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
+            match chunk {
+                Some((agreed, sent)) => batch.push_chunk(header, agreed, &sent),
+                None => batch.push(header),
+            }
+        }
+        if batch.is_empty() {
+            if !subscriber.must_tell() {
+                return Ok(None);
+            }
+            batch.push(Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Taken)));
+        }
+        self.sent += (batch.bytes() + batch.len() * HEADER_BYTES) as u64;
+        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+    }
+}
+
+/// What is said of that, and the chunk that goes with it.
+fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'_>)>) {
+    match owing {
+        Owing::Value { tensor, local, publication, position } => {
+            let (chunk, agreed, sent) = memory.value(tensor, local, position);
+            let Publication { version, steps, sequence } = publication;
+            let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
+            (notice, Some((agreed, sent)))
+        }
+        Owing::State { tensor, local } => {
+            let (chunk, state) = memory.state(tensor, local);
+            let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
+            (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
+        }
+        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
+        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
+    }
+}

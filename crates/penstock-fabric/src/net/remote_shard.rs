@@ -1,0 +1,516 @@
+//! A shard of another host, as its proxy sees it: what its worker submits to it, the mirrors of its chunks, and its connection,
+//! over any link. What has come, and what is asked for again on a new connection, its machine knows
+//! ([`penstock_proto::remote::mirror`]).
+//!
+//! Frames are encoded out of the lane; values are received beside the mirror, verified, and then decoded and published in it, so
+//! that no reader ever sees half a chunk or a damaged one. Behind a breach of the protocol nothing more is taken: the
+//! connection is given up with it.
+//!
+//! Where mirrors and lanes lie, and how the worker submits and is woken, is its owner's: a proxy of a job has them in shared
+//! memory, the simulator in its own. No byte and no frame goes through a pointer to a function of theirs. When to look and what
+//! to wait for is the owner's too, by what is [of interest](RemoteShard::interest) and [due](RemoteShard::has_work) here.
+
+use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use super::link::{Interest, Link};
+use super::stream::Stream;
+use crate::doorbell::{self, ANYTHING};
+use crate::inlet::Inlet;
+use crate::publish::Published;
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::{Codec, Undecodable};
+use penstock_proto::TensorId;
+use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::frame::{Body, Header, Notice};
+use penstock_proto::numbered::Numbered;
+use penstock_proto::remote::judge;
+use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
+use penstock_proto::submission::Submission;
+
+/// What is kept for one shard.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Frames that wait to be sent at most, before more is taken of what the worker submits: some tens of bytes each.
+    pub unsent: u64,
+    /// Bytes of values that one read brings at most, while a connection stands.
+    pub read: usize,
+}
+
+impl Limits {
+    /// Those of a proxy of a job.
+    pub const USUAL: Self = Self { unsent: 4096, read: 256 * 1024 };
+}
+
+/// Where the chunks of one tensor are mirrored that the shard is home of, and what its worker has to do with them.
+pub trait Mirrored {
+    /// Those chunks, ascending.
+    fn chunks(&self) -> &[u32];
+    /// How their values travel.
+    fn values(&self) -> &Agreed;
+    /// How contributions to them do.
+    fn contributions(&self) -> &Agreed;
+    /// Bytes of a chunk's value; `None`: the shard is not its home.
+    fn bytes(&self, chunk: u32) -> Option<usize>;
+    /// Bytes of the optimizer's state of a chunk; `None`: the shard is not its home, or there is no place for the state.
+    fn state_bytes(&self, chunk: u32) -> Option<usize>;
+    /// What stands in the worker's lane of a chunk, which the shard is home of.
+    fn contribution(&self, chunk: u32) -> Foreign<'_>;
+    /// Whether the result of the push that is under way is wanted as soon as it is there.
+    fn wants(&self) -> bool;
+    /// The version + 1 that pushes have asked for.
+    fn wanted(&self) -> u64;
+
+    /// Decodes a chunk's new value and publishes it. Readers never see a payload that is refused.
+    fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable>;
+    /// The least version of all chunks + 1 has risen to this. Who sees it sees the chunks.
+    fn progress(&mut self, progress: u64);
+    /// The optimizer's state of a chunk has come.
+    fn state(&mut self, chunk: u32, state: &[u8]);
+    /// So many contributions were taken from the lane, since the start.
+    fn folded(&mut self, count: u64);
+    /// What was asked for with this ticket or before has come.
+    fn fetched(&mut self, ticket: u64);
+}
+
+/// A chunk's new value, as it has come.
+pub struct Value<'a> {
+    /// Of its frame.
+    pub header: &'a Header,
+    /// What came with it.
+    pub payload: &'a [u8],
+    /// What decodes that.
+    pub codec: &'a dyn Codec,
+}
+
+impl Value<'_> {
+    /// Decodes it onto what is mirrored of the chunk.
+    pub fn decode(&self, onto: &mut [u8]) -> Result<(), Undecodable> {
+        self.codec.decode(self.payload, self.header.base(), onto)
+    }
+}
+
+/// The worker that submits to the shard.
+pub trait Submitter {
+    /// The next submission, if there is one.
+    fn pop(&mut self) -> Option<Submission>;
+    /// Whether there is none.
+    fn is_empty(&self) -> bool;
+    /// Wakes the worker if it waits for this: a tensor's number + 1, or anything.
+    fn tell(&self, topic: u32);
+}
+
+impl Submitter for Inlet {
+    fn pop(&mut self) -> Option<Submission> {
+        // The ring is this process's own: it cannot be broken but by this process.
+        let words = self.pop().ok().flatten()?;
+        Submission::decode(words).ok()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn tell(&self, topic: u32) {
+        doorbell::published();
+        if self.bell().must_ring(topic) {
+            self.bell().ring();
+        }
+    }
+}
+
+/// All mirrors.
+struct Mirrors<M> {
+    job: u64,
+    tensors: Numbered<M>,
+}
+
+impl<M: Mirrored> Mirrors<M> {
+    /// Adds a frame to a batch, with what it carries of the lane. `None`: the tensor was not declared.
+    fn push<'a>(&'a self, batch: &mut Batch<'a>, frame: &Frame) -> Option<()> {
+        let Frame { sequence, submission, payload } = *frame;
+        let header = |wanted| Header::bare(self.job, sequence, Body::Submission { submission, wanted });
+        let Some((tensor, chunk)) = payload else {
+            batch.push(header(false));
+            return Some(());
+        };
+        let mirrored = self.tensors.get(tensor)?;
+        let wanted = matches!(submission, Submission::Push { .. }) && mirrored.wants();
+        let sent = Sent { source: Source::Lane(mirrored.contribution(chunk)), shadow: None, position: 0 };
+        batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
+        Some(())
+    }
+}
+
+impl<M: Mirrored> Places for Mirrors<M> {
+    /// What decodes the payload.
+    type Place = &'static dyn Codec;
+
+    fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
+        judge::notice(header, self.job, |notice| match *notice {
+            Notice::Value { tensor, chunk, .. } => {
+                let mirrored = self.tensors.get(tensor)?;
+                Some((*mirrored.values(), mirrored.bytes(chunk)?))
+            }
+            Notice::State { tensor, chunk } => {
+                Some((Agreed::default(), self.tensors.get(tensor)?.state_bytes(chunk)?))
+            }
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+        })
+    }
+
+    /// Beside the mirror: a payload may be damaged.
+    fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
+        None
+    }
+}
+
+/// The connection.
+struct Wire<L> {
+    link: L,
+    reader: FrameReader<&'static dyn Codec>,
+    writer: FrameWriter,
+    /// Where chunks are encoded.
+    outgoing: Vec<u8>,
+    readable: bool,
+    writable: bool,
+    /// Whether a sign of life is due, if nothing else is.
+    beat: bool,
+}
+
+/// What a look for one frame brought.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A frame, which was taken.
+    Frame,
+    /// A header, which is judged at the next look.
+    Header,
+    /// Nothing now.
+    Nothing,
+    /// The end of the connection, which was given up.
+    Over(Over),
+}
+
+/// Why a connection was given up.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Over {
+    /// It has ended, or brought damaged bytes: why. Another may be made.
+    Ended(String),
+    /// The shard broke the protocol: how.
+    Broke(String),
+}
+
+/// What a look at everything came to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// Whether anything was taken or sent.
+    pub busy: bool,
+    /// Whether the connection was given up, and why.
+    pub over: Option<Over>,
+}
+
+/// The shard, over any link.
+pub struct RemoteShard<M, S = Inlet, L = Stream> {
+    limits: Limits,
+    submitter: S,
+    machine: Mirror,
+    mirrors: Mirrors<M>,
+    wire: Option<Wire<L>>,
+    /// Bytes that came on connections before this one.
+    heard: u64,
+}
+
+impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
+    /// A shard that no connection stands to. `job`: the job's number in frames.
+    pub fn new(job: u64, submitter: S, limits: Limits) -> Self {
+        let mirrors = Mirrors { job, tensors: Numbered::default() };
+        Self { limits, submitter, machine: Mirror::default(), mirrors, wire: None, heard: 1 }
+    }
+
+    // Its worker
+
+    /// Declares a tensor, as far as the shard is home of it.
+    pub fn declare(&mut self, id: TensorId, mirrored: M) {
+        self.machine.declare(id, mirrored.chunks().to_vec());
+        self.mirrors.tensors.insert(id, mirrored);
+    }
+
+    /// What is mirrored of a tensor.
+    pub fn tensor(&self, id: TensorId) -> Option<&M> {
+        self.mirrors.tensors.get(id)
+    }
+
+    /// The same, to be changed.
+    pub fn tensor_mut(&mut self, id: TensorId) -> Option<&mut M> {
+        self.mirrors.tensors.get_mut(id)
+    }
+
+    /// What the worker submits by.
+    pub fn submitter(&mut self) -> &mut S {
+        &mut self.submitter
+    }
+
+    // The connection
+
+    /// The link, while a connection stands.
+    pub fn link(&self) -> Option<&L> {
+        self.wire.as_ref().map(|wire| &wire.link)
+    }
+
+    /// A new connection.
+    pub fn attach(&mut self, link: L) {
+        self.wire = Some(Wire {
+            link,
+            reader: FrameReader::reading_ahead(self.limits.read),
+            writer: FrameWriter::default(),
+            outgoing: Vec::new(),
+            readable: true,
+            writable: true,
+            beat: false,
+        });
+        self.machine.connect();
+    }
+
+    /// The connection is given up; another may be made.
+    pub fn detach(&mut self) {
+        if let Some(wire) = self.wire.take() {
+            self.heard += wire.reader.heard();
+        }
+    }
+
+    /// Whether the shard has spoken on this connection, or on the last one.
+    pub fn is_resumed(&self) -> bool {
+        self.machine.is_resumed()
+    }
+
+    /// Grows with what comes, over all connections.
+    pub fn sign(&self) -> u64 {
+        self.heard + self.wire.as_ref().map_or(0, |wire| wire.reader.heard())
+    }
+
+    /// A sign of life is due, if nothing else is sent.
+    pub fn beat(&mut self) {
+        if let Some(wire) = &mut self.wire {
+            wire.beat = true;
+        }
+    }
+
+    /// What has to be waited for, as long as neither is known to be ready.
+    fn interest_of(&self, wire: &Wire<L>) -> Interest {
+        let due = self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0);
+        wire.link.interest(due || !wire.writer.is_clear())
+    }
+
+    /// What has to be waited for now.
+    pub fn interest(&self) -> Option<Interest> {
+        let wire = self.wire.as_ref()?;
+        let Interest { read, write } = self.interest_of(wire);
+        Some(Interest { read, write: write && !wire.writable })
+    }
+
+    /// The link is ready, as a wait said, or as is to be made sure of.
+    pub fn ready(&mut self, read: bool, write: bool) {
+        if let Some(wire) = &mut self.wire {
+            wire.readable |= read;
+            wire.writable |= write;
+            if read {
+                wire.reader.look_again();
+            }
+        }
+    }
+
+    /// Whether the link took all that it was last given.
+    pub fn is_writable(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.writable)
+    }
+
+    /// Whether there may be something to take or to send at once.
+    pub fn has_work(&self) -> bool {
+        let ready = |wire: &Wire<L>| wire.readable || (wire.writable && self.interest_of(wire).write);
+        (self.has_room() && !self.submitter.is_empty()) || self.wire.as_ref().is_none_or(ready)
+    }
+
+    // A look
+
+    /// Takes what the worker has submitted and what has come, `most` frames of it, and sends what is due. `declare` is called
+    /// before a submission is taken: what it names was declared before, but that may still be on its way here.
+    pub fn look(&mut self, most: usize, declare: impl FnMut(&mut Self)) -> Looked {
+        let submitted = self.take_submissions(declare);
+        let (heard, mut over) = self.receive(most);
+        let sent = self.send().unwrap_or_else(|error| {
+            over = Some(Over::Ended(error.to_string()));
+            true
+        });
+        Looked { busy: submitted || heard || sent, over }
+    }
+
+    fn take_submissions(&mut self, mut declare: impl FnMut(&mut Self)) -> bool {
+        let mut taken = false;
+        while let Some(submission) = self.pop() {
+            declare(self);
+            taken = true;
+            self.submit(submission);
+        }
+        if taken {
+            self.submitter.tell(ANYTHING);
+        }
+        taken
+    }
+
+    fn receive(&mut self, most: usize) -> (bool, Option<Over>) {
+        let mut taken = 0;
+        while taken < most {
+            match self.hear() {
+                Heard::Frame => taken += 1,
+                Heard::Header => {}
+                Heard::Nothing => break,
+                Heard::Over(over) => return (taken > 0, Some(over)),
+            }
+        }
+        (taken > 0, None)
+    }
+
+    // What its worker submits
+
+    fn has_room(&self) -> bool {
+        self.machine.unsent() < self.limits.unsent
+    }
+
+    /// The next submission, if there is one and room for its frames.
+    fn pop(&mut self) -> Option<Submission> {
+        if !self.has_room() {
+            return None;
+        }
+        self.submitter.pop()
+    }
+
+    /// Takes a submission. What it names was declared.
+    pub fn submit(&mut self, submission: Submission) {
+        self.machine.submit(submission);
+    }
+
+    /// How many frames the shard has taken, of how many that were submitted.
+    pub fn progress(&self) -> (u64, u64) {
+        self.machine.progress()
+    }
+
+    /// Whether everything that was submitted was taken.
+    pub fn is_delivered(&self) -> bool {
+        self.machine.is_delivered() && self.submitter.is_empty()
+    }
+
+    // Receiving
+
+    /// Takes the next frame, if it has come.
+    pub fn hear(&mut self) -> Heard {
+        let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
+        let over = match wire.reader.next(&mut wire.link, &mut self.mirrors) {
+            Step::Frame(header, codec) => match self.take(&header, codec) {
+                Ok(()) => return Heard::Frame,
+                Err(what) => Over::Broke(what),
+            },
+            Step::Header => return Heard::Header,
+            Step::Nothing => {
+                wire.readable = false;
+                return Heard::Nothing;
+            }
+            Step::Ended(why) => Over::Ended(why),
+            Step::Broke(what) => Over::Broke(what),
+        };
+        // What came behind it is not looked at.
+        self.detach();
+        Heard::Over(over)
+    }
+
+    /// Does what a frame says; how it broke the protocol, if it did.
+    fn take(&mut self, header: &Header, codec: &dyn Codec) -> Result<(), String> {
+        let (Body::Notice(notice), Some(wire)) = (header.body, &self.wire) else { return Ok(()) };
+        let tensors = &mut self.mirrors.tensors;
+        let wanted = |id| tensors.get(id).map_or(0, M::wanted);
+        let effect =
+            self.machine.hear(header.sequence, &notice, wanted).map_err(|broken| broken.to_string())?;
+        let (Effect::Publish { tensor, .. }
+        | Effect::State { tensor, .. }
+        | Effect::Folded { tensor, .. }
+        | Effect::Fetched { tensor, .. }) = effect
+        else {
+            return Ok(());
+        };
+        let Some(mirrored) = tensors.get_mut(tensor) else { return Ok(()) };
+        match effect {
+            Effect::Nothing => {}
+            Effect::Publish { chunk, version, steps, progress, .. } => {
+                let value = Value { header, payload: wire.reader.payload(), codec };
+                mirrored
+                    .publish(chunk, &value, Published { version, steps })
+                    .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
+                if let Some(progress) = progress {
+                    mirrored.progress(progress);
+                    self.submitter.tell(tensor + 1);
+                }
+            }
+            Effect::State { chunk, .. } => mirrored.state(chunk, wire.reader.payload()),
+            Effect::Folded { count, .. } => {
+                mirrored.folded(count);
+                self.submitter.tell(tensor + 1);
+            }
+            Effect::Fetched { ticket, .. } => {
+                mirrored.fetched(ticket);
+                self.submitter.tell(tensor + 1);
+            }
+        }
+        Ok(())
+    }
+
+    // Sending
+
+    /// Sends what is due, as far as the link takes it; whether it sent anything. An error has ended the connection.
+    pub fn send(&mut self) -> std::io::Result<bool> {
+        let sent = self.send_batches();
+        if sent.is_err() {
+            self.detach();
+        }
+        sent
+    }
+
+    fn send_batches(&mut self) -> std::io::Result<bool> {
+        let mut busy = false;
+        while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
+            let taken = if !wire.writer.flush(&mut wire.link)? {
+                false
+            } else if self.machine.is_resumed()
+                && let Some(taken) = Self::send_batch(&mut self.machine, &self.mirrors, wire)?
+            {
+                taken
+            } else {
+                break;
+            };
+            busy = true;
+            wire.writable = taken;
+        }
+        Ok(busy)
+    }
+
+    /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
+    fn send_batch(
+        machine: &mut Mirror,
+        mirrors: &Mirrors<M>,
+        wire: &mut Wire<L>,
+    ) -> std::io::Result<Option<bool>> {
+        let mut batch = Batch::new(&mut wire.outgoing);
+        while !batch.is_full() {
+            let Some(frame) = machine.due() else { break };
+            if mirrors.push(&mut batch, &frame).is_none() {
+                return Err(std::io::Error::other("a submission of a tensor that was not declared"));
+            }
+            machine.sent();
+        }
+        // Whatever is sent is a sign of life.
+        let beats = std::mem::take(&mut wire.beat);
+        if batch.is_empty() && beats {
+            batch.push(Header::bare(mirrors.job, 0, Body::Alive));
+        }
+        if batch.is_empty() {
+            return Ok(None);
+        }
+        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+    }
+}

@@ -1,0 +1,190 @@
+//! An end of a wire to a shard, for as long as its connection lives: to the code of a proxy and of a shard it is a link like any
+//! other.
+//!
+//! What is written arrives later, perhaps in two pieces or damaged. A write takes all that it is given, or a part of that: then
+//! nothing more until the end has waited for room, as with a buffer that is full. A connection that was cut is found out by a
+//! read, or by a write.
+
+use crate::faults::Faults;
+use crate::rng::Rng;
+use crate::transport::{End, Way, Wire};
+use penstock_fabric::net::link::{Got, Link};
+use penstock_proto::Rank;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::rc::Rc;
+
+/// One write in so many takes a part of what it is given.
+const PART_ONCE_IN: u64 = 6;
+/// One write in so many arrives in two pieces.
+pub const PIECES_ONCE_IN: u64 = 4;
+
+/// How many of so many bytes that go out now arrive before the others, which arrive at `due`, and when.
+pub fn some_ahead(bytes: usize, (now, due): (u64, u64), rng: &mut Rng) -> Option<(usize, u64)> {
+    if !rng.once_in(PIECES_ONCE_IN) {
+        return None;
+    }
+    Some((rng.within(1..=bytes as u64 - 1) as usize, rng.within(now..=due)))
+}
+
+/// Something was written: when its pieces arrive, if ever.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// Between this worker
+    pub rank: Rank,
+    /// and this shard,
+    pub shard: usize,
+    /// this way.
+    pub way: Way,
+    /// What came ahead, and the rest.
+    pub arrives: [Option<u64>; 2],
+}
+
+/// What all ends share.
+#[derive(Debug, Default)]
+pub struct Air {
+    /// The time.
+    pub now: Cell<u64>,
+    /// What was written since this was asked last.
+    pub sent: RefCell<Vec<Sent>>,
+}
+
+/// What is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// One value in so many does not go out, though it is taken.
+    LosesValues(u64),
+    /// One read in so many loses the last of what it has brought.
+    LosesTheEnd(u64),
+}
+
+/// One end.
+pub struct Socket<'a> {
+    /// The connection, and its number.
+    wire: Rc<RefCell<Wire>>,
+    number: u64,
+    air: Rc<Air>,
+    faults: &'a Faults,
+    /// Whose, and of which shard.
+    of: (Rank, usize),
+    /// The way that is written.
+    out: Way,
+    rng: Rng,
+    /// What says how much a read brings, where that is not all that has arrived.
+    reads: Option<Rng>,
+    /// Whether a write has taken a part: no more until it was waited for.
+    full: Cell<bool>,
+    broken: Option<Broken>,
+}
+
+impl<'a> Socket<'a> {
+    /// An end of the connection that stands.
+    pub fn new(
+        wire: &Rc<RefCell<Wire>>,
+        air: &Rc<Air>,
+        faults: &'a Faults,
+        of: (Rank, usize),
+        out: Way,
+        mut rng: Rng,
+        broken: Option<Broken>,
+    ) -> Self {
+        let reads = rng.once_in(2).then(|| Rng::new(rng.word()));
+        let (wire, number, air) = (Rc::clone(wire), wire.borrow().number, Rc::clone(air));
+        Self { wire, number, air, faults, of, out, rng, reads, full: Cell::new(false), broken }
+    }
+
+    /// What a poll says: whether it can be read, and whether it can be written.
+    pub fn poll(&self) -> (bool, bool) {
+        let wire = self.wire.borrow();
+        self.full.set(false);
+        let news = wire.has_news(self.out.back(), self.air.now.get());
+        (news, wire.has_room(self.out, self.faults.window))
+    }
+
+    /// Values that are lost on purpose go no further than this.
+    fn lose_values<'b>(&mut self, parts: &[IoSlice<'b>]) -> Vec<IoSlice<'b>> {
+        let Some(Broken::LosesValues(once_in)) = self.broken else { return parts.to_vec() };
+        let (mut left, mut parts) = (Vec::new(), parts.iter().copied());
+        while let Some(part) = parts.next() {
+            let header = part.first_chunk::<HEADER_BYTES>().filter(|_| part.len() == HEADER_BYTES);
+            let header = header.and_then(|header| Header::decode(header).ok());
+            let is_value =
+                header.is_some_and(|header| matches!(header.body, Body::Notice(Notice::Value { .. })));
+            if !is_value || !self.rng.once_in(once_in) {
+                left.push(part);
+            } else if header.is_some_and(|header| header.length > 0) {
+                parts.next();
+            }
+        }
+        left
+    }
+}
+
+impl Link for Socket<'_> {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+        let mut wire = self.wire.borrow_mut();
+        if wire.number != self.number {
+            return Ok(Got::End);
+        }
+        let mut end = End { reads: self.reads.as_mut(), ..End::new(&mut wire, self.out, self.air.now.get()) };
+        let got = end.read(parts)?;
+        match (got, self.broken) {
+            (Got::Bytes(bytes), Some(Broken::LosesTheEnd(once_in))) if self.rng.once_in(once_in) => {
+                Ok(Got::Bytes(self.rng.within(1..=bytes as u64) as usize))
+            }
+            _ => Ok(got),
+        }
+    }
+
+    fn short_is_all(&self) -> bool {
+        self.reads.is_none()
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.full.get() {
+            return Ok(0);
+        }
+        let given: usize = parts.iter().map(|part| part.len()).sum();
+        let parts = self.lose_values(parts);
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let Self { wire, number, air, faults, of: (rank, shard), out, rng, .. } = self;
+        let mut wire = wire.borrow_mut();
+        if wire.number != *number || (rng.once_in(2) && wire.hears_of_cut(out.back())) {
+            return Err(ErrorKind::ConnectionReset.into());
+        }
+        if bytes == 0 {
+            return Ok(given);
+        }
+        let now = air.now.get();
+        let due = now + faults.some_delay(rng) * faults.slow[*rank as usize];
+        let part = bytes == given && bytes > 1 && rng.once_in(PART_ONCE_IN);
+        let takes = if part { rng.within(1..=bytes as u64 - 1) as usize } else { bytes };
+        let damaged = rng.once_in(faults.damage_once_in);
+        let damage = damaged.then(|| (rng.within(0..=takes as u64 - 1) as usize, 1 << rng.within(0..=7)));
+        let ahead = if takes > 1 { some_ahead(takes, (now, due), rng) } else { None };
+        let window = faults.window;
+        let mut end = End { due, ahead, damage, window, takes, ..End::new(&mut wire, *out, now) };
+        let taken = end.write(&parts)?;
+        let arrives = end.arrives;
+        if taken == 0 {
+            return Ok(0);
+        }
+        self.full.set(part);
+        air.sent.borrow_mut().push(Sent { rank: *rank, shard: *shard, way: *out, arrives });
+        Ok(if part { taken } else { given })
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn holds_output(&self) -> bool {
+        false
+    }
+
+    /// It is the window that says how much is under way.
+    fn resize(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,333 @@
+//! Where a proxy mirrors the chunks of a tensor: in memory of its process, in which readers see them as those of a shard.
+
+use super::RemoteHome;
+use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::remote_shard::{self, Value};
+use penstock_fabric::publish::Published;
+use penstock_fabric::sync::Ordering;
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::Undecodable;
+use penstock_proto::encoding::Agreed;
+use penstock_proto::travel::Terms;
+use std::sync::Arc;
+
+/// Where the chunks of one tensor are mirrored that a shard is home of.
+pub(super) struct Mirrored {
+    /// The shard, among those of its server.
+    pub(super) shard: u32,
+    pub(super) home: HomeMemory,
+    pub(super) lane: LaneView,
+    pub(super) remote: Arc<RemoteHome>,
+    pub(super) state: Option<StateMirror>,
+    /// How its chunks travel, both ways.
+    pub(super) terms: Arc<Terms>,
+}
+
+impl remote_shard::Mirrored for Mirrored {
+    fn chunks(&self) -> &[u32] {
+        self.home.chunks()
+    }
+
+    fn values(&self) -> &Agreed {
+        &self.terms.values
+    }
+
+    fn contributions(&self) -> &Agreed {
+        &self.terms.contributions
+    }
+
+    fn bytes(&self, chunk: u32) -> Option<usize> {
+        self.home.find(chunk).map(|_| self.home.range(chunk).len())
+    }
+
+    fn state_bytes(&self, chunk: u32) -> Option<usize> {
+        self.home.find(chunk)?;
+        self.state.as_ref().map(|state| state.bytes(chunk))
+    }
+
+    fn contribution(&self, chunk: u32) -> Foreign<'_> {
+        self.lane.contribution(self.home.range(chunk))
+    }
+
+    fn wants(&self) -> bool {
+        self.remote.wants.load(Ordering::Relaxed)
+    }
+
+    fn wanted(&self) -> u64 {
+        self.remote.wanted.load(Ordering::Acquire)
+    }
+
+    fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
+        let mut place = self.home.chunk(chunk);
+        place.header.begin();
+        match value.decode(place.value) {
+            Ok(()) => place.header.publish(published),
+            Err(refused) => {
+                place.header.leave();
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, progress: u64) {
+        // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
+        self.home.progress().0.store(progress, Ordering::Release);
+    }
+
+    fn state(&mut self, chunk: u32, state: &[u8]) {
+        if let Some(place) = &self.state {
+            place.write(chunk, state);
+        }
+    }
+
+    fn folded(&mut self, count: u64) {
+        // Pairs with the acquire load before the worker writes its lane again.
+        self.lane.folded(self.shard).0.store(count, Ordering::Release);
+    }
+
+    fn fetched(&mut self, ticket: u64) {
+        // Pairs with the acquire load in the worker's pull.
+        self.remote.fetched.fetch_max(ticket, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rig::{self, CHUNK, JOB, Seen, W, breaches, good, good_behind, only_good};
+    use super::*;
+    use crate::wire::travel::members::{AGREED, CHANGES};
+    use penstock_fabric::inlet::Inlet;
+    use penstock_fabric::layout::page;
+    use penstock_fabric::net::frames::Batch;
+    use penstock_fabric::net::link::{Got, Link};
+    use penstock_fabric::net::remote_shard::{Heard, Limits, Mirrored as _, Over, RemoteShard};
+    use penstock_fabric::region::Mapping;
+    use penstock_kernels::Settings;
+    use penstock_proto::encoding::{Encoding, Sent, Shadow, Source};
+    use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+    use penstock_proto::job::job_number;
+    use penstock_proto::submission::Submission;
+    use std::collections::VecDeque;
+    use std::io::{self, IoSlice, IoSliceMut};
+
+    /// A link in memory: brings what the shard says and keeps what it is told, so many bytes a call.
+    struct Memory {
+        most: usize,
+        comes: VecDeque<u8>,
+        went: Vec<u8>,
+    }
+
+    impl Link for Memory {
+        fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            let most = self.most.min(self.comes.len());
+            let room = parts.iter_mut().flat_map(|part| part.iter_mut()).take(most);
+            let came = room.map(|byte| *byte = self.comes.pop_front().unwrap()).count();
+            Ok(if came == 0 { Got::Nothing } else { Got::Bytes(came) })
+        }
+
+        fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+            let before = self.went.len();
+            self.went.extend(parts.iter().flat_map(|part| part.iter()).take(self.most));
+            Ok(self.went.len() - before)
+        }
+
+        fn flush(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn holds_output(&self) -> bool {
+            false
+        }
+
+        fn resize(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// All in one read, and byte by byte.
+    const PIECES: [usize; 3] = [usize::MAX, 100, 1];
+
+    fn shard(agreed: Agreed) -> (RemoteShard<Mirrored, Inlet, Memory>, Seen) {
+        let inlet = Inlet::new(Mapping::private(page::bytes(1)).unwrap(), 0);
+        let (mut shard, (mirrored, seen)) =
+            (RemoteShard::new(job_number(JOB), inlet, Limits::USUAL), rig::tensor(agreed));
+        shard.declare(W, mirrored);
+        (shard, seen)
+    }
+
+    fn link(most: usize, says: &[Vec<u8>]) -> Memory {
+        Memory { most, comes: says.concat().into(), went: Vec::new() }
+    }
+
+    /// Everything that is heard until nothing more comes, but headers.
+    fn heard(shard: &mut RemoteShard<Mirrored, Inlet, Memory>) -> Vec<Heard> {
+        let mut all = Vec::new();
+        while all.last() != Some(&Heard::Nothing) {
+            shard.ready(true, true);
+            all.push(shard.hear());
+        }
+        all.retain(|heard| *heard != Heard::Header);
+        all.pop();
+        all
+    }
+
+    /// Frames that were sent: submissions, and what they carried.
+    fn went(shard: &RemoteShard<Mirrored, Inlet, Memory>) -> Vec<(Body, Vec<u8>)> {
+        let mut rest = &shard.link().unwrap().went[..];
+        let mut frames = Vec::new();
+        while let Some((header, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
+            let header = Header::decode(header).unwrap();
+            let (payload, behind) = behind.split_at(header.length as usize);
+            assert!(payload.is_empty() || header.check(payload).is_ok());
+            frames.push((header.body, payload.to_vec()));
+            rest = behind;
+        }
+        frames
+    }
+
+    // A breach was followed by a good value in the same read: that was published, though the job had failed.
+    #[test]
+    fn behind_a_breach_of_the_protocol_nothing_is_taken_however_it_comes() {
+        for most in PIECES {
+            for (bad, said) in breaches(CHANGES) {
+                let (mut shard, seen) = shard(AGREED);
+                shard.attach(link(most, &[good(3), bad, good_behind(4)]));
+                let heard = heard(&mut shard);
+                let [Heard::Frame, Heard::Over(Over::Broke(what))] = &heard[..] else {
+                    panic!("{said}: {heard:?}")
+                };
+                assert!(what.contains(said), "{what}, not {said}");
+                assert!(shard.link().is_none(), "{said}: the connection is given up");
+                assert_eq!(seen.what(), only_good(3), "{said}");
+                assert!(!shard.send().unwrap() && shard.hear() == Heard::Nothing);
+            }
+        }
+    }
+
+    #[test]
+    fn an_encoding_that_was_not_agreed_to_is_a_breach_where_only_raw_was() {
+        let (mut shard, seen) = shard(Agreed::default());
+        let header = rig::value(W, 0, 4).with_encoded(CHANGES, 0, &[0; 8]).encode();
+        shard.attach(link(usize::MAX, &[good(3), header.to_vec(), vec![0; 8], good_behind(4)]));
+        let heard = heard(&mut shard);
+        let [Heard::Frame, Heard::Over(Over::Broke(what))] = &heard[..] else { panic!("{heard:?}") };
+        assert!(what.contains("expected an encoding that the tensor agreed to, got 9"), "{what}");
+        assert_eq!(seen.what(), only_good(3));
+    }
+
+    #[test]
+    fn behind_damage_nothing_is_taken_until_there_is_another_connection() {
+        for most in PIECES {
+            for at in [0, 40, HEADER_BYTES, HEADER_BYTES + CHUNK - 1] {
+                let (mut shard, seen) = shard(AGREED);
+                let mut damaged = good(4);
+                damaged[at] ^= 1;
+                shard.attach(link(most, &[good(3), damaged, good_behind(5)]));
+                let before = shard.sign();
+                let heard_first = heard(&mut shard);
+                assert!(
+                    matches!(&heard_first[..], [Heard::Frame, Heard::Over(Over::Ended(_))]),
+                    "{heard_first:?}"
+                );
+                assert!(shard.link().is_none() && shard.sign() > before);
+                assert_eq!(seen.what(), only_good(3));
+                shard.attach(link(most, &[good(4)]));
+                assert_eq!(heard(&mut shard), [Heard::Frame]);
+                assert_eq!(seen.what(), only_good(4));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_submitted_goes_out_in_order_with_the_lane_and_again_on_the_next_connection() {
+        let settings = Settings([0.0; 5]);
+        let push = Submission::Push { tensor: W, first: 0, count: 2, stamp: 0, settings };
+        let clock = Submission::Clock { clock: 1 };
+        // Of a push goes what the shard is home of.
+        let pushed = Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings };
+        let body = |submission| Body::Submission { submission, wanted: false };
+        let taken = || rig::notice(Notice::Taken).encode().to_vec();
+        for most in PIECES {
+            let (mut shard, _) = shard(AGREED);
+            shard.attach(link(most, &[]));
+            [push, clock].into_iter().for_each(|submission| shard.submit(submission));
+            assert!(heard(&mut shard).is_empty() && !shard.send().unwrap(), "the shard speaks first");
+            for _ in 0..2 {
+                shard.attach(link(most, &[taken()]));
+                assert_eq!(heard(&mut shard), [Heard::Frame]);
+                while shard.has_work() && shard.send().unwrap() {
+                    shard.ready(false, true);
+                }
+                // A lane of zeros travels as no change.
+                assert_eq!(went(&shard), [(body(pushed), vec![]), (body(clock), vec![])]);
+                assert_eq!((shard.progress(), shard.is_delivered()), ((0, 2), false));
+            }
+            let counts = Header { sequence: 2, ..rig::notice(Notice::Taken) }.encode();
+            shard.attach(link(most, &[counts.to_vec()]));
+            assert_eq!(heard(&mut shard), [Heard::Frame]);
+            assert_eq!((shard.progress(), shard.is_delivered()), ((2, 2), true));
+        }
+    }
+
+    #[test]
+    fn a_difference_is_received_beside_the_mirror_and_decoded_onto_what_stands_there() {
+        let before = vec![3; CHUNK];
+        let now = [vec![3; CHUNK - 16], vec![8; 16]].concat();
+        let (mut buffer, shadow) = (Vec::new(), Some(Shadow { publication: 6, bytes: &before }));
+        let mut batch = Batch::new(&mut buffer);
+        let sent = Sent { source: Source::Stands(&now), shadow, position: 6 };
+        batch.push_chunk(rig::value(W, 0, 4), &AGREED, &sent);
+        let frames: Vec<u8> =
+            batch.frames().iter().flat_map(|(header, payload)| [&header[..], payload].concat()).collect();
+        assert_eq!(frames.len(), HEADER_BYTES + 32, "what has changed travels");
+        for most in PIECES {
+            let (mut shard, seen) = shard(AGREED);
+            shard.attach(link(most, &[good(3), frames.clone()]));
+            assert_eq!(heard(&mut shard), [Heard::Frame, Heard::Frame]);
+            assert_eq!(seen.what(), (now.clone(), 4, 5, 0, 0));
+        }
+    }
+
+    /// E-2.
+    #[test]
+    fn a_payload_that_is_refused_is_never_seen_by_a_reader() {
+        let (mut mirrored, seen) = rig::tensor(AGREED);
+        let publish = |mirrored: &mut Mirrored, encoding: Encoding, payload: &[u8], version| {
+            let codec = AGREED.expect(encoding, payload.len(), CHUNK).unwrap();
+            let base = if encoding == CHANGES { 2 } else { 0 };
+            let header = &rig::value(W, 0, version).with_encoded(encoding, base, payload);
+            mirrored.publish(0, &Value { header, payload, codec }, Published { version, steps: version })
+        };
+        publish(&mut mirrored, Encoding::RAW, &[7; CHUNK], 1).unwrap();
+        for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
+            assert!(publish(&mut mirrored, CHANGES, payload, 2).is_err());
+            assert_eq!(mirrored.home.value(0), [7; CHUNK]);
+            // Readers may go in, and see what they saw.
+            assert_eq!(mirrored.home.sequence(0) % 2, 0);
+            assert_eq!(seen.what(), (vec![7; CHUNK], 1, 0, 0, 0));
+        }
+        let next = rig::value(W, 0, 6);
+        for (header, payload, said) in [
+            (
+                next.with_encoded(CHANGES, 4, &[0; CHUNK]),
+                &[0; CHUNK][..],
+                "expected 0 to 4095 bytes of a chunk of 4096, got 4096",
+            ),
+            (
+                next.with_encoded(Encoding(8), 4, &[0; 8]),
+                &[0; 8],
+                "expected an encoding that the tensor agreed to, got 8",
+            ),
+        ] {
+            let (mut shard, seen) = shard(AGREED);
+            shard.attach(link(usize::MAX, &[good(3), header.encode().to_vec(), payload.to_vec()]));
+            let heard = heard(&mut shard);
+            let [Heard::Frame, Heard::Over(Over::Broke(what))] = &heard[..] else {
+                panic!("{said}: {heard:?}")
+            };
+            assert!(what.contains(said), "{what}");
+            assert_eq!(seen.what(), only_good(3), "{said}");
+        }
+    }
+}
