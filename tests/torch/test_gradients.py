@@ -635,6 +635,29 @@ def other_batches(job):
             model(batch(job, step)).square().mean().backward()
     told["other_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
 
+def a_look_at_the_data(job):
+    '''On one worker only: what it shuffles from then on is not what the others do.'''
+    model, optimizer = distributed(job)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 6))
+    def epochs(batches):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for epoch in range(2):
+                batches.sampler.set_epoch(epoch) if told_by_script else None
+                for x, in batches:
+                    model(x + job.rank).square().mean().backward()
+        return np.array([str(one.message) for one in caught] or ["nothing"])
+    for told_by_script in (True, False):
+        batches = ps.torch.loader(data, batch_size=2, shuffle=True)
+        if job.rank == 0:
+            next(iter(ps.torch.loader(data)))
+        if told_by_script and job.rank == 0:
+            next(iter(batches))
+        told[f"a look, {told_by_script}"] = epochs(batches)
+    if job.rank == 0:
+        next(iter(batches))
+    told["a look at what shuffles"] = epochs(batches)
+
 def after_the_end(job):
     model, optimizer = distributed(job)
     job.close()
@@ -659,7 +682,8 @@ PARTS = (the_same_options_in_other_words, other_settings, other_options, another
          stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          broken_off_and_checkpointed,
-         same_batches, a_retained_graph, compiled_autograd, other_batches, after_the_end)
+         same_batches, a_retained_graph, compiled_autograd, other_batches, a_look_at_the_data,
+         after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
@@ -672,7 +696,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=32, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=33, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -781,6 +805,14 @@ def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[
     assert list(told[1]["same_batches"]) == ["nothing"]
     for one in told:
         assert list(one["other_batches"]) == ["nothing"]
+
+
+def test_a_worker_that_went_through_its_data_once_more_is_warned_once(told: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(told):
+        (said,) = one["a look at what shuffles"]
+        assert f"worker {rank} has begun {5 - rank} epochs of data" in said
+        # Where nothing is shuffled, or the script says which epoch it is, a look does no harm.
+        assert list(one["a look, True"]) == list(one["a look, False"]) == ["nothing"]
 
 
 def test_a_worker_that_is_late_is_waited_for_beyond_the_deadline_with_a_warning(

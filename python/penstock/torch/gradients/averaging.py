@@ -29,11 +29,12 @@ import torch
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
+from ..data import epochs_of
 from .arrivals import watch
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
-from .roll import Roll, digest_of
+from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
     from ..counters import Times
@@ -101,6 +102,9 @@ class Averaging:
         self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
         self._same = 0
+        self._epochs = 0
+        self._warned = False
+        """That epochs differ."""
         self._idempotent = (
             declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
         )
@@ -261,7 +265,8 @@ class Averaging:
                 bucket.send()
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
-        self._roll.call(used, self._count, self._inputs, self._ask, self._marks)
+        self._epochs = epochs_of(self.job)
+        self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -337,6 +342,7 @@ class Averaging:
         self._buffers.take(heard.present)
         self._compare, self._ask = heard.asked, False
         self._notice_same_inputs(heard)
+        self._notice_other_epochs(heard)
         self._found = []
         for place in heard.used.nonzero()[0]:
             member = self._members[int(place)]
@@ -380,7 +386,7 @@ class Averaging:
 
     # -- what is noticed on the way
 
-    def _notice_same_inputs(self, heard: Any) -> None:
+    def _notice_same_inputs(self, heard: Heard) -> None:
         if self._same < 0 or self._inputs is None:
             return
         if self._inputs == (0, 0) or not heard.same_inputs(self._inputs):
@@ -397,6 +403,17 @@ class Averaging:
         if not 0 <= self._same < SAME_INPUTS:
             self._same = -1
             self._look_away()
+
+    def _notice_other_epochs(self, heard: Heard) -> None:
+        if not self._warned and heard.shuffles_otherwise(self._epochs):
+            self._warned = True
+            warnings.warn(
+                f"worker {self.job.rank} has begun {self._epochs} epochs of data that it shuffles, another "
+                "worker more or fewer: their orders differ, so some samples come twice and others not at "
+                "all. Go through ps.torch.loader and ps.torch.sampler equally often on every worker, or call "
+                "set_epoch before each epoch",
+                stacklevel=2,
+            )
 
     def _see_calls(self) -> None:
         model = self._model()
