@@ -183,8 +183,12 @@ def buffers(job):
     for kind in ("rank0", "mean", "local"):
         model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
         model.register_buffer("small_one", torch.full((3,), 1.0 + job.rank, dtype=torch.bfloat16))
-        model.register_buffer("flag", torch.tensor([True, False]))
-        model.register_buffer("large", torch.tensor((1 << 40) + job.rank))
+        model.register_buffer("flag", torch.tensor([True, False, True]))
+        model.register_buffer("byte", torch.tensor([[255, 1], [job.rank, 7]], dtype=torch.uint8).t())
+        # What a float64 does not hold.
+        model.register_buffer("large", torch.tensor((1 << 60) + 1 + job.rank))
+        model.register_buffer("largest", torch.tensor([(1 << 64) - 1 - job.rank], dtype=torch.uint64))
+        model.register_buffer("least", torch.tensor([-(1 << 63), -job.rank]))
         model.register_buffer("minus", torch.tensor([-0.0, float("nan"), float("inf")]))
         model, optimizer = ps.torch.distribute(
             model, torch.optim.SGD(model.parameters(), lr=0.1), buffers=kind
@@ -194,6 +198,9 @@ def buffers(job):
         yield kind + " half", model.small_one.float().numpy().copy()
         yield kind + " count", np.array([int(model[1].num_batches_tracked), int(model.large)])
         yield kind + " flag", model.flag.numpy().copy()
+        yield kind + " byte", model.byte.numpy().copy()
+        yield kind + " largest", model.largest.numpy().copy()
+        yield kind + " least", model.least.numpy().copy()
         yield kind + " minus", model.minus.numpy().copy()
 
 def uneven(job):
@@ -283,8 +290,11 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
     assert (local[0] != local[1]).any()
     np.testing.assert_array_equal(of("rank0 half")[1], np.full(3, 1.0))
     for kind in ("rank0", "mean", "local"):
-        np.testing.assert_array_equal(of(f"{kind} count")[1], [3, 1 << 40])
-        np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False])
+        np.testing.assert_array_equal(of(f"{kind} count")[1], [3, (1 << 60) + 1])
+        np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False, True])
+        np.testing.assert_array_equal(of(f"{kind} byte")[1], [[255, 0], [1, 7]])
+        np.testing.assert_array_equal(of(f"{kind} largest")[1], np.array([(1 << 64) - 1], np.uint64))
+        np.testing.assert_array_equal(of(f"{kind} least")[1], [-(1 << 63), 0])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
 
 
@@ -314,6 +324,7 @@ TOLD = (
     TOGETHER[: TOGETHER.index("def starts_alike")]
     + """
 told = {}
+OptionError = ps.exceptions.OptionError
 
 def told_of(part, run, **options):
     try:
@@ -340,6 +351,22 @@ def other_options(job):
     distributed(job, buffers="mean" if job.rank else "rank0")
     job.barrier()
 
+def another_order(job):
+    '''Two parameters of one shape: what belongs to which is not seen by anything but their names.'''
+    model = net()
+    parameters = list(model.parameters())
+    if job.rank == 1:
+        parameters[0], parameters[2] = parameters[2], parameters[0]
+    ps.torch.distribute(model, torch.optim.SGD(parameters, lr=0.1))
+    job.barrier()
+
+def a_function_in_a_group(job):
+    model = net()
+    unlike = [object() for _ in range(1000 * job.rank)]
+    groups = [{"params": list(model.parameters()), "of": [lambda value: value]}]
+    ps.torch.distribute(model, torch.optim.SGD(groups, lr=0.1))
+    job.barrier()
+
 def apart(job):
     '''One worker leaves out a step.'''
     model, optimizer = distributed(job, check_every=5)
@@ -356,6 +383,14 @@ def loaded_on_one(job):
         model.load_state_dict(net(5).state_dict())
     train(job, model, optimizer, range(2, 5))
 
+def optimizer_loaded_on_one(job):
+    model, optimizer = distributed(job, check_every=0)
+    train(job, model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(job, model, optimizer, range(2, 4))
+    if job.rank == 0:
+        optimizer.load_state_dict(saved)
+    train(job, model, optimizer, range(4, 7))
 def a_part_loaded_on_one(job):
     model, optimizer = distributed(job, check_every=0)
     train(job, model, optimizer, range(2))
@@ -418,17 +453,61 @@ def sums_of_sums(job):
     for step in range(2):
         model(batch(job, step)).square().mean().backward()
 
-def stepping_without_an_average(job):
-    model, optimizer = distributed(job)
+def stepping_without_an_average(job, model=None, optimizer=None):
+    if model is None:
+        model, optimizer = distributed(job)
     loss = model(batch(job, 0)).square().mean()
     for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
         parameter.grad = gradient
     optimizer.step()
 
+def stepping_on_what_came_after_the_average(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(2))
+    # The same average once more is as in one process.
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    told["steps without a pass"] = np.array(["taken"])
+    stepping_without_an_average(job, model, optimizer)
+
 def a_new_layer(job):
     model, optimizer = distributed(job)
     model.append(nn.Linear(6, 6))
     train(job, model, optimizer, range(3))
+
+def nothing_but_new_parameters(job):
+    def assigned(model):
+        model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+    def another_head(model):
+        model.requires_grad_(False)
+        model[1] = nn.Linear(6, 6)
+    def midway(model):
+        nn.utils.parametrizations.weight_norm(model[1][0])
+    def into_what_came_without(model):
+        model.append(nn.Sequential())
+        model(batch(job, 0))
+        model[2].append(nn.Linear(6, 6))
+    def beside_the_call(model):
+        model.append(nn.Linear(6, 6))
+        model.forward(batch(job, 0)).square().mean().backward()
+    def pruned(model):
+        import torch.nn.utils.prune as prune
+        prune.l1_unstructured(model[0][0], "weight", amount=0.5)
+    def in_an_outer_model(model):
+        nn.Sequential(model, nn.Linear(6, 6))
+    for change in (assigned, another_head, midway, into_what_came_without, beside_the_call, pruned,
+                   in_an_outer_model):
+        model = distributed(job, check_every=0)[0]
+        for step in range(5):
+            model(batch(job, step)).square().mean().backward()
+        try:
+            change(model)
+            model(batch(job, 5))
+        except OptionError as error:
+            told[f"new: {change.__name__}"] = np.array([str(error)])
+    # Nobody looks where nothing was given.
+    assert not model._forward_pre_hooks
 
 def a_small_step_left_out(job):
     model = net()
@@ -477,6 +556,38 @@ def broken_off_before_anything_left(job):
             pass
     told["broken_off_before_anything_left"] = np.array([str(job.iteration), str(len(failed))])
 
+def broken_off_and_checkpointed(job):
+    '''As the last, around and inside a checkpoint that runs a pass of its own.'''
+    from torch.utils.checkpoint import checkpoint
+    model, optimizer = distributed(job, overlap=False)
+    def fail(_):
+        if failing:
+            raise FloatingPointError("in backward")
+    apart = []
+    for where in ("below", "inside"):
+        for step in range(4):
+            failing = step == 1
+            optimizer.zero_grad()
+            x = batch(job, step).requires_grad_()
+            below = x * 1
+            if where == "below":
+                below.register_hook(fail)
+            def part(x):
+                h = model[0](x)
+                if where == "inside" and torch.is_grad_enabled():
+                    h.register_hook(fail)
+                return model[1](h)
+            # Every gradient comes in the inner pass.
+            loss = checkpoint(part, below, use_reentrant=True).square().mean()
+            try:
+                loss.backward()
+            except FloatingPointError:
+                continue
+            optimizer.step()
+            grads = np.concatenate([one.grad.reshape(-1).numpy() for one in model.parameters()])
+            apart.append(np.abs(grads - job.mean(grads)).max())
+    told["broken_off_and_checkpointed"] = np.array(apart)
+
 def same_batches(job):
     model, optimizer = distributed(job)
     with warnings.catch_warnings(record=True) as caught:
@@ -485,13 +596,67 @@ def same_batches(job):
             model(torch.full((2, 6), float(step))).square().mean().backward()
     told["same_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
 
+def compiled_autograd(job):
+    from torch._dynamo import compiled_autograd
+    model = distributed(job)[0]
+    loss = model(batch(job, 0)).square().mean()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+
+def a_retained_graph(job):
+    '''Its second pass finds what the forward pass saved, or says that it is not there any more.'''
+    class Scaled(nn.Module):
+        def __init__(self, changing):
+            super().__init__()
+            self.changing = changing
+            self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+            self.register_buffer("scale", torch.tensor([1.0, 2.0, float("nan"), float("inf"), 0.5, -1.0]))
+        def forward(self, x):
+            if self.changing:
+                self.scale = self.scale + x.mean()
+            return self.body(x) * self.scale
+    for changing in (False, True):
+        model, optimizer = distributed(job, Scaled(changing))
+        loss = model(batch(job, 0)).nan_to_num(0, 0, 0).square().mean()
+        loss.backward(retain_graph=True)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            told[f"a retained graph, {changing}"] = np.array([str(error)])
+
 def other_batches(job):
     model, optimizer = distributed(job)
+    # What looks at batches is no part of what is traced.
+    traced = torch.jit.trace(model, torch.ones(4, 6))
+    assert torch.equal(traced(batch(job, 0)), model(batch(job, 0)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(5):
             model(batch(job, step)).square().mean().backward()
     told["other_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
+
+def a_look_at_the_data(job):
+    '''On one worker only: what it shuffles from then on is not what the others do.'''
+    model, optimizer = distributed(job)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 6))
+    def epochs(batches):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for epoch in range(2):
+                batches.sampler.set_epoch(epoch) if told_by_script else None
+                for x, in batches:
+                    model(x + job.rank).square().mean().backward()
+        return np.array([str(one.message) for one in caught] or ["nothing"])
+    for told_by_script in (True, False):
+        batches = ps.torch.loader(data, batch_size=2, shuffle=True)
+        if job.rank == 0:
+            next(iter(ps.torch.loader(data)))
+        if told_by_script and job.rank == 0:
+            next(iter(batches))
+        told[f"a look, {told_by_script}"] = epochs(batches)
+    if job.rank == 0:
+        next(iter(batches))
+    told["a look at what shuffles"] = epochs(batches)
 
 def after_the_end(job):
     model, optimizer = distributed(job)
@@ -510,11 +675,15 @@ def patient(job):
 
 import threading
 waiting = threading.Event()
-PARTS = (the_same_options_in_other_words, other_settings, other_options, apart, loaded_on_one,
-         a_part_loaded_on_one, two_jobs, another_model, stepping_inside_no_sync,
-         a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average, a_new_layer,
+PARTS = (the_same_options_in_other_words, other_settings, other_options, another_order,
+         a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
+         two_jobs, another_model, stepping_inside_no_sync,
+         a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
+         stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
-         same_batches, other_batches, after_the_end)
+         broken_off_and_checkpointed,
+         same_batches, a_retained_graph, compiled_autograd, other_batches, a_look_at_the_data,
+         after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
@@ -527,7 +696,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=24, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=33, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -537,8 +706,10 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     [
         ("other_settings", "DeclarationConflict", "'lr': 0.2"),
         ("other_options", "DeclarationConflict", "buffers=mean"),
+        ("another_order", "DeclarationConflict", "group 0, place 0: `1.0.weight`"),
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
+        ("optimizer_loaded_on_one", "DeclarationConflict", "is not the same on all workers any more"),
         (
             "a_part_loaded_on_one",
             "DeclarationConflict",
@@ -551,10 +722,12 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("sparse", "DtypeError", "`0.weight` has layout torch.sparse_coo"),
         ("sums_of_sums", "OptionError", "what was summed before would be summed again"),
         ("stepping_without_an_average", "OptionError", "no backward pass has averaged gradients yet"),
+        ("stepping_on_what_came_after_the_average", "OptionError", "averaged gradients since the last step"),
         ("a_new_layer", "OptionError", "parameter `2.weight` came after `distribute`"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
+        ("compiled_autograd", "OptionError", "compiled autograd runs this backward pass"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
     ],
 )
@@ -565,6 +738,33 @@ def test_what_cannot_be_averaged_is_a_typed_error(
     # The worker that is told first leaves, and the others hear of that.
     assert any(name == kind and says in text for name, text in found), found
     assert all(name in (kind, "WorkerLost", "JobFailed", "JobClosed") for name, _ in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("assigned", "0.0.weight"),
+        ("another_head", "1.weight"),
+        ("midway", "1.0.parametrizations.weight.original0"),
+        ("into_what_came_without", "2.0.weight"),
+        ("beside_the_call", "2.weight"),
+    ],
+)
+def test_parameters_that_come_after_distribute_are_refused_at_once(
+    told: list[dict[str, Any]], change: str, name: str
+) -> None:
+    for one in told:
+        assert f"parameter `{name}` came after `distribute`" in one[f"new: {change}"][0]
+
+
+def test_the_same_parameters_elsewhere_are_not_new(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert "new: pruned" not in one
+        assert "new: in_an_outer_model" not in one
+
+
+def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:
+    assert all("steps without a pass" in one for one in told)
 
 
 def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(
@@ -581,8 +781,22 @@ def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[di
         assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
 
 
+def test_passes_after_one_that_broke_off_around_a_checkpoint_are_averaged(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        np.testing.assert_array_equal(one["broken_off_and_checkpointed"], np.zeros(6))
+
+
 def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
     assert not any("the_same_options_in_other_words" in one for one in told)
+
+
+def test_a_retained_graph_is_not_run_again_on_another_workers_buffers(told: list[dict[str, Any]]) -> None:
+    assert not any("a retained graph, False" in one for one in told)
+    assert "modified by an inplace operation" in told[1]["a retained graph, True"][0]
+
+
+def test_a_function_among_an_optimizers_settings_is_no_difference(told: list[dict[str, Any]]) -> None:
+    assert not any("a_function_in_a_group" in one for one in told)
 
 
 def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[dict[str, Any]]) -> None:
@@ -591,6 +805,14 @@ def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[
     assert list(told[1]["same_batches"]) == ["nothing"]
     for one in told:
         assert list(one["other_batches"]) == ["nothing"]
+
+
+def test_a_worker_that_went_through_its_data_once_more_is_warned_once(told: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(told):
+        (said,) = one["a look at what shuffles"]
+        assert f"worker {rank} has begun {5 - rank} epochs of data" in said
+        # Where nothing is shuffled, or the script says which epoch it is, a look does no harm.
+        assert list(one["a look, True"]) == list(one["a look, False"]) == ["nothing"]
 
 
 def test_a_worker_that_is_late_is_waited_for_beyond_the_deadline_with_a_warning(

@@ -311,7 +311,7 @@ def distribute(
         named,
         timeout,
         {name: one for name, one in parameters.items() if one.requires_grad},
-        _settings(optimizer, options),
+        _settings(optimizer, parameters, options),
     )
     if freed:
         freed.pop()
@@ -540,10 +540,13 @@ def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -
             )
 
 
-def _settings(optimizer: torch.optim.Optimizer | None, options: dict[str, Any]) -> list[str]:
+def _settings(
+    optimizer: torch.optim.Optimizer | None, parameters: dict[str, torch.Tensor], options: dict[str, Any]
+) -> list[str]:
     """What must be the same on all workers beside the model."""
     told = ", ".join(f"{name}={value}" for name, value in options.items())
-    return [*(described(optimizer) if optimizer is not None else ()), f"options {told}"]
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [*(described(optimizer, names) if optimizer is not None else ()), f"options {told}"]
 
 
 def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:

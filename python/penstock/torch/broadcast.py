@@ -137,8 +137,8 @@ def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
     told = zlib.decompressobj().decompress(theirs[_DIGEST_BYTES:]) if theirs[_DIGEST_BYTES] else b""
     raise DeclarationConflict(
         f"`{name}` differs: {_difference(job.rank, mine, told.decode().splitlines())}",
-        "build the same model on every worker, with the same parameters frozen, the same buffers and the "
-        "same settings of the optimizer",
+        "build the same model on every worker, with the same parameters frozen, the same buffers, and an "
+        "optimizer of the same settings whose groups have the same parameters in the same order",
     )
 
 

@@ -2,11 +2,14 @@
 Every worker its own part of the data: torch's DistributedSampler, by the job's rank and size.
 
 Its epoch moves on by itself. With torch's own a script must call `set_epoch` before each pass, and without
-it every epoch has the same order; such a script works here as it is.
+it every epoch has the same order; such a script works here as it is. Epochs that moved on by themselves are
+counted: a worker that has looked at its data once more than the others shuffles otherwise from then on, and
+hears of it in a backward pass (`where="gradients"`).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -18,14 +21,43 @@ from ..job import Job, current
 T = TypeVar("T")
 
 
+_moved_on: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+
+
+def epochs_of(job: Job) -> int:
+    """How often the epoch of a sampler that shuffles has moved on by itself, in this worker."""
+    return _moved_on.get(job, 0)
+
+
 class Sampler(DistributedSampler[T]):
     """A `DistributedSampler` whose epoch moves on. Made by `ps.torch.sampler`."""
+
+    job: weakref.ref[Job] | None = None
+    """The job that it counts for."""
+    _moved = 0
+    """Since the script said which epoch it is."""
 
     def __iter__(self) -> Iterator[T]:
         """The indices of this worker's part, in the order of this epoch; the next call is the next epoch."""
         order = super().__iter__()
         self.epoch += 1
+        self._count(1)
         return order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next is."""
+        super().set_epoch(epoch)
+        self._count(-self._moved)
+
+    def _count(self, more: int) -> None:
+        job = self.job() if self.job is not None else None
+        if job is not None and self.shuffle:
+            self._moved += more
+            _moved_on[job] = epochs_of(job) + more
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, as for a process that loads: it counts for nobody."""
+        return {**vars(self), "job": None}
 
 
 def sampler(
@@ -56,8 +88,9 @@ def sampler(
     Returns
     -------
     torch.utils.data.DistributedSampler
-        Each iteration over it is the next epoch, so every worker must go through it equally often.
-        `set_epoch(n)` says which one the next is.
+        Each iteration over it is the next epoch, so every worker must go through it equally often; with
+        `where="gradients"`, backward warns once where they have not. `set_epoch(n)` says which one the next
+        is.
 
     Raises
     ------
@@ -80,9 +113,11 @@ def sampler(
             f"a dataset of {length} samples leaves nothing for a worker of {job.size}",
             "train on more samples or with fewer workers" + (", or pass drop_last=False" if length else ""),
         )
-    return Sampler(
+    made: Sampler[int] = Sampler(
         dataset, num_replicas=job.size, rank=job.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
     )
+    made.job = weakref.ref(job)
+    return made
 
 
 def loader(

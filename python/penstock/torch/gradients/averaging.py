@@ -29,10 +29,12 @@ import torch
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
+from ..data import epochs_of
+from .arrivals import watch
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of
 from .buffers import Buffers
-from .roll import Roll, digest_of
+from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
     from ..counters import Times
@@ -100,6 +102,9 @@ class Averaging:
         self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
         self._same = 0
+        self._epochs = 0
+        self._warned = False
+        """That epochs differ."""
         self._idempotent = (
             declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
         )
@@ -107,6 +112,10 @@ class Averaging:
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
         self._handles: list[Any] = []
+        self._calls: Any = None
+        """The handle of the hook that sees the model called, while somebody needs it."""
+        self._grown = False
+        """Whether the model may have new parameters."""
         self._all = list(parameters.values())
         if job.size == 1:
             return
@@ -120,8 +129,8 @@ class Averaging:
         for module in model.modules():
             # A part of the model may be loaded by itself.
             self._handles.append(module.register_load_state_dict_post_hook(loaded))
-        self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
-        self._handles.append(self._watch)
+        self._see_calls()
+        watch(model, self)
         leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
@@ -167,6 +176,9 @@ class Averaging:
                     "pass overlap=False to `ps.torch.distribute`: gradients then leave after backward",
                 )
 
+        # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
+        # raises. (What `torch.compiler.disable` does, without its cost in each call.)
+        came._torchdynamo_disable = True  # type: ignore[attr-defined]
         if frozen:
             member.parameter.requires_grad_(True)
         try:
@@ -187,6 +199,8 @@ class Averaging:
                     "the job has ended, and this model's gradients are averaged by it",
                     "`ps.torch.unwrap(model)` makes it an ordinary model again",
                 )
+            if self._grown:
+                self._refuse_new()
             self._refuse_leftovers(member)
             self.unsent = True
             self._backward.reach(self)
@@ -251,7 +265,8 @@ class Averaging:
                 bucket.send()
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
-        self._roll.call(used, self._count, self._inputs, self._ask, self._marks)
+        self._epochs = epochs_of(self.job)
+        self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -280,13 +295,24 @@ class Averaging:
 
     def _refuse_new(self) -> None:
         model = self._model()
+        if model is None:
+            return
         known = {id(parameter) for parameter in self._all}
-        for name, parameter in model.named_parameters() if model is not None else ():
-            if id(parameter) not in known and parameter.requires_grad:
+        for name, parameter in model.named_parameters():
+            # What `torch.func.functional_call` puts in a parameter's place for a while is none.
+            if (
+                id(parameter) not in known
+                and parameter.requires_grad
+                and isinstance(parameter, torch.nn.Parameter)
+            ):
                 raise OptionError(
                     f"parameter `{name}` came after `distribute`: its gradient is not averaged",
                     "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new",
                 )
+        if self._grown:
+            # Modules that came without parameters may get some.
+            watch(model, self)
+            self._grown = False
 
     @torch.no_grad()
     def take_average(self) -> bool:
@@ -316,6 +342,7 @@ class Averaging:
         self._buffers.take(heard.present)
         self._compare, self._ask = heard.asked, False
         self._notice_same_inputs(heard)
+        self._notice_other_epochs(heard)
         self._found = []
         for place in heard.used.nonzero()[0]:
             member = self._members[int(place)]
@@ -359,7 +386,7 @@ class Averaging:
 
     # -- what is noticed on the way
 
-    def _notice_same_inputs(self, heard: Any) -> None:
+    def _notice_same_inputs(self, heard: Heard) -> None:
         if self._same < 0 or self._inputs is None:
             return
         if self._inputs == (0, 0) or not heard.same_inputs(self._inputs):
@@ -375,15 +402,53 @@ class Averaging:
             )
         if not 0 <= self._same < SAME_INPUTS:
             self._same = -1
-            self._watch.remove()
+            self._look_away()
+
+    def _notice_other_epochs(self, heard: Heard) -> None:
+        if not self._warned and heard.shuffles_otherwise(self._epochs):
+            self._warned = True
+            warnings.warn(
+                f"worker {self.job.rank} has begun {self._epochs} epochs of data that it shuffles, another "
+                "worker more or fewer: their orders differ, so some samples come twice and others not at "
+                "all. Go through ps.torch.loader and ps.torch.sampler equally often on every worker, or call "
+                "set_epoch before each epoch",
+                stacklevel=2,
+            )
+
+    def _see_calls(self) -> None:
+        model = self._model()
+        if self._calls is None and model is not None:
+            self._calls = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
+
+    def _look_away(self) -> None:
+        """The model's calls need not be seen any more, unless there is a reason left."""
+        if self._calls is not None and self._same < 0 and not self._grown:
+            self._calls.remove()
+            self._calls = None
 
     def given(self, inputs: Any) -> None:
         """The model is called with a batch."""
-        if self._inputs is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or self.job.closed:
+            return
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
+            return
+        if self._grown:
+            self._refuse_new()
+        if self._same >= 0 and self._inputs is None:
             self._inputs = digest_of(inputs)
+        self._look_away()
+
+    def has_grown(self) -> None:
+        """The model was given something: its next call looks whether there are new parameters."""
+        if self._handles:
+            self._grown = True
+            self._see_calls()
 
     def loaded(self) -> None:
-        """A state was loaded, here at least: the pass after the next compares parameters."""
+        """
+        A state of the model or the optimizer was loaded, here at least: the pass after the next compares
+        parameters.
+        """
         self._ask = True
 
     def parameters(self) -> list[torch.Tensor]:
@@ -391,15 +456,17 @@ class Averaging:
         return self._all
 
     @property
-    def has_averaged(self) -> bool:
-        """Whether any pass has ended."""
-        return self._count > 0
+    def passes(self) -> int:
+        """How many have ended."""
+        return self._count
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._ours = [], []
+        if self._calls is not None:
+            self._calls.remove()
+        self._handles, self._ours, self._calls = [], [], None
 
 
 class _Loaded(Ours):

@@ -10,6 +10,9 @@ left of all of them leaves before the average of any is awaited: each job's work
 Passes may be nested: activation checkpointing with `use_reentrant=True` runs a backward pass inside a node of
 another. The callback of the inner pass would come too early, so the end is asked of the outermost: through a
 hook of the node that runs the inner one, which autograd calls when it is back in the outer.
+
+A pass that ends with an error calls nothing of this; but autograd then drops what it would have called, by
+which it is noticed before the next pass begins.
 """
 
 from __future__ import annotations
@@ -70,26 +73,43 @@ class Backward:
 
     def __init__(self, job: Job) -> None:
         self._job = weakref.ref(job)
-        self.known = -1
+        self.known: int | None = None
         """The pass whose end is known to be heard of. A hook that finds another calls `enter`."""
         self._outermost = -1
         self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: list[Part] = []
         self._again: list[Part] = []
+        self._number = 0
+        """Of the pass, for what outlives it."""
+        self._broken = False
+        """Whether it ended with an error."""
 
     def enter(self) -> None:
         """
         Sees to it that the end of this pass is heard of. Raises OptionError if the last one ended with an
-        error after gradients had left.
+        error after gradients had left, or if this one is compiled.
         """
+        if _is_compiled():
+            raise OptionError(
+                "compiled autograd runs this backward pass, in which gradients cannot be averaged",
+                "leave it off; torch.compile of the model compiles what its backward computes all the same",
+            )
+        if self._broken:
+            self._forget_broken()
         node = _node_outside()
         if node is None:
             self._await_end()
-        elif node not in self._nodes:
-            self._nodes.add(node)
-            node.register_hook(lambda *_: self._await_end())
+        else:
+            _engine.queue_callback(_Expected(self, self._number))
+            if node not in self._nodes:
+                self._nodes.add(node)
+                node.register_hook(_Expected(self, self._number, self._await_end))
         self.known = _this_pass()
+
+    def has_broken(self, number: int) -> None:
+        """A pass will not end: this one, unless it is over already."""
+        self._broken |= number == self._number
 
     def reach(self, part: Part) -> None:
         """The pass has reached a model for the first time."""
@@ -109,8 +129,9 @@ class Backward:
         self._outermost, self._thread = outermost, threading.get_ident()
         together = _ending.setdefault(outermost, {})
         together.setdefault(self)
-        if next(iter(together)) is self:
-            _engine.queue_callback(lambda: _end(outermost))
+        is_first = next(iter(together)) is self
+        then = (lambda: _end(outermost)) if is_first else None
+        _engine.queue_callback(_Expected(self, self._number, then))
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
@@ -154,7 +175,32 @@ class Backward:
             part.begin_anew()
         self._parts, self._again = [], []
         self._nodes.clear()
-        self.known = self._outermost = -1
+        self.known, self._outermost = None, -1
+        self._number += 1
+        self._broken = False
+
+
+class _Expected:
+    """What autograd calls if a pass goes well. It drops it in any case."""
+
+    def __init__(self, backward: Backward, number: int, then: Callable[[], None] | None = None) -> None:
+        self._backward, self._number, self._then = backward, number, then
+        self._came = False
+
+    def __call__(self, *_: Any) -> None:
+        self._came = True
+        if self._then is not None:
+            self._then()
+
+    def __del__(self) -> None:
+        if not self._came:
+            self._backward.has_broken(self._number)
+
+
+def _is_compiled() -> bool:
+    """Whether compiled autograd runs this pass: it has a graph task as any other, whose end is never said."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return _this_pass() == -1 or bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def _end(outermost: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...arrays import Array
 from ...exceptions import DtypeError, ShapeError
 from ...job import Job
 from ...optim import Replace
@@ -25,7 +26,36 @@ from .patience import patiently
 
 KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Of a batch norm, by the names that all give them."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """One buffer, and what it was when the model was distributed."""
+
+    label: str
+    read: Callable[[], torch.Tensor]
+    """A module may put another in its place."""
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    def bytes(self) -> int:
+        """Up to a multiple of eight, so that each begins where any type may."""
+        return -(-self.shape.numel() * self.dtype.itemsize // 8) * 8
+
+    def now(self) -> torch.Tensor:
+        buffer = self.read()
+        if buffer.shape == self.shape:
+            return buffer
+        raise ShapeError(
+            f"buffer `{self.label}` was distributed with shape {tuple(self.shape)}, and has "
+            f"{tuple(buffer.shape)} now",
+            _LOCAL,
+        )
 
 
 @dataclass(eq=False)
@@ -33,14 +63,50 @@ class _Group:
     """Buffers that travel as one tensor."""
 
     mean: bool
-    dtype: torch.dtype
-    """In which they travel: whole numbers and flags as float64, which holds them up to 2**53."""
-    of: list[tuple[str, Callable[[], torch.Tensor], torch.Size]] = field(default_factory=list)
+    dtype: torch.dtype | None
+    """None: whole numbers and flags, whose bytes travel two by two, each pair as a float32."""
+    of: list[_Buffer] = field(default_factory=list)
     tensor: Tensor | None = None
 
     @property
     def elements(self) -> int:
-        return sum(shape.numel() for _, _, shape in self.of)
+        if self.dtype is None:
+            return sum(one.bytes for one in self.of) // 2
+        return sum(one.shape.numel() for one in self.of)
+
+    def send(self) -> None:
+        """Contributes them as they are."""
+        assert self.tensor is not None
+        if self.dtype is None:
+            lane, at = self.tensor.lane(), 0
+            for one in self.of:
+                raw = one.now().to("cpu", one.dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+                end = at + one.bytes // 2
+                lane[at:end] = np.pad(raw, (0, one.bytes - raw.size)).view(np.uint16)
+                at = end
+            self.tensor.push()
+        else:
+            parts = [one.now().to("cpu", self.dtype).reshape(-1) for one in self.of]
+            self.tensor.push(torch.cat(parts))
+
+    def take(self, value: Array) -> None:
+        """Makes them what was sent."""
+        if self.dtype is None:
+            flat = torch.from_numpy(value.astype(np.uint16).view(np.uint8))
+        elif self.dtype is torch.bfloat16:
+            flat = torch.from_numpy(value.view(np.uint16).copy()).view(torch.bfloat16)
+        else:
+            flat = torch.from_numpy(value.copy())
+        at = 0
+        for one in self.of:
+            size = one.shape.numel()
+            if self.dtype is None:
+                piece = flat[at : at + size * one.dtype.itemsize].view(one.dtype)
+                at += one.bytes
+            else:
+                piece = flat[at : at + size]
+                at += size
+            _overwrite(one, piece.reshape(one.shape))
 
 
 class Buffers:
@@ -58,23 +124,21 @@ class Buffers:
         self._rank = job.rank
         self._giver = 0
         self._patience = patience
-        groups: dict[tuple[bool, torch.dtype], _Group] = {}
-        if kind != "local" and job.size > 1:
-            for label, read, buffer in _buffers(model):
-                is_float = buffer.dtype in _FLOATS
-                if not is_float and (buffer.is_complex() or buffer.is_floating_point()):
-                    kind_of_number = str(buffer.dtype).removeprefix("torch.")
-                    raise DtypeError(f"buffer `{label}` is {kind_of_number}, which cannot be sent", _LOCAL)
-                dtype = buffer.dtype if is_float else torch.float64
-                mean = kind == "mean" and is_float
-                group = groups.setdefault((mean, dtype), _Group(mean, dtype))
-                group.of.append((label, read, buffer.shape))
+        groups: dict[tuple[bool, torch.dtype | None], _Group] = {}
+        for one in _buffers(model) if kind != "local" and job.size > 1 else ():
+            is_float = one.dtype in _FLOATS
+            if not is_float and (one.dtype.is_complex or one.dtype.is_floating_point):
+                kind_of_number = str(one.dtype).removeprefix("torch.")
+                raise DtypeError(f"buffer `{one.label}` is {kind_of_number}, which cannot be sent", _LOCAL)
+            dtype = one.dtype if is_float else None
+            mean = kind == "mean" and is_float
+            groups.setdefault((mean, dtype), _Group(mean, dtype)).of.append(one)
         self._groups = list(groups.values())
         for number, group in enumerate(self._groups):
             group.tensor = job.tensor(
                 f"{name}{number}",
                 shape=group.elements,
-                dtype=str(group.dtype).removeprefix("torch."),
+                dtype=str(group.dtype or torch.float32).removeprefix("torch."),
                 optimizer=Replace(),
                 consistency="bsp",
                 reduce="mean" if group.mean else "sum",
@@ -84,13 +148,8 @@ class Buffers:
     def send(self) -> None:
         """Contributes what all are to have: one worker alone, or everyone to a mean."""
         for group in self._groups:
-            assert group.tensor is not None
             if group.mean or self._rank == self._giver:
-                parts = [
-                    _checked(label, read(), shape).to("cpu", group.dtype).reshape(-1)
-                    for label, read, shape in group.of
-                ]
-                group.tensor.push(torch.cat(parts))
+                group.send()
 
     def take(self, present: Sequence[int]) -> None:
         """Takes in what all have now. `present`: the ranks that took part in this pass."""
@@ -98,32 +157,41 @@ class Buffers:
         for group in self._groups:
             assert group.tensor is not None
             value = patiently(group.tensor.pull, self._patience)
-            if not group.mean and not (given and self._rank != self._giver):
-                continue
-            if group.dtype is torch.bfloat16:
-                flat = torch.from_numpy(value.view(np.uint16).copy()).view(torch.bfloat16)
-            else:
-                flat = torch.from_numpy(value.copy())
-            at = 0
-            for label, read, shape in group.of:
-                piece = flat[at : at + shape.numel()].reshape(shape)
-                at += shape.numel()
-                buffer = _checked(label, read(), shape)
-                # A second backward pass through the same graph must still find what its forward pass saved.
-                with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
-                    buffer.copy_(piece)
+            if group.mean or (given and self._rank != self._giver):
+                group.take(value)
 
 
-def _buffers(model: torch.nn.Module) -> list[tuple[str, Callable[[], torch.Tensor], torch.Tensor]]:
-    """Each buffer once: its name, how it is read (a module may put another in its place), and itself."""
-    found: list[tuple[str, Callable[[], torch.Tensor], torch.Tensor]] = []
+def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
+    """
+    A second backward pass through the same graph must still find what its forward pass saved. Running
+    statistics are saved, but not used in training: autograd need not know that they have changed. It does of
+    other buffers, and refuses such a pass, unless they have not.
+    """
+    buffer = one.now()
+    if one.label.rpartition(".")[2] in _STATISTICS:
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
+            buffer.copy_(value)
+    elif not _same(buffer, value.to(buffer)):
+        buffer.copy_(value)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all elements are equal; a NaN is to its like."""
+    bits = _BITS.get(one.dtype.itemsize)
+    return torch.equal(one, other) or (bits is not None and torch.equal(one.view(bits), other.view(bits)))
+
+
+def _buffers(model: torch.nn.Module) -> list[_Buffer]:
+    """Each buffer once."""
+    found: list[_Buffer] = []
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is None or id(buffer) in seen or not buffer.numel():
                 continue
             seen.add(id(buffer))
-            found.append((f"{prefix}.{name}" if prefix else name, _reader(module, name), buffer))
+            label = f"{prefix}.{name}" if prefix else name
+            found.append(_Buffer(label, _reader(module, name), buffer.dtype, buffer.shape))
     return found
 
 
@@ -132,12 +200,3 @@ def _reader(module: torch.nn.Module, name: str) -> Callable[[], torch.Tensor]:
         return module._buffers[name]
 
     return read
-
-
-def _checked(label: str, buffer: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    if buffer.shape == shape:
-        return buffer
-    raise ShapeError(
-        f"buffer `{label}` was distributed with shape {tuple(shape)}, and has {tuple(buffer.shape)} now",
-        _LOCAL,
-    )

@@ -7,6 +7,7 @@ as one more tensor, of which every worker reads the mean.
 | used | 1 for each parameter with a gradient | above 0: somebody has one |
 | present | 1 at its rank | their sum is below 1: a live worker's iteration went by without this pass |
 | count | its passes so far | not its own: another has had more or fewer |
+| epochs | how often its samplers' epochs have moved on | not its own: it shuffles otherwise than others |
 | inputs | a digest of the first batches | its own: all were given the same |
 | ask | 1 after a load of a state | above 0: the next pass compares parameters |
 | norms, sums | of each parameter, in passes that compare | not its own: models have come apart |
@@ -53,6 +54,7 @@ class Roll:
             "used": parameters,
             "present": job.size,
             "count": 1,
+            "epochs": 1,
             "inputs": 2,
             "ask": 1,
             "norms": parameters,
@@ -71,6 +73,7 @@ class Roll:
         self,
         used: Sequence[bool],
         count: int,
+        epochs: int,
         inputs: tuple[int, int] | None,
         ask: bool,
         marks: Sequence[tuple[float, float]] | None,
@@ -81,6 +84,7 @@ class Roll:
         lane[self._parts["used"]] = used
         lane[self._parts["present"]][self._rank] = 1
         lane[self._parts["count"]] = count % COUNTS
+        lane[self._parts["epochs"]] = epochs % COUNTS
         if inputs is not None:
             lane[self._parts["inputs"]] = inputs
         lane[self._parts["ask"]] = ask
@@ -124,8 +128,15 @@ class Heard:
 
     def differs(self, count: int) -> bool:
         """Whether another worker has had more or fewer passes."""
+        return self._counts_otherwise("count", count)
+
+    def shuffles_otherwise(self, epochs: int) -> bool:
+        """Whether another worker's samplers have moved on more or less often."""
+        return self._counts_otherwise("epochs", epochs)
+
+    def _counts_otherwise(self, part: str, mine: int) -> bool:
         size = len(self._parts["present"])
-        return bool(abs(self._parts["count"][0] - count % COUNTS) > 1 / (2 * size))
+        return bool(abs(self._parts[part][0] - mine % COUNTS) > 1 / (2 * size))
 
     def same_inputs(self, inputs: tuple[int, int]) -> bool:
         """Whether all workers gave these inputs."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable
+import re
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +20,22 @@ from ..broadcast import broadcast_bytes
 from .averaging import Averaging
 
 
-def described(optimizer: torch.optim.Optimizer) -> list[str]:
-    """What must be the same on all workers, a line each: class and settings of every group."""
+def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+    """
+    What must be the same on all workers, a line each: class, settings of every group, and which parameters it
+    has in which order, as states go from worker to worker by place. `names`: of parameters, by their id.
+    """
     kind = type(optimizer)
     lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
     for number, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name != "params"}
-        lines.append(f"group {number} of {len(group['params'])} parameters with {settings}")
+        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        # A function, say, lies elsewhere in each process.
+        told = re.sub(r" at 0x[0-9a-f]+", "", f"{settings}")
+        lines.append(f"group {number} of {len(group['params'])} parameters with {told}")
+        lines += [
+            f"group {number}, place {place}: `{names[id(parameter)]}`"
+            for place, parameter in enumerate(group["params"])
+        ]
     return lines
 
 
@@ -65,6 +76,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
         return
     known = {id(parameter) for parameter in averaging.parameters()}
     needs_closure = closure_required(optimizer)
+    last = _Step()
 
     def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if job.closed or not averaging._handles:
@@ -77,12 +89,14 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                 "step are this worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
+        averaged = by_closure or last.passes != averaging.passes
         for group in stepped.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not averaging.has_averaged and not by_closure:
+                if not averaged and parameter.grad is not None and not last.had(parameter):
                     raise OptionError(
-                        "no backward pass has averaged gradients yet, so the gradients of this step are this "
-                        "worker's alone",
+                        "no backward pass has averaged gradients "
+                        + ("since the last step" if last.passes else "yet")
+                        + ", so the gradients of this step are this worker's alone",
                         "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
                         "itself, is not averaged",
                     )
@@ -94,7 +108,37 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                     )
         return _with_averaged_loss(job, args, kwargs) if needs_closure else None
 
+    def after_step(stepped: torch.optim.Optimizer, _: Any, __: Any) -> None:
+        last.note(stepped, averaging.passes)
+
     optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
+    # A state that was loaded on one worker alone shows in the parameters after its next step.
+    optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded())
+
+
+class _Step:
+    """The optimizer's last step: what another one without a pass in between may step on once more."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        """That had averaged gradients by then."""
+        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, optimizer: torch.optim.Optimizer, passes: int) -> None:
+        """It has been taken. Gradients are held weakly: the script may throw them away."""
+        self.passes = passes
+        self._gradients = {
+            id(parameter): weakref.ref(gradient)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if (gradient := parameter.grad) is not None
+        }
+
+    def had(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's gradient was the same object then."""
+        gradient = self._gradients.get(id(parameter))
+        return gradient is not None and gradient() is parameter.grad
 
 
 def closure_required(optimizer: torch.optim.Optimizer) -> bool:
