@@ -171,9 +171,15 @@ impl<H: Host> Node<H> {
             {
                 return Err(Broken::Nonsense("an offer of rows that are here"));
             }
-            // However often it offers them on one connection, it is told once what is wanted: to repeat a subscription is to ask
-            // for all its rows again.
-            Some(_) => self.want(id),
+            // However often it offers them before it reads what is wanted, it is told once.
+            Some(_) => {
+                if let Some(upstream) =
+                    self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
+                {
+                    upstream.heard = false;
+                }
+                self.want(id);
+            }
             None => {
                 let memory = self.host.make(id, &shape);
                 let memory =
