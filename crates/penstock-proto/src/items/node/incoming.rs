@@ -173,10 +173,13 @@ impl<H: Host> Node<H> {
             }
             // However often it offers them before it reads what is wanted, it is told once.
             Some(_) => {
-                if let Some(upstream) =
-                    self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
+                if let Some(Partition { memory, upstream: Some(upstream), .. }) = self.partitions.get_mut(&id)
+                    && std::mem::take(&mut upstream.heard)
                 {
-                    upstream.heard = false;
+                    // The rest of what is under way was sent for what it heard before, and all of it comes again.
+                    upstream.serial += 1;
+                    upstream.receiving = false;
+                    memory.abort();
                 }
                 self.want(id);
             }
