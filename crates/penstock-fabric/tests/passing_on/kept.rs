@@ -195,9 +195,6 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
     assert!(!bytes.is_empty(), "it is told");
     assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
-    // It has heard that on this connection, and sends all rows again to who repeats it.
-    say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
-    assert!(Net::sent(&mut net.home, PRODUCER).is_empty());
 }
 
 // It took its home for one that breaks the protocol, and its job was over.

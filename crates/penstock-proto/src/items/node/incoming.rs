@@ -171,9 +171,18 @@ impl<H: Host> Node<H> {
             {
                 return Err(Broken::Nonsense("an offer of rows that are here"));
             }
-            // However often it offers them on one connection, it is told once what is wanted: to repeat a subscription is to ask
-            // for all its rows again.
-            Some(_) => self.want(id),
+            // However often it offers them before it reads what is wanted, it is told once.
+            Some(_) => {
+                if let Some(Partition { memory, upstream: Some(upstream), .. }) = self.partitions.get_mut(&id)
+                    && std::mem::take(&mut upstream.heard)
+                {
+                    // The rest of what is under way was sent for what it heard before, and all of it comes again.
+                    upstream.serial += 1;
+                    upstream.receiving = false;
+                    memory.abort();
+                }
+                self.want(id);
+            }
             None => {
                 let memory = self.host.make(id, &shape);
                 let memory =
