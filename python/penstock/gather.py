@@ -192,8 +192,8 @@ class Gathering:
                 missing=missing,
                 waited=limit.waited(),
             ) from error
-        except Exception:
-            # It is over: for the others, too.
+        except PenstockError:
+            # It is over: for the others, too. What a signal handler raised leaves it as it is.
             gather.failed = True
             gather.over = True
             raise
@@ -341,7 +341,7 @@ class _Channel:
         offered(True)
         try:
             table.set(turn + job.rank, mine, clock=_BASE + number)
-        except Exception:
+        except PenstockError:
             offered(False)
             raise
         theirs = slice(turn, turn + job.size)

@@ -286,11 +286,10 @@ def test_a_worker_that_does_not_come_is_named_and_the_same_call_goes_on_waiting(
 class Interrupted:
     """Calls a function of the gathers, and raises before or after it in one worker's first `times` calls."""
 
-    def __init__(self, owner: Any, name: str, rank: int, after: bool, times: int) -> None:
-        self.owner, self.name, self.after, self.left = owner, name, after, times
+    def __init__(self, owner: Any, name: str, kind: type[BaseException], after: bool, times: int) -> None:
+        self.owner, self.name, self.kind, self.after, self.left = owner, name, kind, after, times
         self.real = getattr(owner, name)
         self.thread: int | None = None
-        self.rank = rank
 
     def __enter__(self) -> Interrupted:
         interrupted = self
@@ -299,11 +298,11 @@ class Interrupted:
             here = threading.get_ident() == interrupted.thread and interrupted.left > 0
             if here and not interrupted.after:
                 interrupted.left -= 1
-                raise KeyboardInterrupt
+                raise interrupted.kind
             result = interrupted.real(*args, **kwargs)
             if here:
                 interrupted.left -= 1
-                raise KeyboardInterrupt
+                raise interrupted.kind
             return result
 
         setattr(self.owner, self.name, call)
@@ -318,11 +317,11 @@ class Interrupted:
         while True:
             try:
                 return call()
-            except KeyboardInterrupt:
+            except self.kind:
                 pass
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("kind", "after"), [(KeyboardInterrupt, True), (TimeoutError, False)])
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
@@ -338,11 +337,11 @@ class Interrupted:
     ],
 )
 def test_a_gather_that_is_interrupted_anywhere_goes_on_by_the_same_call(
-    pair: Pair, owner: Any, name: str, after: bool
+    pair: Pair, owner: Any, name: str, kind: type[BaseException], after: bool
 ) -> None:
     """It was taken for the next gather: the other worker's next value was given for its last."""
     long = [bytes([rank]) * (3 * REST_BYTES) for rank in range(2)]
-    with Interrupted(owner, name, 0, after, 4) as interrupted:
+    with Interrupted(owner, name, kind, after, 4) as interrupted:
 
         def run(job: Job) -> list[Any]:
             calls: list[Callable[[], Any]] = [

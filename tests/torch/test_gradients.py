@@ -461,6 +461,23 @@ def stepping_without_an_average(job, model=None, optimizer=None):
         parameter.grad = gradient
     optimizer.step()
 
+def stepping_by_a_closure_without_an_average(job):
+    model, optimizer = distributed(job)
+    def closure():
+        loss = model(batch(job, 0)).square().mean()
+        for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):
+            parameter.grad = gradient
+        return loss
+    optimizer.step(closure)
+
+def a_step_by_zeros(job):
+    model, optimizer = distributed(job)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        train(job, model, optimizer, range(1))
+
 def stepping_on_what_came_after_the_average(job):
     model, optimizer = distributed(job)
     train(job, model, optimizer, range(2))
@@ -469,6 +486,7 @@ def stepping_on_what_came_after_the_average(job):
     optimizer.zero_grad(set_to_none=False)
     optimizer.step()
     told["steps without a pass"] = np.array(["taken"])
+    job.barrier()
     stepping_without_an_average(job, model, optimizer)
 
 def a_new_layer(job):
@@ -675,7 +693,8 @@ def patient(job):
 
 import threading
 waiting = threading.Event()
-PARTS = (the_same_options_in_other_words, other_settings, other_options, another_order,
+PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure_without_an_average,
+         other_settings, other_options, another_order,
          a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
          two_jobs, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
@@ -696,7 +715,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=33, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=35, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -721,6 +740,11 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("converted", "DtypeError", "was distributed as float32 and is float64 now"),
         ("sparse", "DtypeError", "`0.weight` has layout torch.sparse_coo"),
         ("sums_of_sums", "OptionError", "what was summed before would be summed again"),
+        (
+            "stepping_by_a_closure_without_an_average",
+            "OptionError",
+            "no backward pass has averaged gradients",
+        ),
         ("stepping_without_an_average", "OptionError", "no backward pass has averaged gradients yet"),
         ("stepping_on_what_came_after_the_average", "OptionError", "averaged gradients since the last step"),
         ("a_new_layer", "OptionError", "parameter `2.weight` came after `distribute`"),
@@ -788,6 +812,11 @@ def test_passes_after_one_that_broke_off_around_a_checkpoint_are_averaged(told: 
 
 def test_a_default_that_one_worker_spells_out_is_no_difference(told: list[dict[str, Any]]) -> None:
     assert not any("the_same_options_in_other_words" in one for one in told)
+
+
+def test_a_step_by_zeros_is_nobodys_own(told: list[dict[str, Any]]) -> None:
+    """A checkpoint has an optimizer's state made so."""
+    assert not any("a_step_by_zeros" in one for one in told)
 
 
 def test_a_retained_graph_is_not_run_again_on_another_workers_buffers(told: list[dict[str, Any]]) -> None:

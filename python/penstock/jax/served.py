@@ -13,7 +13,7 @@ from ..exceptions import DeclarationConflict, OptionError
 from ..job import Job
 from ..optim import Optimizer, divisors, updates_in
 from ..tensor import Tensor
-from .calls import on_host, packed
+from .calls import effects_barrier, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
 from .together import together
 
@@ -196,6 +196,8 @@ def serve(
         setattr(optimizer, setting, getattr(optimizer, setting) / divisor)
     lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
     shared = together(job)
+    # A compiled program may still be making a call.
+    effects_barrier()
     with shared.turn("ps.jax.distribute"):
         shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
     settings = {**declaration, "optimizer": optimizer, "consistency": mode, "timeout": timeout}

@@ -7,13 +7,10 @@ model's own classes are allowed: word_language_model in pytorch/examples saves a
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-_STATE = "__getstate__"
 _HOOKS = [name for name in vars(torch.nn.Module()) if "_hooks" in name]
 """What torch keeps hooks in, and what it notes of them, such as that they take keywords: by their numbers."""
 
@@ -26,31 +23,34 @@ class Ours:
         return type(self), ()
 
 
-def leave_hooks_behind(model: torch.nn.Module) -> None:
-    """Has copies of `model` made without what of its hooks, and its parts', is `Ours`: pickled copies too."""
-    for module in model.modules():
-        if _STATE not in vars(module):
-            # On this module, not on its class: others of the class are none of our business.
-            object.__setattr__(module, _STATE, _State(weakref.ref(module)))
+_TORCHS: Any = torch.nn.Module.__getstate__
+"""What `copy` and `pickle` are told of a module: Python's own answer where torch has none."""
 
 
-class _State:
-    """What `copy` and `pickle` ask a module for, instead of its class's own answer."""
+def leave_hooks_behind() -> None:
+    """
+    Has copies of modules made without those hooks on them that are `Ours`, pickled copies too.
 
-    def __init__(self, model: weakref.ref[torch.nn.Module]) -> None:
-        self._model = model
-
-    def __call__(self) -> Any:
-        model = self._model()
-        assert model is not None, "asked by the model itself"
-        state = type(model).__getstate__(model)
-        return _without_ours(state) if isinstance(state, Mapping) else state
+    It is said for all modules: an attribute of one would go with each copy of its attributes, which
+    parametrizations make, and would speak of the wrong module there.
+    """
+    torch.nn.Module.__getstate__ = _state  # type: ignore[method-assign]
 
 
-def _without_ours(state: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in state.items() if name != _STATE}
-    hooks = {name: kept[name] for name in _HOOKS if isinstance(kept.get(name), dict)}
+def _state(module: torch.nn.Module) -> Any:
+    state = _TORCHS(module)
+    if isinstance(state, tuple):  # the attributes, and those in slots
+        attributes, slots = state
+        return (attributes and _without_ours(attributes)), slots
+    return state and _without_ours(state)
+
+
+def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
+    hooks = {name: attributes[name] for name in _HOOKS if isinstance(attributes.get(name), dict)}
     ours = {number for held in hooks.values() for number, hook in held.items() if isinstance(hook, Ours)}
+    if not ours:
+        return attributes
+    kept = dict(attributes)
     for name, held in hooks.items():
         if not ours.isdisjoint(held):
             kept[name] = type(held)((number, hook) for number, hook in held.items() if number not in ours)

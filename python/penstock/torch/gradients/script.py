@@ -9,7 +9,7 @@ import inspect
 import io
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -81,32 +81,53 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if job.closed or not averaging._handles:
             return None
-        # With a closure, the pass that counts is still to come.
-        by_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if averaging.unsent and not by_closure:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            refuse_own(stepped)
+            refuse_new(stepped)
+            return None
+        refuse_new(stepped)
+
+        def watched() -> Any:
+            loss = closure()
+            refuse_own(stepped)
+            return _averaged(job, loss) if needs_closure else loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        # The optimizer itself comes first.
+        return (args[0], watched, *args[2:]), kwargs
+
+    def refuse_own(stepped: torch.optim.Optimizer) -> None:
+        """Gradients that are this worker's alone."""
+        if averaging.unsent:
             raise OptionError(
                 "the last backward pass ran inside no_sync() or did not end well, so the gradients of this "
                 "step are this worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
-        averaged = by_closure or last.passes != averaging.passes
-        for group in stepped.param_groups:
-            for parameter in group["params"]:
-                if not averaged and parameter.grad is not None and not last.had(parameter):
-                    raise OptionError(
-                        "no backward pass has averaged gradients "
-                        + ("since the last step" if last.passes else "yet")
-                        + ", so the gradients of this step are this worker's alone",
-                        "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
-                        "itself, is not averaged",
-                    )
-                if id(parameter) not in known:
-                    raise OptionError(
-                        f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
-                        "`distribute`, and whose gradient is not averaged",
-                        "make it part of the model or of the optimizer before `distribute`",
-                    )
-        return _with_averaged_loss(job, args, kwargs) if needs_closure else None
+        if last.passes != averaging.passes:
+            return
+        for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
+            gradient = parameter.grad
+            # Zeros leave nobody apart: by such a step torch.distributed.checkpoint has state made.
+            if gradient is not None and not last.had(parameter) and gradient.any():
+                raise OptionError(
+                    "no backward pass has averaged gradients "
+                    + ("since the last step" if last.passes else "yet")
+                    + ", so the gradients of this step are this worker's alone",
+                    "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
+                    "itself, is not averaged",
+                )
+
+    def refuse_new(stepped: torch.optim.Optimizer) -> None:
+        for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
+            if id(parameter) not in known:
+                raise OptionError(
+                    f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
+                    "`distribute`, and whose gradient is not averaged",
+                    "make it part of the model or of the optimizer before `distribute`",
+                )
 
     def after_step(stepped: torch.optim.Optimizer, _: Any, __: Any) -> None:
         last.note(stepped, averaging.passes)
@@ -147,24 +168,8 @@ def closure_required(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _with_averaged_loss(job: Job, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """
-    The step's arguments with a closure whose loss is the average over the workers: what is decided by it must
-    be decided everywhere in the same way.
-    """
-
-    def averaged(closure: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            loss = closure()
-            mean = job.mean(loss.detach().cpu().numpy() if isinstance(loss, torch.Tensor) else loss)
-            if isinstance(loss, torch.Tensor):
-                return torch.as_tensor(mean, dtype=loss.dtype, device=loss.device).reshape(loss.shape)
-            return float(mean)
-
-        return call
-
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": averaged(kwargs["closure"])}
-    # The optimizer itself comes first.
-    first, closure, *rest = args
-    return (first, averaged(closure), *rest), kwargs
+def _averaged(job: Job, loss: Any) -> Any:
+    """A closure's loss, averaged over the workers: what is decided by it must be decided everywhere alike."""
+    if not isinstance(loss, torch.Tensor):
+        return float(job.mean(loss))
+    return job.mean(loss.detach())
