@@ -214,6 +214,15 @@ mod tests {
         assert!(all.reads > 5_000 && all.cuts > 2_500 && all.barriers > 1_500, "{all:?}");
     }
 
+    /// As a consumer's link broke, all that was under way from the producer for others was begun anew. Rows that took a while came
+    /// only once no consumer's link had broken meanwhile.
+    #[test]
+    fn rows_come_to_a_consumer_however_often_links_of_others_break() {
+        for scenario in [Scenario::from_seed(2786).leaving(), Scenario::from_seed(4301)] {
+            scenario.check().unwrap_or_else(|what| panic!("seed {}: {what}", scenario.seed));
+        }
+    }
+
     #[test]
     fn within_bounds_fewer_bytes_travel_the_more_slack_there_is() {
         let bytes = |propagation, slack| {
