@@ -214,12 +214,14 @@ mod tests {
         assert!(all.reads > 5_000 && all.cuts > 2_500 && all.barriers > 1_500, "{all:?}");
     }
 
-    /// As a consumer's link broke, all that was under way from the producer for others was begun anew. Rows that took a while came
-    /// only once no consumer's link had broken meanwhile.
+    /// Workers were said to be stuck whose answers came in the end: over links that carry little at a time and broke before all
+    /// of an answer had come. In two of these seeds they had come often, and begun anew as links of others broke.
     #[test]
-    fn rows_come_to_a_consumer_however_often_links_of_others_break() {
-        for scenario in [Scenario::from_seed(2786).leaving(), Scenario::from_seed(4301)] {
-            scenario.check().unwrap_or_else(|what| panic!("seed {}: {what}", scenario.seed));
+    fn who_waits_for_long_answers_over_thin_links_that_break_is_not_said_to_be_stuck() {
+        for seed in [2786, 4301, 4742] {
+            for scenario in [Scenario::from_seed(seed), Scenario::from_seed(seed).leaving()] {
+                scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+            }
         }
     }
 
