@@ -25,7 +25,7 @@ pub enum Sabotage {
     ForgetsWhatIsWanted,
     /// Takes a fetch that is made again, on a new connection, for one that it has answered.
     DoesNotFetchAgain,
-    /// Returns a ticket when it is given, not when what it is for has been sent.
+    /// A worker's memory returns a ticket when it is given, not when what it is for has come.
     ReturnsTicketsTooEarly,
     /// Leaves chunks out of what a fetch brings.
     LosesNotices,
@@ -37,7 +37,7 @@ pub enum Sabotage {
     ForgetsAnswers,
     /// Lets a worker go before its shards have taken what it submitted.
     LetsGoAtOnce,
-    /// Flips a bit of a chunk that goes out without being noticed: its checksum is that of what arrives.
+    /// A bit of what was decoded flips in a worker's memory, and nobody notices.
     BelievesDamagedFrames,
     /// The control thread takes workers for lost before their lease is over.
     IsImpatient,
@@ -55,9 +55,9 @@ pub enum Sabotage {
     LeaksThroughTheFilter,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
-    /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.
+    /// An end that has work left, frames that it has read or submissions that waited for room, waits until more bytes come.
     ForgetsWhatItHasRead,
-    /// A worker's end that has taken enough frames for once loses what it has read beyond them.
+    /// The link loses the end of what a worker reads at once.
     DropsWhatItHasRead,
 }
 

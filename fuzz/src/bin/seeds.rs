@@ -107,7 +107,7 @@ fn rendezvous() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Two whole conversations with a home: an offer, a subscription, rows, questions.
+/// Whole conversations with a home: an offer, a subscription, rows, questions.
 fn items() -> Vec<Vec<u8>> {
     let partition = PartitionId { table: 0, rank: 0 };
     let talk = |propagation| {

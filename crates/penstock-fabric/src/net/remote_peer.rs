@@ -27,7 +27,8 @@ pub trait Homed: Chunks {
     fn homed(&self, tensor: TensorId, chunk: u32) -> Option<Range<usize>>;
     /// How contributions to a tensor travel that is declared here.
     fn contributions(&self, tensor: TensorId) -> &Agreed;
-    /// That part of a lane, which was found by the functions above, to be written.
+    /// That part of a lane, which was found by the functions above, to be written: as long as its range, and the same bytes each
+    /// time while its payload comes in pieces.
     fn receive(&mut self, part: &LanePart) -> &mut [u8];
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
     fn value(&self, tensor: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>);
@@ -74,7 +75,7 @@ pub enum Heard {
     Nothing,
     /// The connection has ended, or brought damaged bytes: it was given up, and the peer may make another.
     Ended(String),
-    /// It broke the protocol.
+    /// It broke the protocol. The connection stands, and must be given up.
     Broke(String),
 }
 
@@ -167,7 +168,7 @@ impl<L: Link> RemotePeer<L> {
         self.wire.as_ref().map(|wire| &wire.link)
     }
 
-    /// A new connection, instead of the one before.
+    /// A new connection, instead of the one before. The poll begins by watching what there is to read.
     pub fn attach(&mut self, link: L) {
         self.wire = Some(Wire {
             link,

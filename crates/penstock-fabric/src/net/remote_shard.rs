@@ -65,9 +65,10 @@ pub trait Mirrored {
     fn progress(&mut self, progress: u64);
     /// The optimizer's state of a chunk has come.
     fn state(&mut self, chunk: u32, state: &[u8]);
-    /// So many contributions were taken from the lane, since the start.
+    /// So many contributions were taken from the lane, since the start. Who sees it sees what was published before.
     fn folded(&mut self, count: u64);
-    /// What was asked for with this ticket or before has come.
+    /// What was asked for with this ticket or before has come, and whoever sees that sees it. Tickets may come out of order: the
+    /// greatest counts.
     fn fetched(&mut self, ticket: u64);
 }
 
@@ -94,7 +95,8 @@ pub trait Submitter {
     fn pop(&mut self) -> Option<Submission>;
     /// Whether there is none.
     fn is_empty(&self) -> bool;
-    /// Wakes the worker if it waits for this: a tensor's number + 1, or anything.
+    /// Wakes the worker if it waits for this: a tensor's number + 1, or anything. What was stored before is seen by whoever is not
+    /// asleep yet: it orders earlier stores before it looks for sleepers.
     fn tell(&self, topic: u32);
 }
 

@@ -307,14 +307,19 @@ impl Loop {
             self.watch_listeners(self.state.open.load(Ordering::Acquire) && closed.is_none());
             let longest = (!self.strangers.by_token.is_empty()).then_some(Duration::from_secs(1));
             let events = wait::events(&self.strangers.epoll, 64, closed.or(longest));
-            for event in events {
-                match event.data.u64() {
+            let (listeners, others): (Vec<u64>, Vec<u64>) = events
+                .iter()
+                .map(|event| event.data.u64())
+                .partition(|token| *token >= LISTENERS && *token != WAKEUP);
+            for token in others {
+                match token {
                     WAKEUP => self.state.wakeup.clear(),
-                    token if token >= LISTENERS => {
-                        self.gate.accept((token - LISTENERS) as usize, &mut self.strangers);
-                    }
                     token => self.hear(token),
                 }
+            }
+            // Last: where descriptors run out a newcomer takes the place of one that has said nothing so far.
+            for token in listeners {
+                self.gate.accept((token - LISTENERS) as usize, &mut self.strangers);
             }
             self.strangers.by_token.retain(|_, stranger| stranger.since.elapsed() < PROVE_WITHIN);
         }

@@ -208,7 +208,7 @@ pub(super) enum Due {
 /// Passes on to the subscribers which rows have changed. In memory that it shares, a producer that was lost may go on writing: that
 /// is not followed.
 pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec<Changed>) {
-    if partition.ended {
+    if partition.ended.is_some() {
         return;
     }
     scratch.clear();
@@ -238,9 +238,10 @@ pub(super) fn eager<M: Memory>(
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     for attempt in 0..ATTEMPTS {
-        let ended = partition.ended;
+        let ended = partition.ended.is_some();
         let torn_stays = ended && attempt + 1 == ATTEMPTS;
-        let now = partition.memory.now();
+        // Of what a lost producer writes later, no set is passed on in part either.
+        let now = partition.ended.unwrap_or_else(|| partition.memory.now());
         collect(partition, scratch);
         let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
         else {
@@ -269,7 +270,7 @@ pub(super) fn eager<M: Memory>(
             Err(Halt::Torn) => continue,
             Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
-        subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
+        subscriber.dirty = !ended && (!subscriber.changed.is_empty() || subscriber.all);
         let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
         if nothing && std::mem::replace(&mut subscriber.begun, true) {
             return Due::Nothing;

@@ -122,7 +122,7 @@ impl<H: Host> Node<H> {
         };
         // Rows that are not here will never come. A peer that asks for them learns that from the processes that know which
         // workers have gone.
-        if *ended && !answers(memory, &slots, version) {
+        if ended.is_some() && !answers(memory, &slots, version) {
             return Ok(());
         }
         let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };

@@ -45,7 +45,7 @@ mod subscriber;
 mod subscribing;
 mod upstream;
 
-use super::row_memory::{Changed, Memory};
+use super::row_memory::{Changed, Memory, Moment};
 use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
@@ -119,8 +119,8 @@ struct Partition<M> {
     upstream: Option<Upstream>,
     /// Whether the host made the memory for rows of a peer.
     made: bool,
-    /// Whether the producer has gone: what is here is all that ever comes.
-    ended: bool,
+    /// The moment at which the producer had gone, if it has: what was here then is all that ever comes.
+    ended: Option<Moment>,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
     /// Whether the producer here leaves: a peer that subscribes from now on, perhaps again, is sent all that it subscribes to.
@@ -448,7 +448,7 @@ impl<M: Memory> Partition<M> {
             producer,
             upstream,
             made,
-            ended: false,
+            ended: None,
             home,
             leaving: false,
             subscribers: BTreeMap::new(),
@@ -468,8 +468,9 @@ impl<M: Memory> Partition<M> {
             self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
         }
         // What it has set by now.
+        let now = self.memory.now();
         collect(self, scratch);
-        self.ended = true;
+        self.ended = Some(now);
         let memory = &self.memory;
         for subscriber in self.subscribers.values_mut() {
             subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
