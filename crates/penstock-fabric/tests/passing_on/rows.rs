@@ -256,6 +256,43 @@ fn who_waited_for_rows_and_was_away_when_they_came_and_their_producer_left_finds
     }
 }
 
+// All that was under way was begun anew: consumers whose lines broke now and then kept each other from having anything.
+#[test]
+fn rows_under_way_to_a_consumer_come_though_another_that_has_fetched_some_breaks_or_goes() {
+    const ROWS: u32 = 8_000; // several messages
+    let all = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for goes in [true, false] {
+            let (mut net, mut producer) = Net::producing(ROWS, propagation, false);
+            [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+            for peer in [TWO, ONE] {
+                assert!(net.workers.get_mut(&peer).unwrap().fetch(ID, &all, 1).is_some());
+                net.settle();
+            }
+            set(&mut producer, 1, &(0..ROWS).collect::<Vec<u32>>(), 5);
+            let mut first = Vec::new();
+            let node = net.workers.get_mut(&PRODUCER).unwrap();
+            assert!(node.transmit(HOME, &mut first, 1), "the rest is under way");
+            let rest = Net::sent(node, HOME);
+            Net::arrive(&first, &mut net.home, PRODUCER, usize::MAX);
+            if goes {
+                net.go(ONE)
+            } else {
+                net.reconnect(ONE)
+            }
+            assert!(!Net::sent(&mut net.home, PRODUCER).is_empty(), "it hears what is not wanted any more");
+            Net::arrive(&rest, &mut net.home, PRODUCER, usize::MAX);
+            Net::pass(&mut net.home, TWO, net.workers.get_mut(&TWO).unwrap(), HOME, usize::MAX);
+            assert!(net.seen_by(TWO) == vec![5; ROWS as usize], "{propagation}, goes: {goes}");
+            if !goes {
+                net.settle();
+                assert!(net.seen_by(ONE) == vec![5; ROWS as usize], "{propagation}");
+            }
+            assert_eq!(net.home.unanswered(), 0, "{propagation}, goes: {goes}");
+        }
+    }
+}
+
 // They were lost for what their producer had said.
 #[test]
 fn consumers_of_rows_that_their_producer_offers_as_others_are_not_lost_for_it() {

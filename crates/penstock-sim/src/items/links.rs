@@ -44,6 +44,11 @@ impl Faults {
         gives: 300_000,
     };
 
+    /// Whether a link carries little at a time, beside what rows may take.
+    pub(super) fn is_thin(&self) -> bool {
+        self.window.saturating_mul(self.takes) < 10_000
+    }
+
     pub(super) fn some(rng: &mut Rng) -> Self {
         Self {
             delay: rng.pick(&[1, 5, 30]),

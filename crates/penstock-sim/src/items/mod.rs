@@ -214,6 +214,17 @@ mod tests {
         assert!(all.reads > 5_000 && all.cuts > 2_500 && all.barriers > 1_500, "{all:?}");
     }
 
+    /// Workers were said to be stuck whose answers came in the end: over links that carry little at a time and broke before all
+    /// of an answer had come. In two of these seeds they had come often, and begun anew as links of others broke.
+    #[test]
+    fn who_waits_for_long_answers_over_thin_links_that_break_is_not_said_to_be_stuck() {
+        for seed in [2786, 4301, 4742] {
+            for scenario in [Scenario::from_seed(seed), Scenario::from_seed(seed).leaving()] {
+                scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+            }
+        }
+    }
+
     #[test]
     fn within_bounds_fewer_bytes_travel_the_more_slack_there_is() {
         let bytes = |propagation, slack| {

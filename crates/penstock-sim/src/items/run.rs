@@ -63,6 +63,8 @@ pub(super) struct Run<'a> {
 
 /// Things done without any worker making progress, after which none ever will.
 const LONG: u64 = 20_000;
+/// The same over thin links: these may break again and again before a long message has come whole, until they break less often.
+const LONG_IF_THIN: u64 = 200_000;
 const TABLE: u32 = 0;
 pub(super) const HOME: PeerId = PeerId::server(0);
 
@@ -161,7 +163,8 @@ impl<'a> Run<'a> {
         }
         let (mut idle, mut since, mut before) = (0, 0, 0);
         // Something may happen for ever without progress: an answer that is never fresh enough.
-        while since < LONG {
+        let long = if self.scenario.links.is_thin() { LONG_IF_THIN } else { LONG };
+        while since < long {
             let gone = self.workers.iter().map(Worker::gone).sum();
             since = if gone == before { since + 1 } else { 0 };
             before = gone;

@@ -5,7 +5,7 @@ use super::kept::{Away, Kept, Needs, keep, wanted_bytes};
 use super::subscriber::Subscriber;
 use super::{Broken, Host, Node};
 use crate::account::Resource;
-use crate::items::row_memory::{Changed, Memory as _};
+use crate::items::row_memory::Changed;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{PartitionId, Shape};
@@ -170,30 +170,12 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    /// A peer is sent nothing more, at least until it subscribes again. Its fetches are no longer asked of the source. The
-    /// source learns that from a new subscription, which replaces all that it keeps.
+    /// A peer is sent nothing more, at least until it subscribes again. What it has fetched of the source is withdrawn there, one by
+    /// one: what others have fetched may be under way, and goes on coming.
     pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
-        let Self { partitions, changes, .. } = self;
-        let partition = partitions.get_mut(&id)?;
-        let gone = partition.subscribers.remove(&peer)?;
-        let Some(upstream) = &mut partition.upstream else { return Some(gone) };
-        let relayed: Vec<u64> = gone.fetches.iter().filter_map(|pending| pending.relayed).collect();
-        // What it has not heard of it need not be told.
-        let (told, untold): (Vec<u64>, Vec<u64>) =
-            relayed.iter().partition(|&&ticket| upstream.has_told(ticket));
-        untold.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
-        let asked = told.iter().any(|ticket| upstream.fetches.contains_key(ticket));
-        // Where the source has been told too often, it keeps them, and the peer that asked goes on paying for them.
-        let changes = changes.entry(upstream.peer).or_default();
-        if asked && upstream.may_change(*changes) {
-            told.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
-            // What is under way was sent for what was wanted before: of what others have fetched it comes again.
-            upstream.serial += 1;
-            (upstream.receiving, upstream.heard) = (false, false);
-            partition.memory.abort();
-            (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
-            self.want(id);
-        }
+        let gone = self.partitions.get_mut(&id)?.subscribers.remove(&peer)?;
+        let relayed = gone.fetches.iter().filter_map(|pending| pending.relayed);
+        relayed.for_each(|ticket| self.withdraw(id, ticket));
         Some(gone)
     }
 

@@ -11,9 +11,9 @@ use crate::message::MAX_WORKERS;
 use crate::peer::PeerId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often the rows that are wanted of a source may change, or fetches be withdrawn, not counting each peer's first
-/// rows. A peer that wants other rows again and again would keep a flush of the source, which is repeated for each change, from
-/// ever coming back: from then on all rows are wanted, and fetches are kept.
+/// How often the rows that are wanted of a source may change, not counting each peer's first rows. A peer that wants other rows
+/// again and again would keep a flush of the source, which is repeated for each change, from ever coming back: from then on all
+/// rows are wanted.
 const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
 /// The same for all tables of a source together: a flush is repeated for each of them.
 const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
@@ -50,7 +50,7 @@ pub(super) struct Upstream {
     pub(super) opened: u64,
     /// Whether this connection has heard the subscription.
     pub(super) heard: bool,
-    /// How often the rows that are wanted changed, or fetches were no longer wanted.
+    /// How often the rows that are wanted changed.
     pub(super) changes: u32,
 }
 
