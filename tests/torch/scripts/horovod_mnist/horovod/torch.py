@@ -1,5 +1,7 @@
 """The calls, by their names and with their meaning: gradients are averaged when the optimizer steps."""
 
+import atexit
+
 import torch
 from torch import distributed
 
@@ -8,6 +10,13 @@ Average = "average"
 
 def init():
     distributed.init_process_group("gloo")
+    atexit.register(shutdown)
+
+
+def shutdown():
+    # Gloo's threads abort a process that ends while they are at work for another.
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 def rank():
