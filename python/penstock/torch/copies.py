@@ -7,6 +7,8 @@ model's own classes are allowed: word_language_model in pytorch/examples saves a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,26 +25,35 @@ class Ours:
         return type(self), ()
 
 
-_TORCHS: Any = torch.nn.Module.__getstate__
-"""What `copy` and `pickle` are told of a module: Python's own answer where torch has none."""
-
-
-def leave_hooks_behind() -> None:
+def leave_hooks_behind(model: torch.nn.Module) -> None:
     """
-    Has copies of modules made without those hooks on them that are `Ours`, pickled copies too.
+    Has copies of the model's modules made without those hooks on them that are `Ours`, pickled copies too.
 
-    It is said for all modules: an attribute of one would go with each copy of its attributes, which
+    It is said for their classes: an attribute of one module would go with each copy of its attributes, which
     parametrizations make, and would speak of the wrong module there.
     """
-    torch.nn.Module.__getstate__ = _state  # type: ignore[method-assign]
+    if "__getstate__" not in vars(torch.nn.Module):
+        # Python's own answer, in older versions of torch.
+        torch.nn.Module.__getstate__ = _leaving_ours(object.__getstate__)  # type: ignore[method-assign]
+    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
+        own = vars(kind).get("__getstate__")
+        if kind is not object and own is not None and not hasattr(own, _MARK):
+            kind.__getstate__ = _leaving_ours(own)  # type: ignore[assignment,method-assign]
 
 
-def _state(module: torch.nn.Module) -> Any:
-    state = _TORCHS(module)
-    if isinstance(state, tuple):  # the attributes, and those in slots
-        attributes, slots = state
-        return (attributes and _without_ours(attributes)), slots
-    return state and _without_ours(state)
+_MARK = "_leaves_hooks_behind"
+
+
+def _leaving_ours(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(own)
+    def state(module: torch.nn.Module) -> Any:
+        found = own(module)
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict):
+            return _without_ours(found[0]), found[1]  # the attributes, and those in slots
+        return _without_ours(found) if isinstance(found, dict) else found
+
+    setattr(state, _MARK, True)
+    return state
 
 
 def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Times:
             register_optimizer_step_pre_hook(_Hook(self, "before_step")),
             register_optimizer_step_post_hook(_Hook(self, "after_step")),
         ]
-        leave_hooks_behind()
+        leave_hooks_behind(model)
         for handle in handles[2:]:
             # They hang on the class of optimizers.
             weakref.finalize(model, handle.remove)

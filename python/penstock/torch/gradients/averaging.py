@@ -131,7 +131,7 @@ class Averaging:
             self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._see_calls()
         watch(model, self)
-        leave_hooks_behind()
+        leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
         return Bucket(

@@ -115,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
             part.register_load_state_dict_post_hook(_AfterLoad(self, name))
-        leave_hooks_behind()
+        leave_hooks_behind(model)
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
