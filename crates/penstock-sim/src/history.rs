@@ -49,6 +49,26 @@ pub enum Observation<'a> {
         /// The iteration.
         round: u64,
     },
+    /// A worker begins to load a tensor.
+    Loads {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The number of the load; its first value is number 0.
+        load: u64,
+        /// What it writes.
+        value: &'a [u8],
+    },
+    /// A load has returned: every shard has taken it.
+    Loaded {
+        /// Whose.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// Its number.
+        load: u64,
+    },
     /// A worker completed an iteration.
     Clocked {
         /// Who.
@@ -258,6 +278,8 @@ impl Observation<'_> {
         match self {
             Self::Submitted { .. } => "submit",
             Self::Clocked { .. } => "clock",
+            Self::Loads { .. } => "load",
+            Self::Loaded { .. } => "loaded",
             Self::Joined { .. } => "join",
             Self::Stood { .. } => "stand",
             Self::Passed { .. } => "pass",
@@ -293,6 +315,8 @@ impl Observation<'_> {
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
             | Self::Clocked { rank, .. }
+            | Self::Loads { rank, .. }
+            | Self::Loaded { rank, .. }
             | Self::Joined { rank }
             | Self::Stood { rank, .. }
             | Self::Passed { rank, .. }
@@ -322,9 +346,11 @@ impl Observation<'_> {
             | Self::Stated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
-            Self::Asked { tensor, .. } | Self::Wanted { tensor, .. } | Self::Returned { tensor, .. } => {
-                format!("t{tensor}")
-            }
+            Self::Asked { tensor, .. }
+            | Self::Wanted { tensor, .. }
+            | Self::Returned { tensor, .. }
+            | Self::Loads { tensor, .. }
+            | Self::Loaded { tensor, .. } => format!("t{tensor}"),
             _ => "-".to_owned(),
         }
     }
@@ -333,6 +359,8 @@ impl Observation<'_> {
         match self {
             Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
             Self::Clocked { clock, .. } => format!("clock={clock}"),
+            Self::Loads { load, value, .. } => format!("load={load} digest={:016x}", digest(value)),
+            Self::Loaded { load, .. } => format!("load={load}"),
             Self::Folded { writers, .. } => format!("writers={writers:?}"),
             Self::Published { version, value, .. } => {
                 format!("version={version} digest={:016x}", digest(value))

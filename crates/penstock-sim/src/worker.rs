@@ -7,6 +7,7 @@ use crate::control::AtBarrier;
 use crate::rng::Rng;
 use crate::workload::{Share, Workload};
 use penstock_proto::error::JobFailure;
+use penstock_proto::remote::asking::Changes;
 use penstock_proto::submission::Submission;
 use penstock_proto::worker::Position;
 use penstock_proto::{Rank, TensorId};
@@ -26,6 +27,10 @@ pub enum Op {
     Load(TensorId),
     /// Waits until it has a value.
     Ready(TensorId),
+    /// Loads it anew while others work; worker 0 only.
+    LoadAgain(TensorId),
+    /// Waits until what it has loaded was taken everywhere.
+    Loaded(TensorId),
     /// Reads it, with a slack of its own or the tensor's; `trains` if a gradient is computed from it.
     Pull {
         /// The tensor.
@@ -82,6 +87,10 @@ pub enum Then {
     Go,
     /// Filling the lane.
     Fill(TensorId),
+    /// Filling it with what is loaded.
+    Load(TensorId),
+    /// What was loaded was taken everywhere: the load returns.
+    Loaded(TensorId),
     /// Reading.
     Read(Reading),
 }
@@ -152,8 +161,14 @@ pub struct Worker {
     pub seen: Vec<Option<Vec<u8>>>,
     /// On another host: its lane of each tensor. The others' are the home's memory.
     pub lanes: Vec<Rc<[u8]>>,
-    /// On another host: whether its next pull fetches a tensor in any case: it has loaded it, or passed a barrier.
-    pub renews: Vec<bool>,
+    /// Barriers that it has passed.
+    pub barriers: u64,
+    /// How often it has loaded each tensor, its first value included.
+    pub loads: Vec<u64>,
+    /// The number of its newest load of each tensor; 0: the first value.
+    pub newest_loads: Vec<u64>,
+    /// On another host: both, when it last fetched all of each tensor.
+    pub fetched: Vec<Changes>,
     /// Attempts to pass the barrier that it is at.
     pub attempts: u64,
     /// Whether it will be woken.
@@ -174,7 +189,10 @@ impl Worker {
             sent: vec![vec![0; shards]; tensors],
             seen: vec![None; tensors],
             lanes: vec![Rc::default(); tensors],
-            renews: vec![false; tensors],
+            barriers: 0,
+            loads: vec![0; tensors],
+            newest_loads: vec![0; tensors],
+            fetched: vec![Changes::default(); tensors],
             attempts: 0,
             waking: false,
             ops: VecDeque::from([Op::Join]),
@@ -221,6 +239,7 @@ impl Worker {
             self.ops.extend((rank == 0).then_some(Op::Load(tensor)));
             self.ops.push_back(Op::Ready(tensor));
         }
+        self.plan_loads(workload, false, rng);
         let mut order: Vec<TensorId> = workload.ids().collect();
         rng.shuffle(&mut order);
         let pulls = order.iter().filter(|&&tensor| workload.pulls(rank, tensor, clock));
@@ -235,7 +254,23 @@ impl Worker {
             Some(Op::Pull { tensor, slack, trains: false })
         });
         self.ops.extend(again);
+        self.plan_loads(workload, true, rng);
         self.ops.push_back(Op::Clock);
+    }
+
+    /// The loads of an iteration: some before it reads and contributes, the others behind that.
+    fn plan_loads(&mut self, workload: &Workload, late: bool, rng: &mut Rng) {
+        let (rank, clock) = (self.rank, self.clock);
+        for tensor in workload.ids() {
+            for _ in 0..workload.loads(rank, tensor, clock, late) {
+                let pull = Op::Pull { tensor, slack: None, trains: false };
+                self.ops.push_back(Op::LoadAgain(tensor));
+                // Another thread pulls before the load returns.
+                self.ops.extend(rng.once_in(3).then_some(pull));
+                self.ops.push_back(Op::Loaded(tensor));
+                self.ops.extend(rng.once_in(2).then_some(pull));
+            }
+        }
     }
 }
 

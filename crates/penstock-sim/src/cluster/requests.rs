@@ -223,7 +223,9 @@ impl Cluster<'_> {
         let link = &mut self.links[rank as usize];
         (link.doubtful, link.waits) = (None, link.waits + 1);
         // What others did before it may be missing from every mirror.
-        self.workers[rank as usize].renews.fill(true);
+        if self.scenario.sabotage != Some(Sabotage::ForgetsBarriers) {
+            self.workers[rank as usize].barriers += 1;
+        }
         self.see(Observation::Passed { rank, round })
     }
 
