@@ -28,25 +28,25 @@ pub enum Observation<'a> {
         /// Who.
         rank: Rank,
     },
-    /// A worker stands at the barrier of an iteration.
+    /// A worker stands at a barrier.
     Stood {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
     },
     /// A worker has passed it.
     Passed {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
     },
     /// A worker no longer stands there, and has not passed.
     InVain {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
     },
     /// A worker begins to load a tensor.
@@ -379,7 +379,7 @@ impl Observation<'_> {
             Self::Refused { rank, why, .. } => format!("worker={rank} why={why:?}"),
             Self::Removed { rank, clean, .. } => format!("worker={rank} clean={clean}"),
             Self::Stood { round, .. } | Self::Passed { round, .. } | Self::InVain { round, .. } => {
-                format!("iteration={round}")
+                format!("barrier={round}")
             }
             Self::Joined { .. }
             | Self::Crashed { .. }

@@ -19,8 +19,8 @@ use std::rc::Rc;
 pub enum Op {
     /// Waits until it is welcomed.
     Join,
-    /// Waits until all stand at the barrier of this iteration.
-    Barrier,
+    /// Waits until all stand at the barrier with this number.
+    Barrier(u64),
     /// Declares the tensor and waits until all servers know it.
     Declare(TensorId),
     /// Gives it its first value; worker 0 only.
@@ -169,7 +169,9 @@ pub struct Worker {
     pub newest_loads: Vec<u64>,
     /// On another host: both, when it last fetched all of each tensor.
     pub fetched: Vec<Changes>,
-    /// Attempts to pass the barrier that it is at.
+    /// The number of the barrier that it is at, or has passed last.
+    pub barrier: u64,
+    /// Attempts to pass it.
     pub attempts: u64,
     /// Whether it will be woken.
     pub waking: bool,
@@ -193,6 +195,7 @@ impl Worker {
             loads: vec![0; tensors],
             newest_loads: vec![0; tensors],
             fetched: vec![Changes::default(); tensors],
+            barrier: 0,
             attempts: 0,
             waking: false,
             ops: VecDeque::from([Op::Join]),
@@ -233,13 +236,26 @@ impl Worker {
             return;
         }
         // Before anything that others may wait for with a barrier still to come.
-        self.ops.extend(workload.meets(clock).then_some(Op::Barrier));
+        let [in_front, before_loads, behind_loads] = Workload::barriers(clock).map(Op::Barrier);
+        self.ops.extend(workload.meets(clock).then_some(in_front));
         for tensor in workload.ids().filter(|&id| workload.tensors[id as usize].declared_at == clock) {
             self.ops.push_back(Op::Declare(tensor));
             self.ops.extend((rank == 0).then_some(Op::Load(tensor)));
             self.ops.push_back(Op::Ready(tensor));
         }
-        self.plan_loads(workload, false, rng);
+        // Likewise before anything that others may wait for.
+        for tensor in workload.ids() {
+            let pull = Op::Pull { tensor, slack: None, trains: false };
+            let together = workload.loads_together(tensor, clock);
+            if together {
+                self.ops.extend(rng.once_in(2).then_some(pull));
+                self.ops.push_back(before_loads);
+                // Another thread pulls meanwhile.
+                self.ops.extend((rank > 0 && rng.once_in(3)).then_some(pull));
+            }
+            self.plan_loads(workload, tensor, false, rng);
+            self.ops.extend(together.then_some([behind_loads, pull]).into_iter().flatten());
+        }
         let mut order: Vec<TensorId> = workload.ids().collect();
         rng.shuffle(&mut order);
         let pulls = order.iter().filter(|&&tensor| workload.pulls(rank, tensor, clock));
@@ -254,22 +270,19 @@ impl Worker {
             Some(Op::Pull { tensor, slack, trains: false })
         });
         self.ops.extend(again);
-        self.plan_loads(workload, true, rng);
+        workload.ids().for_each(|tensor| self.plan_loads(workload, tensor, true, rng));
         self.ops.push_back(Op::Clock);
     }
 
     /// The loads of an iteration: some before it reads and contributes, the others behind that.
-    fn plan_loads(&mut self, workload: &Workload, late: bool, rng: &mut Rng) {
-        let (rank, clock) = (self.rank, self.clock);
-        for tensor in workload.ids() {
-            for _ in 0..workload.loads(rank, tensor, clock, late) {
-                let pull = Op::Pull { tensor, slack: None, trains: false };
-                self.ops.push_back(Op::LoadAgain(tensor));
-                // Another thread pulls before the load returns.
-                self.ops.extend(rng.once_in(3).then_some(pull));
-                self.ops.push_back(Op::Loaded(tensor));
-                self.ops.extend(rng.once_in(2).then_some(pull));
-            }
+    fn plan_loads(&mut self, workload: &Workload, tensor: TensorId, late: bool, rng: &mut Rng) {
+        let pull = Op::Pull { tensor, slack: None, trains: false };
+        for _ in 0..workload.loads(self.rank, tensor, self.clock, late) {
+            self.ops.push_back(Op::LoadAgain(tensor));
+            // Another thread pulls before the load returns.
+            self.ops.extend(rng.once_in(3).then_some(pull));
+            self.ops.push_back(Op::Loaded(tensor));
+            self.ops.extend(rng.once_in(2).then_some(pull));
         }
     }
 }

@@ -70,6 +70,7 @@ const TARGET: u64 = 5;
 const START: u64 = 6;
 const MEETS: u64 = 7;
 const LOADS: u64 = 8;
+const LOADS_TOGETHER: u64 = 9;
 
 /// So far apart are the elements of one load from those of the next: each has a number of its own in `f32`, too.
 const BETWEEN_LOADS: u64 = 4096;
@@ -161,6 +162,11 @@ impl Workload {
         hash(&[self.seed, MEETS, clock]).is_multiple_of(3)
     }
 
+    /// Numbers of the barriers of an iteration: the one in front of it, and those before and behind loads in it.
+    pub fn barriers(clock: u64) -> [u64; 3] {
+        [0, 1, 2].map(|which| 3 * clock + which)
+    }
+
     /// How many workers there are.
     pub fn workers(&self) -> u32 {
         self.leaves_at.len() as u32
@@ -234,6 +240,12 @@ impl Workload {
             2 => 2,
             _ => 0,
         }
+    }
+
+    /// Whether all workers meet before and behind the first loads of `iteration`, as they do in a program that loads a tensor.
+    pub fn loads_together(&self, tensor: TensorId, iteration: u64) -> bool {
+        let together = self.draw(LOADS_TOGETHER, 0, tensor, iteration).is_multiple_of(2);
+        together && self.loads(0, tensor, iteration, false) > 0
     }
 
     /// What load number `load` writes: it can be read back out of every element.

@@ -22,7 +22,7 @@ struct Loaded {
     begun: Vec<Vec<u8>>,
     /// The newest load that has returned.
     returned: u64,
-    /// The newest that had returned when the loader last came to the barrier of an iteration.
+    /// The newest that had returned when the loader last came to a barrier, by the barrier's number.
     at_barriers: BTreeMap<u64, u64>,
     /// The oldest load that each worker may still see.
     oldest: BTreeMap<Rank, u64>,
@@ -67,17 +67,13 @@ impl Loaded {
             return Err(format!("worker {rank} read of {what} what no load has written"));
         };
         let (load, oldest) = (load as u64, self.oldest.get(&rank).copied().unwrap_or(0));
-        if load < oldest && rank == LOADER {
-            return Err(format!("worker {rank} read load {load} of {what} after its own load {oldest}"));
+        if let Some(before) = self.seen.insert((rank, chunk), load).filter(|&before| before > load) {
+            return Err(format!("worker {rank} read load {load} of {what}, which fell from load {before}"));
         }
-        if load < oldest {
-            return Err(format!("worker {rank} read load {load} of {what} behind a barrier after load {oldest}"));
-        }
-        match self.seen.insert((rank, chunk), load) {
-            Some(before) if before > load => {
-                Err(format!("worker {rank} read load {load} of {what}, which fell from load {before}"))
-            }
-            _ => Ok(()),
+        let behind = if rank == LOADER { "its own" } else { "a barrier that followed" };
+        match load < oldest {
+            true => Err(format!("worker {rank} read load {load} of {what} behind {behind} load {oldest}")),
+            false => Ok(()),
         }
     }
 }
@@ -179,12 +175,12 @@ mod tests {
     fn an_older_load_behind_a_barrier_or_at_the_loader_is_seen() {
         let mut checker = checker();
         let own = read(&mut checker, 0, 0, &[0, 0]).unwrap_err();
-        assert!(own.contains("after its own load 1"), "{own}");
+        assert!(own.contains("behind its own load 1"), "{own}");
         read(&mut checker, 1, 0, &[0, 0]).unwrap();
         checker.see(&Observation::Stood { rank: 0, round: 3 }).unwrap();
         checker.see(&Observation::Passed { rank: 1, round: 3 }).unwrap();
         let old = read(&mut checker, 1, 0, &[0, 0]).unwrap_err();
-        assert!(old.contains("behind a barrier after load 1"), "{old}");
+        assert!(old.contains("behind a barrier that followed load 1"), "{old}");
         read(&mut checker, 1, 0, &[0, 1]).unwrap();
         // What had not returned when the loader came there is not promised.
         read(&mut checker, 2, 0, &[0, 0]).unwrap();

@@ -48,7 +48,7 @@ impl Cluster<'_> {
     pub(super) fn begin(&mut self, rank: Rank, op: Op) -> Result<(), Failure> {
         match op {
             Op::Join => self.join(rank),
-            Op::Barrier => return self.meet(rank),
+            Op::Barrier(number) => return self.meet(rank, number),
             Op::Declare(tensor) => self.begin_declare(rank, tensor),
             Op::Load(tensor) => self.load(rank, tensor),
             Op::Ready(tensor) => {
@@ -63,7 +63,9 @@ impl Cluster<'_> {
             }
             Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
             Op::State(tensor) => return self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true)),
-            Op::Push(tensor) => return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Fill(tensor)),
+            Op::Push(tensor) => {
+                return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Fill(tensor));
+            }
             Op::LoadAgain(tensor) => {
                 return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Load(tensor));
             }
