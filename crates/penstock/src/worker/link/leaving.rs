@@ -7,9 +7,10 @@
 //! this worker failed.
 
 use super::proxy::Command;
-use super::{Heard, Link, lock};
+use super::{Heard, Link, Waited, lock};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::worker::Error;
+use penstock_fabric::doorbell::ANYTHING;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask, Departure};
 use penstock_proto::submission::Submission;
@@ -37,6 +38,23 @@ impl Link {
                         return Err(self.not_taken(what, deadline));
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the shards of a server on this host have taken out of their rings what stands there now.
+    pub(in crate::worker) fn empty_rings(&self, what: &'static str, deadline: Deadline) -> Result<(), Error> {
+        if self.is_remote() {
+            return Ok(());
+        }
+        let outlets = &self.wire.outlets;
+        for shard in 0..self.welcome.shards {
+            let (_, submitted) = outlets.taken_by(shard);
+            let taken = || outlets.taken_by(shard).0 >= submitted;
+            if self.wait(ANYTHING, deadline, taken)? == Waited::TimedOut {
+                let (server, waited) = (self.wire.server, deadline.waited());
+                return Err(Error::Unanswered { server, what, waited });
             }
         }
         Ok(())
