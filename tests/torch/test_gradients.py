@@ -168,6 +168,25 @@ def starts_alike(job):
     yield "state", np.concatenate([s["exp_avg"].numpy().reshape(-1) for s in optimizer.state.values()])
     yield "steps", np.array([float(s["step"]) for s in optimizer.state.values()])
 
+def another_order(job):
+    '''Rank 0's state finds its parameters by their names, several of which have one shape.'''
+    for how in ("same", "other"):
+        model = net(job.rank)
+        parameters = list(model.named_parameters())
+        if how == "other" and job.rank == 1:
+            parameters.reverse()
+        groups = [{"params": [one for one in parameters if "weight" in one[0]], "lr": 0.02},
+                  {"params": [one for one in parameters if "bias" in one[0]]}]
+        optimizer = torch.optim.Adam(groups, lr=0.01)
+        if job.rank == 0:
+            train(job, model, optimizer, range(3))
+        model, optimizer = ps.torch.distribute(model, optimizer)
+        train(job, model, optimizer, range(3, 6))
+        yield how, flat(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for group in optimizer.param_groups:
+            assert group["param_names"] == [names[id(parameter)] for parameter in group["params"]]
+
 def many_buckets(job):
     '''The same bits whatever shares a bucket, and with or without overlap.'''
     for name, options in {
@@ -250,7 +269,7 @@ def unwrapped(job):
     yield "then", ps.torch._owner_of(ps.torch.distribute(net())).prefix
 
 def of_all(job):
-    for part in (starts_alike, many_buckets, buffers, unwrapped, uneven):
+    for part in (starts_alike, another_order, many_buckets, buffers, unwrapped, uneven):
         for key, value in part(job):
             yield f"{part.__name__}: {key}", value
 
@@ -271,6 +290,14 @@ def test_all_begin_with_rank_0s_model_and_optimizer_state(together: list[dict[st
             together[0][f"starts_alike: {key}"], together[1][f"starts_alike: {key}"]
         )
     assert (together[1]["starts_alike: steps"] == 6).all()
+
+
+def test_an_optimizer_of_another_order_has_rank_0s_state_too(together: list[dict[str, Any]]) -> None:
+    for one in together:
+        for how in ("same", "other"):
+            np.testing.assert_array_equal(
+                one[f"another_order: {how}"], together[0]["another_order: same"], err_msg=how
+            )
 
 
 def test_buckets_and_overlap_change_no_bit(together: list[dict[str, Any]]) -> None:
@@ -351,13 +378,26 @@ def other_options(job):
     distributed(job, buffers="mean" if job.rank else "rank0")
     job.barrier()
 
-def another_order(job):
+class Own(torch.optim.SGD):
+    pass
+
+def another_order(job, of=Own):
     '''Two parameters of one shape: what belongs to which is not seen by anything but their names.'''
     model = net()
     parameters = list(model.parameters())
     if job.rank == 1:
         parameters[0], parameters[2] = parameters[2], parameters[0]
-    ps.torch.distribute(model, torch.optim.SGD(parameters, lr=0.1))
+    model, optimizer = ps.torch.distribute(model, of(parameters, lr=0.1))
+    job.barrier()
+    return model, optimizer
+
+def another_order_of_lbfgs(job):
+    another_order(job, torch.optim.LBFGS)
+
+def a_load_in_another_order(job):
+    model, optimizer = another_order(job, torch.optim.Adam)
+    train(job, model, optimizer, range(1))
+    optimizer.load_state_dict(optimizer.state_dict())
     job.barrier()
 
 def a_function_in_a_group(job):
@@ -488,6 +528,16 @@ def stepping_on_what_came_after_the_average(job):
     told["steps without a pass"] = np.array(["taken"])
     job.barrier()
     stepping_without_an_average(job, model, optimizer)
+
+def stepping_on_what_was_put_into_the_average(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(2))
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    loss = model(batch(job, 2)).square().mean()
+    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+        parameter.grad.copy_(gradient)
+    optimizer.step()
 
 def a_new_layer(job):
     model, optimizer = distributed(job)
@@ -694,7 +744,8 @@ def patient(job):
 import threading
 waiting = threading.Event()
 PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure_without_an_average,
-         other_settings, other_options, another_order,
+         other_settings, other_options, another_order, another_order_of_lbfgs, a_load_in_another_order,
+         stepping_on_what_was_put_into_the_average,
          a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
          two_jobs, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
@@ -715,7 +766,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=35, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=38, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -726,6 +777,8 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("other_settings", "DeclarationConflict", "'lr': 0.2"),
         ("other_options", "DeclarationConflict", "buffers=mean"),
         ("another_order", "DeclarationConflict", "group 0, place 0: `1.0.weight`"),
+        ("another_order_of_lbfgs", "DeclarationConflict", "group 0, place 0: `1.0.weight`"),
+        ("a_load_in_another_order", "OptionError", "parameters in another order than worker 0's"),
         ("apart", "DeclarationConflict", "is not the same on all workers any more"),
         ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
         ("optimizer_loaded_on_one", "DeclarationConflict", "is not the same on all workers any more"),
@@ -747,6 +800,11 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ),
         ("stepping_without_an_average", "OptionError", "no backward pass has averaged gradients yet"),
         ("stepping_on_what_came_after_the_average", "OptionError", "averaged gradients since the last step"),
+        (
+            "stepping_on_what_was_put_into_the_average",
+            "OptionError",
+            "averaged gradients since the last step",
+        ),
         ("a_new_layer", "OptionError", "parameter `2.weight` came after `distribute`"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),

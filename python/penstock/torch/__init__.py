@@ -332,7 +332,8 @@ def distribute(
         _kinds[averaging] = kind
     try:
         if optimizer is not None:
-            start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            start_alike(optimizer, names, job, f"{prefix}/optimizer", timeout)
             look_after(optimizer, averaging)
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model")
@@ -518,10 +519,13 @@ def _trained_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None)
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     known = {id(parameter) for parameter in found.values()}
     for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
-        for index, parameter in enumerate(group["params"]):
+        index = 0
+        for parameter in group["params"]:
             if id(parameter) not in known:
                 known.add(id(parameter))
+                # Among those without a name: where the others stand is no part of it.
                 found[f"group{number}.{index}"] = parameter
+                index += 1
     return found
 
 
