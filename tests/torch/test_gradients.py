@@ -692,6 +692,20 @@ def a_retained_graph(job):
         except RuntimeError as error:
             told[f"a retained graph, {changing}"] = np.array([str(error)])
 
+def statistics_that_a_second_graph_uses(job):
+    '''Evaluated between a training forward pass and its backward pass, on this worker's own statistics.'''
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    model, optimizer = distributed(job, model)
+    first = model.train()(batch(job, 0)).square().mean()
+    second = model.eval()(batch(job, 1)).square().mean()
+    first.backward()
+    told["statistics"] = np.array(["used"])
+    try:
+        second.backward()
+    except RuntimeError as error:
+        told["statistics"] = np.array([str(error)])
+
 def other_batches(job):
     model, optimizer = distributed(job)
     # What looks at batches is no part of what is traced.
@@ -752,8 +766,8 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
          a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
          broken_off_and_checkpointed,
-         same_batches, a_retained_graph, compiled_autograd, other_batches, a_look_at_the_data,
-         after_the_end)
+         same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
+         other_batches, a_look_at_the_data, after_the_end)
 for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
@@ -766,7 +780,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=38, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=39, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -880,6 +894,13 @@ def test_a_step_by_zeros_is_nobodys_own(told: list[dict[str, Any]]) -> None:
 def test_a_retained_graph_is_not_run_again_on_another_workers_buffers(told: list[dict[str, Any]]) -> None:
     assert not any("a retained graph, False" in one for one in told)
     assert "modified by an inplace operation" in told[1]["a retained graph, True"][0]
+
+
+def test_a_batch_norm_that_evaluates_never_goes_back_on_statistics_it_did_not_use(
+    told: list[dict[str, Any]],
+) -> None:
+    """Rank 0 goes on with its own."""
+    assert "modified by an inplace operation" in told[1]["statistics"][0]
 
 
 def test_a_function_among_an_optimizers_settings_is_no_difference(told: list[dict[str, Any]]) -> None:

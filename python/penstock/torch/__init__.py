@@ -34,7 +34,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 try:
     import torch
     import torch.utils.weak
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
@@ -76,7 +76,7 @@ _kinds: weakref.WeakKeyDictionary[Averaging, str] = weakref.WeakKeyDictionary()
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
 _looked_after: list[Any] = []
-"""The hook on all optimizers of the process, once there are servers that step."""
+"""The hooks on all optimizers of the process, once there are servers that step."""
 
 
 def __getattr__(name: str) -> Any:
@@ -568,18 +568,59 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
         _owned[parameter] = weakref.ref(owner)
     if isinstance(owner, DistributedOptimizer) and not _looked_after:
         _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
+        _looked_after.append(register_optimizer_step_post_hook(_look_after_wrapper))
 
 
 def _refuse_stranger(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before each step of an optimizer: raises OptionError if the servers step its parameters."""
+    """
+    Before each step of an optimizer: raises OptionError if the servers step its parameters, unless it is a
+    wrapper of the one that has them do so.
+    """
     if isinstance(optimizer, DistributedOptimizer):
         return
+    for owner in _steppers_of(optimizer):
+        if not _holds(optimizer, owner):
+            owner.refuse_step_of(optimizer)
+        owner.step_of_wrapper_begins()
+
+
+def _look_after_wrapper(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """After each step of an optimizer: raises OptionError if a wrapper has stepped by itself."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        for owner in _steppers_of(optimizer):
+            owner.step_of_wrapper_ends()
+
+
+def _steppers_of(optimizer: torch.optim.Optimizer) -> list[DistributedOptimizer]:
+    """Those that have the servers step its parameters."""
+    found: dict[int, DistributedOptimizer] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter in _owned:
                 owner = _owned[parameter]()
                 if isinstance(owner, DistributedOptimizer) and not owner.job.closed:
-                    owner.refuse_step_of(optimizer)
+                    found[id(owner)] = owner
+    return list(found.values())
+
+
+def _holds(wrapper: torch.optim.Optimizer, inner: DistributedOptimizer) -> bool:
+    """Whether the other is among its attributes, or among those of an optimizer that it wraps."""
+    seen: set[int] = set()
+    to_see = [wrapper]
+    while to_see:
+        one = to_see.pop()
+        if one is inner:
+            return True
+        if id(one) in seen or isinstance(one, DistributedOptimizer):
+            continue
+        seen.add(id(one))
+        for value in vars(one).values():
+            if isinstance(value, dict | list | tuple):
+                held = list(value.values() if isinstance(value, dict) else value)
+            else:
+                held = [value]
+            to_see += [other for other in held if isinstance(other, torch.optim.Optimizer)]
+    return False
 
 
 def _owner_of(model: object) -> Any:

@@ -10,7 +10,7 @@ workers; whole numbers and flags are rank 0's. "local": they stay each worker's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,8 @@ class _Buffer:
     """One buffer, and what it was when the model was distributed."""
 
     label: str
-    read: Callable[[], torch.Tensor]
-    """A module may put another in its place."""
+    module: torch.nn.Module
+    name: str
     dtype: torch.dtype
     shape: torch.Size
 
@@ -48,7 +48,8 @@ class _Buffer:
         return -(-self.shape.numel() * self.dtype.itemsize // 8) * 8
 
     def now(self) -> torch.Tensor:
-        buffer = self.read()
+        # A module may put another in its place.
+        buffer: Any = self.module._buffers[self.name]
         if buffer.shape == self.shape:
             return buffer
         raise ShapeError(
@@ -163,12 +164,12 @@ class Buffers:
 
 def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     """
-    A second backward pass through the same graph must still find what its forward pass saved. Running
-    statistics are saved, but not used in training: autograd need not know that they have changed. It does of
-    other buffers, and refuses such a pass, unless they have not.
+    Another backward pass through a graph must still find what its forward pass saved. Running statistics are
+    saved, but not used in training: autograd need not know that they have changed. It does of other buffers,
+    and of statistics where they are used, and refuses such a pass, unless they have not.
     """
     buffer = one.now()
-    if one.label.rpartition(".")[2] in _STATISTICS:
+    if one.name in _STATISTICS and one.module.training:
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
     elif not _same(buffer, value.to(buffer)):
@@ -191,12 +192,5 @@ def _buffers(model: torch.nn.Module) -> list[_Buffer]:
                 continue
             seen.add(id(buffer))
             label = f"{prefix}.{name}" if prefix else name
-            found.append(_Buffer(label, _reader(module, name), buffer.dtype, buffer.shape))
+            found.append(_Buffer(label, module, name, buffer.dtype, buffer.shape))
     return found
-
-
-def _reader(module: torch.nn.Module, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> Any:
-        return module._buffers[name]
-
-    return read
