@@ -42,11 +42,13 @@ except ModuleNotFoundError as error:
 from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
+from ..gather import Gathering
 from ..job import Job, current
 from .broadcast import _described, broadcast
 from .counters import Times
 from .data import loader, sampler
 from .gradients import Averaging
+from .gradients.arrivals import owners_of_parameters as _owned
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
@@ -58,6 +60,8 @@ __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler",
 
 M = TypeVar("M", bound=torch.nn.Module)
 
+_MOST_DROPPED = 1000
+"""Names of dropped models that are told at a time."""
 _DEFAULTS = {
     "check": True,
     "lr_scale": "per-update",
@@ -70,11 +74,14 @@ _DEFAULTS = {
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 _freed: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """The prefixes of a job's unwrapped models, whose tensors the next model of the kind takes over."""
+_dropped: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+"""And of those that this worker has dropped: the others may have them still."""
+_gatherings: weakref.WeakKeyDictionary[Job, Gathering] = weakref.WeakKeyDictionary()
+"""By which workers tell each other what they have dropped."""
 _kinds: weakref.WeakKeyDictionary[Averaging, str] = weakref.WeakKeyDictionary()
 """Of models with a prefix that we chose."""
-# What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
-_owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+"""What each model belongs to."""
 _looked_after: list[Any] = []
 """The hooks on all optimizers of the process, once there are servers that step."""
 
@@ -303,6 +310,8 @@ def distribute(
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
     kind = _kind_of(named, options)
     freed = _freed.setdefault(job, {}).setdefault(kind, []) if chosen else []
+    if chosen and number and job.size > 1:
+        freed += _dropped_by_all(job, kind, timeout)
     # One that unwraps a model which another keeps would name other tensors.
     options["memory"] = memory = freed[-1] if freed else prefix
     broadcast(
@@ -330,6 +339,7 @@ def distribute(
     )
     if chosen:
         _kinds[averaging] = kind
+        averaging.when_dropped = _dropped.setdefault(job, {}).setdefault(kind, []).append
     try:
         if optimizer is not None:
             names = {id(parameter): name for name, parameter in parameters.items()}
@@ -421,7 +431,7 @@ def times(model: torch.nn.Module) -> dict[str, float]:
             "ps.torch.distribute(model) first, and pass the same object here",
         )
     if averaging.times is None:
-        averaging.times = Times(model, averaging.parameters(), averaging.job)
+        averaging.times = Times(model, averaging.known, averaging.job)
     return averaging.times.read()
 
 
@@ -461,7 +471,7 @@ def unwrap(model: M) -> M:
         if found in _kinds and not found.unsent:
             _freed[found.job][_kinds[found]].append(found.prefix)
         del _distributed[model]
-        for parameter in found.parameters():
+        for parameter in found.known:
             _owned.pop(parameter, None)
     return model
 
@@ -559,6 +569,22 @@ def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
     lines += [f"{one.requires_grad} {one.device}" for one in named.values()]
     lines.append(str(options))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
+    """The prefixes of models of the kind that no worker has any more. Collective."""
+    mine = _dropped.setdefault(job, {}).setdefault(kind, [])
+    told = "\n".join([kind, *mine[:_MOST_DROPPED]]).encode()
+    gathering = _gatherings.setdefault(job, Gathering("penstock/torch"))
+    gathered = gathering.bytes_of_all(
+        job, "ps.torch.distribute", "names of dropped models", told, 1 << 20, timeout
+    )
+    # Of another kind elsewhere: the models differ, which is told with its reason when they are compared.
+    lists = [set(data.decode(errors="replace").split("\n")) for data in gathered if data is not None]
+    common = sorted(set.intersection(*lists) - {kind}) if all(kind in one for one in lists) else []
+    for prefix in common:
+        mine.remove(prefix)
+    return common
 
 
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:

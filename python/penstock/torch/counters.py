@@ -32,6 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..job import Job
 from .copies import Ours, leave_hooks_behind
 from .gradients.backward import _engine, _this_pass
+from .gradients.known import Known
 from .gradients.roll import _flat
 
 PARTS = ("forward", "backward", "waiting", "copying", "stepping")
@@ -40,7 +41,7 @@ PARTS = ("forward", "backward", "waiting", "copying", "stepping")
 class Times:
     """The counters of one model."""
 
-    def __init__(self, model: torch.nn.Module, parameters: list[torch.Tensor], job: Job) -> None:
+    def __init__(self, model: torch.nn.Module, parameters: Known, job: Job) -> None:
         self._job = job
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._passes = self._steps = 0
@@ -53,7 +54,7 @@ class Times:
         self._exchanging = 0.0
         """Seconds of gradients that left while backward was running, in this pass."""
         self._waited = 0.0
-        self._parameters = {id(parameter) for parameter in parameters}
+        self._parameters = parameters
         handles = [
             model.register_forward_pre_hook(_Hook(self, "before_forward")),
             model.register_forward_hook(_Hook(self, "after_forward")),
@@ -139,7 +140,7 @@ class Times:
     def _is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps parameters of this model: those of a group are one model's."""
         return any(
-            id(group["params"][0]) in self._parameters for group in optimizer.param_groups if group["params"]
+            group["params"][0] in self._parameters for group in optimizer.param_groups if group["params"]
         )
 
 

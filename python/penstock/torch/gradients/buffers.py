@@ -10,9 +10,10 @@ workers; whole numbers and flags are rank 0's. "local": they stay each worker's 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -37,8 +38,11 @@ class _Buffer:
     """One buffer, and what it was when the model was distributed."""
 
     label: str
-    module: torch.nn.Module
+    module: weakref.ref[torch.nn.Module]
+    """What holds the model's buffers must not keep the model."""
     name: str
+    held: torch.Tensor
+    """As it was last: if the script drops the module."""
     dtype: torch.dtype
     shape: torch.Size
 
@@ -48,8 +52,11 @@ class _Buffer:
         return -(-self.shape.numel() * self.dtype.itemsize // 8) * 8
 
     def now(self) -> torch.Tensor:
-        # A module may put another in its place.
-        buffer: Any = self.module._buffers[self.name]
+        module = self.module()
+        if module is not None:
+            # It may have put another in its place.
+            self.held = cast(torch.Tensor, module._buffers[self.name])
+        buffer = self.held
         if buffer.shape == self.shape:
             return buffer
         raise ShapeError(
@@ -168,8 +175,8 @@ def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     saved, but not used in training: autograd need not know that they have changed. It does of other buffers,
     and of statistics where they are used, and refuses such a pass, unless they have not.
     """
-    buffer = one.now()
-    if one.name in _STATISTICS and one.module.training:
+    buffer, module = one.now(), one.module()
+    if one.name in _STATISTICS and module is not None and module.training:
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
     elif not _same(buffer, value.to(buffer)):
@@ -192,5 +199,5 @@ def _buffers(model: torch.nn.Module) -> list[_Buffer]:
                 continue
             seen.add(id(buffer))
             label = f"{prefix}.{name}" if prefix else name
-            found.append(_Buffer(label, module, name, buffer.dtype, buffer.shape))
+            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
     return found

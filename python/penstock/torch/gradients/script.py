@@ -113,7 +113,6 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     job = averaging.job
     if job.size == 1:
         return
-    known = {id(parameter) for parameter in averaging.parameters()}
     needs_closure = closure_required(optimizer)
     last = _Step()
 
@@ -161,7 +160,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
 
     def refuse_new(stepped: torch.optim.Optimizer) -> None:
         for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
-            if id(parameter) not in known:
+            if parameter not in averaging.known:
                 raise OptionError(
                     f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
                     "`distribute`, and whose gradient is not averaged",
