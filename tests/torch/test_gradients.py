@@ -130,7 +130,7 @@ def test_parameters_without_elements_are_no_reason_to_refuse(job: ps.Job) -> Non
 # -- two workers, all in one pair of processes
 
 TOGETHER = """
-import copy, io, warnings
+import copy, io, sys, warnings
 import torch
 nn = torch.nn
 torch.set_num_threads(1)
@@ -208,6 +208,11 @@ def buffers(job):
         model.register_buffer("large", torch.tensor((1 << 60) + 1 + job.rank))
         model.register_buffer("largest", torch.tensor([(1 << 64) - 1 - job.rank], dtype=torch.uint64))
         model.register_buffer("least", torch.tensor([-(1 << 63), -job.rank]))
+        complex_one = torch.tensor([[1 + 2j, complex("nan"), 3j]]) * (1 + job.rank)
+        model.register_buffer("complex", complex_one.t().conj())
+        model.register_buffer("wide", complex_one.to(torch.complex128)[0, 0])
+        if kind != "mean":
+            model.register_buffer("tiny", (torch.arange(6.0) + job.rank).to(torch.float8_e4m3fn))
         model.register_buffer("minus", torch.tensor([-0.0, float("nan"), float("inf")]))
         model, optimizer = ps.torch.distribute(
             model, torch.optim.SGD(model.parameters(), lr=0.1), buffers=kind
@@ -220,7 +225,27 @@ def buffers(job):
         yield kind + " byte", model.byte.numpy().copy()
         yield kind + " largest", model.largest.numpy().copy()
         yield kind + " least", model.least.numpy().copy()
+        # What was sent by bits, is what it was on rank 0; then it changes on one worker.
+        yield kind + " complex", model.complex.resolve_conj().numpy().copy()
+        yield kind + " wide", model.wide.numpy().copy()
+        model.complex[0] = model.wide.copy_(torch.tensor(complex(job.rank, 2)))
+        if kind != "mean":
+            yield kind + " tiny", model.tiny.float().numpy().copy()
+            model.tiny.copy_(torch.full((6,), 0.5 * job.rank))
+        train(job, model, optimizer, range(3, 4))
+        yield kind + " complex then", model.complex.resolve_conj().numpy().copy()
+        yield kind + " wide then", model.wide.numpy().copy()
+        if kind != "mean":
+            yield kind + " tiny then", model.tiny.float().numpy().copy()
         yield kind + " minus", model.minus.numpy().copy()
+
+def buffers_refused(job):
+    model = net()
+    model.register_buffer("tiny", torch.zeros(6).to(torch.float8_e4m3fn))
+    try:
+        ps.torch.distribute(model, buffers="mean")
+    except ps.exceptions.DtypeError as error:
+        yield "error", str(error)
 
 def uneven(job):
     '''Who has fewer batches holds up nobody; the mean is then over those that are left.'''
@@ -299,14 +324,28 @@ def parts_of_what_was_dropped(job):
     yield "model", np.concatenate([one.grad.reshape(-1).numpy() for one in model.parameters()])
     yield "lone", lone.grad.numpy()
 
+def hooks(job):
+    model, other = ps.torch.distribute(net()), net()
+    ps.torch.times(model)
+    ps.torch.distribute(other, torch.optim.SGD(other.parameters(), lr=0.1), where="servers")
+    yield "in a job", hooks_of_all()
+
 def of_all(job):
-    for part in (dropped, parts_of_what_was_dropped, starts_alike, another_order, many_buckets, buffers,
-                 unwrapped, uneven):
+    for part in (hooks, dropped, parts_of_what_was_dropped, starts_alike, another_order, many_buckets,
+                 buffers, buffers_refused, unwrapped, uneven):
         for key, value in part(job):
             yield f"{part.__name__}: {key}", value
 
+def hooks_of_all():
+    of_modules = sys.modules["torch.nn.modules.module"]
+    of_optimizers = sys.modules["torch.optim.optimizer"]
+    return [len(hooks) for hooks in (
+        of_modules._global_module_registration_hooks, of_modules._global_parameter_registration_hooks,
+        of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks)]
+
 with ps.init() as job:
-    save(**dict(of_all(job)))
+    found = dict(of_all(job))
+save(**found, hooks=hooks_of_all())
 """
 
 
@@ -355,6 +394,17 @@ def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict
         np.testing.assert_array_equal(of(f"{kind} largest")[1], np.array([(1 << 64) - 1], np.uint64))
         np.testing.assert_array_equal(of(f"{kind} least")[1], [-(1 << 63), 0])
         np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
+        np.testing.assert_array_equal(of(f"{kind} complex")[1][0], [1 - 2j])
+        np.testing.assert_array_equal(of(f"{kind} wide")[1], 1 + 2j)
+        numbers = {"rank0": (2j, 2j), "mean": (0.5 + 2j, 0.5 + 2j), "local": (2j, 1 + 2j)}[kind]
+        assert tuple(complex(one[0, 0]) for one in of(f"{kind} complex then")) == numbers
+        assert tuple(complex(one) for one in of(f"{kind} wide then")) == numbers
+    for kind in ("rank0", "local"):
+        np.testing.assert_array_equal(of(f"{kind} tiny")[1], np.arange(6))
+        tiny = [0.0, 0.0] if kind == "rank0" else [0.0, 0.5]
+        assert [float(one[0]) for one in of(f"{kind} tiny then")] == tiny
+    # There is no average of so few bits.
+    assert "buffer `tiny` is float8_e4m3fn" in str(together[0]["buffers_refused: error"])
 
 
 def test_a_model_that_is_distributed_after_an_unwrapped_one_uses_its_memory_again(
@@ -379,6 +429,12 @@ def test_nothing_stays_of_a_model_that_is_dropped_but_memory_for_the_next(
         # One worker has kept the fourth.
         assert set(others) == {first}
         assert last != first
+
+
+def test_no_hook_on_all_modules_and_optimizers_outlives_the_last_job(together: list[dict[str, Any]]) -> None:
+    for one in together:
+        assert all(one["hooks: in a job"])
+        assert not any(one["hooks"])
 
 
 def test_what_was_in_a_dropped_list_is_still_averaged(together: list[dict[str, Any]]) -> None:

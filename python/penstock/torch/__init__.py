@@ -43,11 +43,12 @@ from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..gather import Gathering
-from ..job import Job, current
+from ..job import Job, after_the_last, current
 from .broadcast import _described, broadcast
-from .counters import Times
+from .counters import Times, stop_counting
 from .data import loader, sampler
 from .gradients import Averaging
+from .gradients.arrivals import look_away
 from .gradients.arrivals import owners_of_parameters as _owned
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.averaging import check as check_parameters
@@ -84,6 +85,17 @@ _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 """What each model belongs to."""
 _looked_after: list[Any] = []
 """The hooks on all optimizers of the process, once there are servers that step."""
+
+
+def _look_away() -> None:
+    """No job is open any more: nothing that torch calls for all optimizers and modules is of use."""
+    while _looked_after:
+        _looked_after.pop().remove()
+    look_away()
+    stop_counting()
+
+
+after_the_last["torch"] = _look_away
 
 
 def __getattr__(name: str) -> Any:
@@ -343,8 +355,8 @@ def distribute(
     try:
         if optimizer is not None:
             names = {id(parameter): name for name, parameter in parameters.items()}
-            start_alike(optimizer, names, job, f"{prefix}/optimizer", timeout)
-            look_after(optimizer, averaging)
+            same_order = start_alike(optimizer, names, job, f"{prefix}/optimizer", timeout)
+            look_after(optimizer, averaging, same_order)
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model")
     except BaseException:
@@ -574,6 +586,8 @@ def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
 def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
     """The prefixes of models of the kind that no worker has any more. Collective."""
     mine = _dropped.setdefault(job, {}).setdefault(kind, [])
+    # Its waits are among those of which circles are found, which a gather's are not.
+    job._barrier_of_all(timeout, "distributing its model")
     told = "\n".join([kind, *mine[:_MOST_DROPPED]]).encode()
     gathering = _gatherings.setdefault(job, Gathering("penstock/torch"))
     gathered = gathering.bytes_of_all(

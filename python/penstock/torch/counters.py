@@ -55,16 +55,22 @@ class Times:
         """Seconds of gradients that left while backward was running, in this pass."""
         self._waited = 0.0
         self._parameters = parameters
-        handles = [
+        self._handles = [
             model.register_forward_pre_hook(_Hook(self, "before_forward")),
             model.register_forward_hook(_Hook(self, "after_forward")),
             register_optimizer_step_pre_hook(_Hook(self, "before_step")),
             register_optimizer_step_post_hook(_Hook(self, "after_step")),
         ]
         leave_hooks_behind(model)
-        for handle in handles[2:]:
+        _counting.add(self)
+        for handle in self._handles[2:]:
             # They hang on the class of optimizers.
             weakref.finalize(model, handle.remove)
+
+    def stop(self) -> None:
+        """Nothing is counted any more."""
+        for handle in self._handles:
+            handle.remove()
 
     def read(self) -> dict[str, float]:
         """Seconds of each part, and how many passes and steps they are of."""
@@ -142,6 +148,15 @@ class Times:
         return any(
             group["params"][0] in self._parameters for group in optimizer.param_groups if group["params"]
         )
+
+
+_counting: weakref.WeakSet[Times] = weakref.WeakSet()
+
+
+def stop_counting() -> None:
+    """No job is open any more."""
+    for times in list(_counting):
+        times.stop()
 
 
 class _Hook(Ours):

@@ -466,6 +466,10 @@ class Averaging:
         """How many have ended."""
         return self._count
 
+    def hold(self, handles: list[Any]) -> None:
+        """Takes hooks in that go with the model's."""
+        self._handles += handles
+
     def __del__(self) -> None:
         if self.when_dropped is not None and self._handles and not self.unsent:
             self.when_dropped(self.prefix)
@@ -476,6 +480,8 @@ class Averaging:
             handle.remove()
         if self._calls is not None:
             self._calls.remove()
+        if self.times is not None:
+            self.times.stop()
         self._handles, self._refusing, self._ours, self._calls = [], [], [], None
 
 

@@ -33,8 +33,12 @@ from ...job import Job
 _this_pass: Callable[[], int] = torch._C._current_graph_task_id
 _engine: Any = torch.autograd.Variable._execution_engine
 
-# What autograd calls for a node that is written in Python.
-_run_node = torch.autograd.function.BackwardCFunction.apply.__code__
+# What autograd calls for a node that is written in Python, with the node first.
+_run_node = {
+    run.__code__
+    for name in ("apply", "apply_boxed")
+    if (run := getattr(torch.autograd.function.BackwardCFunction, name, None)) is not None
+}
 
 _of_job: weakref.WeakKeyDictionary[Job, Backward] = weakref.WeakKeyDictionary()
 _ending: dict[int, dict[Backward, None]] = {}
@@ -226,7 +230,7 @@ def _node_outside() -> Any:
     found = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _run_node:
+        if frame.f_code in _run_node:
             # Of no other frame: Python keeps what it has shown of a frame's variables with the frame.
             found = frame.f_locals["self"]
         frame = frame.f_back

@@ -29,6 +29,8 @@ KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Of a batch norm, by the names that all give them."""
+_ALIGNMENT = 16
+"""Bytes: the largest type's."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -48,8 +50,13 @@ class _Buffer:
 
     @property
     def bytes(self) -> int:
-        """Up to a multiple of eight, so that each begins where any type may."""
-        return -(-self.shape.numel() * self.dtype.itemsize // 8) * 8
+        """So many that each begins where any type may."""
+        return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def numbers(self) -> int:
+        """A complex one is two."""
+        return self.shape.numel() * (2 if self.dtype.is_complex else 1)
 
     def now(self) -> torch.Tensor:
         module = self.module()
@@ -72,7 +79,7 @@ class _Group:
 
     mean: bool
     dtype: torch.dtype | None
-    """None: whole numbers and flags, whose bytes travel two by two, each pair as a float32."""
+    """None: of those that have no mean, whose bytes travel two by two, each pair as a float32."""
     of: list[_Buffer] = field(default_factory=list)
     tensor: Tensor | None = None
 
@@ -80,7 +87,7 @@ class _Group:
     def elements(self) -> int:
         if self.dtype is None:
             return sum(one.bytes for one in self.of) // 2
-        return sum(one.shape.numel() for one in self.of)
+        return sum(one.numbers for one in self.of)
 
     def send(self) -> None:
         """Contributes them as they are."""
@@ -88,13 +95,16 @@ class _Group:
         if self.dtype is None:
             lane, at = self.tensor.lane(), 0
             for one in self.of:
-                raw = one.now().to("cpu", one.dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+                raw = _plain(one).contiguous().reshape(-1).view(torch.uint8).numpy()
                 end = at + one.bytes // 2
                 lane[at:end] = np.pad(raw, (0, one.bytes - raw.size)).view(np.uint16)
                 at = end
             self.tensor.push()
         else:
-            parts = [one.now().to("cpu", self.dtype).reshape(-1) for one in self.of]
+            parts = [
+                (torch.view_as_real(_plain(one)) if one.dtype.is_complex else _plain(one)).reshape(-1)
+                for one in self.of
+            ]
             self.tensor.push(torch.cat(parts))
 
     def take(self, value: Array) -> None:
@@ -107,13 +117,14 @@ class _Group:
             flat = torch.from_numpy(value.copy())
         at = 0
         for one in self.of:
-            size = one.shape.numel()
             if self.dtype is None:
-                piece = flat[at : at + size * one.dtype.itemsize].view(one.dtype)
+                piece = flat[at : at + one.shape.numel() * one.dtype.itemsize].view(one.dtype)
                 at += one.bytes
             else:
-                piece = flat[at : at + size]
-                at += size
+                piece = flat[at : at + one.numbers]
+                at += one.numbers
+                if one.dtype.is_complex:
+                    piece = torch.view_as_complex(piece.reshape(-1, 2))
             _overwrite(one, piece.reshape(one.shape))
 
 
@@ -134,12 +145,16 @@ class Buffers:
         self._patience = patience
         groups: dict[tuple[bool, torch.dtype | None], _Group] = {}
         for one in _buffers(model) if kind != "local" and job.size > 1 else ():
-            is_float = one.dtype in _FLOATS
-            if not is_float and (one.dtype.is_complex or one.dtype.is_floating_point):
+            # Of a complex one, of its real and imaginary parts.
+            real = one.dtype.to_real() if one.dtype.is_complex else one.dtype
+            mean = kind == "mean" and real.is_floating_point
+            if mean and real not in _FLOATS:
                 kind_of_number = str(one.dtype).removeprefix("torch.")
-                raise DtypeError(f"buffer `{one.label}` is {kind_of_number}, which cannot be sent", _LOCAL)
-            dtype = one.dtype if is_float else None
-            mean = kind == "mean" and is_float
+                raise DtypeError(
+                    f"buffer `{one.label}` is {kind_of_number}, of which there is no mean",
+                    'pass buffers="rank0" or "local" to `ps.torch.distribute`',
+                )
+            dtype = real if mean or one.dtype in _FLOATS else None
             groups.setdefault((mean, dtype), _Group(mean, dtype)).of.append(one)
         self._groups = list(groups.values())
         for number, group in enumerate(self._groups):
@@ -169,6 +184,11 @@ class Buffers:
                 group.take(value)
 
 
+def _plain(one: _Buffer) -> torch.Tensor:
+    """As it is now, with the bits that it says."""
+    return one.now().to("cpu", one.dtype).resolve_conj().resolve_neg()
+
+
 def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     """
     Another backward pass through a graph must still find what its forward pass saved. Running statistics are
@@ -185,8 +205,13 @@ def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all elements are equal; a NaN is to its like."""
+    if one.dtype.is_complex:
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     bits = _BITS.get(one.dtype.itemsize)
-    return torch.equal(one, other) or (bits is not None and torch.equal(one.view(bits), other.view(bits)))
+    if bits is not None and torch.equal(one.view(bits), other.view(bits)):
+        return True
+    # Of the smallest types only bits can be compared everywhere.
+    return one.dtype in _FLOATS and torch.equal(one, other)
 
 
 def _buffers(model: torch.nn.Module) -> list[_Buffer]:

@@ -50,15 +50,15 @@ def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:
 
 def start_alike(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], job: Job, name: str, timeout: float | None
-) -> None:
+) -> bool:
     """
     Gives every worker rank 0's optimizer state, by the names of parameters: a checkpoint may have been loaded
-    there alone. Collective.
+    there alone. Returns whether it has its parameters in the order of rank 0's. Collective.
 
     Raises OptionError if the state holds objects that cannot be sent.
     """
     if job.size == 1:
-        return
+        return True
     mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     data = None
     if job.rank == 0:
@@ -67,7 +67,7 @@ def start_alike(
         data = stream.getvalue()
     received = broadcast_bytes(job, name, data, timeout)
     if job.rank == 0:
-        return
+        return True
     # Only tensors and plain values are accepted: nothing that another process sends is run here.
     try:
         sent = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
@@ -81,8 +81,7 @@ def start_alike(
         optimizer.load_state_dict(state if theirs == mine else _in_order(state, theirs, mine))
     elif optimizer.state:
         optimizer.state.clear()
-    if theirs != mine:
-        optimizer.register_load_state_dict_pre_hook(_refuse_load)
+    return bool(theirs == mine)
 
 
 def _in_order(state: dict[str, Any], theirs: list[list[str]], mine: list[list[str]]) -> dict[str, Any]:
@@ -99,17 +98,8 @@ def _in_order(state: dict[str, Any], theirs: list[list[str]], mine: list[list[st
     return {"state": state["state"], "param_groups": groups}
 
 
-def _refuse_load(optimizer: torch.optim.Optimizer, _: Any) -> None:
-    raise OptionError(
-        f"this worker's {type(optimizer).__name__} has its parameters in another order than worker 0's, and "
-        "a state goes by their places: it would be another parameter's here or there",
-        "give the optimizer its parameters in the same order on every worker, or load before `distribute`, "
-        "which sends worker 0's state by name",
-    )
-
-
-def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
-    """Refuses steps that would leave the workers apart, and averages what closures return."""
+def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_order: bool) -> None:
+    """Refuses steps and loads that would leave the workers apart, and averages what closures return."""
     job = averaging.job
     if job.size == 1:
         return
@@ -170,10 +160,24 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     def after_step(stepped: torch.optim.Optimizer, _: Any, __: Any) -> None:
         last.note(stepped, averaging.passes)
 
-    optimizer.register_step_pre_hook(before_step)
-    optimizer.register_step_post_hook(after_step)
-    # A state that was loaded on one worker alone shows in the parameters after its next step.
-    optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded())
+    def before_load(loading: torch.optim.Optimizer, _: Any) -> None:
+        if not job.closed and not same_order:
+            raise OptionError(
+                f"this worker's {type(loading).__name__} has its parameters in another order than worker "
+                "0's, and a state goes by their places: it would be another parameter's here or there",
+                "give the optimizer its parameters in the same order on every worker, or load before "
+                "`distribute`, which sends worker 0's state by name",
+            )
+
+    averaging.hold(
+        [
+            optimizer.register_step_pre_hook(before_step),
+            optimizer.register_step_post_hook(after_step),
+            optimizer.register_load_state_dict_pre_hook(before_load),
+            # A state that was loaded on one worker alone shows in the parameters after its next step.
+            optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded()),
+        ]
+    )
 
 
 class _Step:
