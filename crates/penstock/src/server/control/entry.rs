@@ -134,7 +134,7 @@ impl Control {
                 self.hello(token, request.id, (version, session, peer, size)).transpose()
             }
             asked => match (self.clients.get(&token)?.parting, asked) {
-                (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, how),
+                (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, request.id, how),
                 (Some(_), _) => None,
                 (None, _) => Some(Err(Refusal::Authentication)),
             },
