@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::raw::Raw;
+use common::raw::{Raw, hello, tell};
 use common::tenants::{SESSION, enter, far, frame, hear, say};
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
@@ -552,6 +552,17 @@ fn two_at_rest(on_loss: &str) -> (Cluster, Job, Job) {
         a.barrier(None).unwrap();
     });
     (cluster, a, b)
+}
+
+// Its connection is listened to until it hangs up: as another worker it would have been listened to for ever.
+#[test]
+fn who_has_left_does_not_come_as_another_on_the_same_connection() {
+    let cluster = Cluster::new(2, 1, &[("shards", "1")]);
+    let mut gone = Gone::new(&cluster, 0, 1);
+    let Gone::Here(raw) = &gone else { panic!("it is on this host") };
+    tell(&raw.connection, 3, hello(0, 2));
+    assert_eq!(gone.leave(4, Departure::Done), Answer::Left);
+    cluster.join(0);
 }
 
 /// The connection that a worker makes first.
