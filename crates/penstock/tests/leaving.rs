@@ -4,7 +4,7 @@
 mod common;
 
 use common::raw::{Raw, hello, tell};
-use common::tenants::{SESSION, enter, far, frame, hear, say};
+use common::tenants::{SESSION, enter, far, frame, greet, hear, say};
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
 use penstock_kernels::{Rule, Settings};
@@ -539,6 +539,88 @@ fn who_has_left_and_does_not_hang_up_is_hung_up_on() {
     let _a = cluster.join(0);
     let Gone::Here(raw) = Gone::new(&cluster, 0, 1) else { panic!("it is on this host") };
     raw.wait_for_the_end();
+}
+
+/// Connections that have not said hello, for one more of which another goes.
+const MOST_STRANGERS: usize = 256;
+
+// They stood in the places of strangers, and did not go for one: whoever came, or came again, was turned away for a lease.
+#[test]
+fn connections_of_one_that_has_left_keep_no_other_out() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("shards", "1"), ("lease", "60")]);
+    let _first = Gone::new(&cluster, 0, 1);
+    let mut again: Vec<TcpStream> = (1..MOST_STRANGERS).map(|_| far(&cluster, 0, 1)).collect();
+    let a = cluster.join(0);
+    let mut newest = Gone::There(again.pop().unwrap());
+    assert_eq!(newest.leave(2, Departure::Done), Answer::Left);
+    assert!(hear(&mut again[0]).is_none(), "a newer one has taken its place");
+    assert_eq!(a.barrier_for("", None).unwrap().left, [1]);
+}
+
+// The server was gone as soon as it had answered: where the line broke, the worker said of itself that it had failed.
+#[test]
+fn who_is_told_that_its_failure_came_too_late_may_ask_again() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("shards", "1"), ("lease", "60")]);
+    let a = cluster.join(0);
+    let mut gone = Gone::new(&cluster, 0, 1);
+    a.leave(None).unwrap();
+    while cluster.servers[0].workers_here() > 0 {
+        thread::yield_now();
+    }
+    let fails = || Departure::Failed { what: "no".to_owned() };
+    assert_eq!(gone.leave(3, fails()), Answer::Left);
+    drop(gone);
+    let mut control = far(&cluster, 0, 1);
+    let heard = encode(&Request { id: 4, settled: 0, body: Ask::Heard }).unwrap();
+    let mut again = Gone::There(control.try_clone().unwrap());
+    assert_eq!(again.leave(3, fails()), Answer::Left);
+    say(&mut control, &heard);
+    assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())));
+}
+
+#[test]
+fn who_is_lost_after_it_was_let_go_hears_the_same_however_often_it_asks() {
+    let given = [("shards", "1"), ("lease", "60"), ("on_worker_loss", "continue")];
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &given);
+    let a = cluster.join(0);
+    let mut gone = Gone::new(&cluster, 0, 1);
+    let lost =
+        Answer::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } });
+    let why = |what: &str| Departure::Failed { what: what.to_owned() };
+    for (id, how) in [(3, why("no")), (4, why("something else")), (5, Departure::Done)] {
+        assert_eq!(gone.leave(id, how), lost);
+    }
+    drop(gone);
+    assert_eq!(greet(&cluster, 0, 1).1, lost);
+    assert_eq!(a.barrier_for("", None).unwrap().left, []);
+}
+
+// It was welcomed, and told once more that it had left well.
+#[test]
+fn who_is_lost_after_it_was_let_go_as_its_launcher_saw_hears_so_when_it_comes_again() {
+    let given = [("shards", "1"), ("lease", "60"), ("on_worker_loss", "continue")];
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &given);
+    let a = cluster.join(0);
+    let _gone = Gone::new(&cluster, 0, 1);
+    let loss = Loss::Ended { how: "ended with exit code 3".to_owned() };
+    cluster.servers[0].worker_ended(1, Some("ended with exit code 3".to_owned()));
+    while !a.barrier_for("", None).unwrap().left.is_empty() {}
+    assert_eq!(greet(&cluster, 0, 1).1, Answer::Failed(JobFailure::WorkerLost { rank: 1, loss }));
+}
+
+// Its goodbye was taken after it had said why it failed: it counted as one that had left well, and what it had said was forgotten.
+#[test]
+fn who_has_said_why_it_fails_does_not_leave_well_when_its_goodbye_is_taken() {
+    let cluster = Cluster::new(2, 2, &[("shards", "1"), ("on_worker_loss", "continue")]);
+    let a = cluster.join(0);
+    let raw = Raw::join(&cluster, 1);
+    tell(&raw.connection, 2, Ask::Leave { how: Departure::Done });
+    let failure = JobFailure::ServerLost { server: 1, reason: "its line broke".to_owned() };
+    let said = raw.ask(3, Ask::Leave { how: Departure::Heard(failure.clone()) });
+    assert_eq!(said, Answer::Failed(failure));
+    raw.submit(Submission::Leave.encode());
+    assert_eq!(a.barrier_for("", None).unwrap().left, [], "it is lost");
+    a.leave(None).unwrap();
 }
 
 /// Two workers whose connections all stand; rank 1 behind a line over which no sign of life goes meanwhile.

@@ -70,10 +70,19 @@ impl From<Errno> for Unsent {
     }
 }
 
+/// Takes one message. A worker that hangs up while an answer lies unread resets the connection, and the reset is told before
+/// what it said last: that is read all the same.
+fn take(connection: &Connection, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> rustix::io::Result<usize> {
+    match connection.receive(buffer, RecvFlags::DONTWAIT) {
+        Err(Errno::CONNRESET) => connection.receive(buffer, RecvFlags::DONTWAIT),
+        received => received,
+    }
+}
+
 impl Channel {
     pub(super) fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> Received {
         match self {
-            Self::Local(connection) => match connection.receive(buffer, RecvFlags::DONTWAIT) {
+            Self::Local(connection) => match take(connection, buffer) {
                 Ok(0) => Received::End(Loss::Died),
                 Ok(length) => Received::Message(buffer[..length].to_vec()),
                 Err(Errno::AGAIN) => Received::Nothing,
@@ -112,6 +121,13 @@ pub(super) struct Client {
     pub(super) peer: Option<PeerId>,
     /// The peer that is told the last word by this connection: it has left, or the job has failed.
     pub(super) parting: Option<PeerId>,
+}
+
+impl Client {
+    /// Whether it has not said hello.
+    pub(super) fn is_stranger(&self) -> bool {
+        self.peer.is_none() && self.parting.is_none()
+    }
 }
 
 /// A worker that has joined and not left.
@@ -192,6 +208,18 @@ mod tests {
         for errno in [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM, Errno::MFILE] {
             assert_eq!(Unsent::from(errno), Unsent::System(errno));
         }
+    }
+
+    // Why it failed was never heard: it had died.
+    #[test]
+    fn what_a_worker_says_last_is_heard_though_it_has_left_an_answer_unread() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let (mut channel, mut buffer) = (Channel::Local(ours), Box::new([0; MAX_MESSAGE_BYTES]));
+        channel.send(b"answer", &[]).unwrap();
+        theirs.send(b"farewell", &[], SendFlags::empty()).unwrap();
+        drop(theirs);
+        assert!(matches!(channel.receive(&mut buffer), Received::Message(words) if words == b"farewell"));
+        assert!(matches!(channel.receive(&mut buffer), Received::End(Loss::Died)));
     }
 
     #[test]

@@ -80,39 +80,43 @@ impl Control {
     /// all, and has not heard that it was let go. Then it has not left well, whatever the others were told meanwhile: as when
     /// its launcher says so, what it submitted counts, and they hear how it ended. Not where the job has ended, which then
     /// counts for the worker too.
-    pub(super) fn leave_again(
-        &mut self,
-        token: u64,
-        peer: PeerId,
-        request: u64,
-        how: Departure,
-    ) -> Option<Answered> {
+    ///
+    /// This answer may be lost as well: until the worker says that it has heard it, it may come again.
+    pub(super) fn leave_again(&mut self, peer: PeerId, how: Departure) -> Option<Answered> {
         let loss = match how.brief() {
-            Departure::Done => return plain(Answer::Left),
+            Departure::Done => None,
             Departure::Failed { what } => Some(Loss::Failed { what }),
             // The first server is left last: where another has let a worker go, the first hears from it what it heard, and judges
             // it. Here it is this worker's word alone, and what it cannot have from another server: they all let it go before.
             Departure::Heard(failure) => (self.config.index == 0).then(|| it_heard(&failure)),
         };
-        let disowned =
-            loss.filter(|_| self.is_open()).and_then(|loss| Some((self.disown(peer, &loss)?, loss)));
-        let answer = disowned
-            .map_or(Answer::Left, |(rank, loss)| Answer::Failed(JobFailure::WorkerLost { rank, loss }));
-        self.answer_last(token, request, answer);
-        // It hangs up, and comes no more unless this answer is lost too.
-        self.partings.remove(&peer);
-        self.drop_client(token);
-        None
+        if let Some(loss) = loss.as_ref().filter(|_| self.is_open()) {
+            self.disown(peer, loss);
+        }
+        let rank = self.rank_of(peer)?;
+        match self.roster.of(rank) {
+            Member::Left => plain(Answer::Left),
+            Member::Lost => {
+                // Of a worker on this host, whose connection does not break, nothing is kept.
+                let loss = match self.departed.get(&peer) {
+                    Some((_, Last::Lost(kept))) => kept.clone(),
+                    _ => loss?,
+                };
+                plain(Answer::Failed(JobFailure::WorkerLost { rank, loss }))
+            }
+            // It has been told how the job ended.
+            Member::Awaited | Member::Joined => None,
+        }
     }
 
-    /// A peer that had left is lost after all. Its rank; `None` if it had not left.
-    fn disown(&mut self, peer: PeerId, loss: &Loss) -> Option<Rank> {
-        let rank = self.rank_of(peer).filter(|&rank| self.roster.disown(rank))?;
+    /// A peer that had left is lost after all. `false` if it had not left.
+    pub(super) fn disown(&mut self, peer: PeerId, loss: &Loss) -> bool {
+        let Some(rank) = self.rank_of(peer).filter(|&rank| self.roster.disown(rank)) else { return false };
         if let Some((_, last)) = self.departed.get_mut(&peer) {
             *last = Last::Lost(loss.clone());
         }
         self.note_loss(rank, loss.clone());
-        Some(rank)
+        true
     }
 
     /// A worker has heard that the job has failed, from another server or because it lost one. This server may not know it.
@@ -125,7 +129,8 @@ impl Control {
         // It says nothing more, and needs to be told nothing.
         self.drop_client(token);
         if let Some(worker) = self.workers.get_mut(&rank) {
-            worker.client = None;
+            // It does not leave well any more, even if its shards take its goodbye now.
+            (worker.client, worker.leaving) = (None, None);
         }
         self.stand_aside(rank);
         let within = HEARSAY_WITHIN_MS.max(self.lease_ms() / 4);

@@ -33,8 +33,10 @@ impl Job {
     /// while another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up
     /// before); where another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]),
     /// unless all servers had let it go by then. Where a server may have done so in the same moment, this waits a little longer
-    /// for what it says: a tenth of the limit, at most two seconds. If its line is down for all that time the error stands,
-    /// and the others may take this worker for one that left.
+    /// for what it says: a tenth of the limit, between a quarter of a second and two seconds. If its line is down for all that
+    /// time the error stands, and the others may take this worker for one that left. So they may where this was interrupted
+    /// ([`Error::Interrupted`]), which is returned all the same, since the caller's signal handler has raised something. That
+    /// the job fails otherwise after this worker has begun to say why it leaves is not told.
     ///
     /// In a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {

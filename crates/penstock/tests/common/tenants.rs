@@ -150,12 +150,18 @@ pub(crate) fn frame(job: &str, sequence: u64, submission: Submission) -> Header 
 
 /// A worker that comes over the network; its control connection.
 pub(crate) fn far(cluster: &super::Cluster, server: usize, rank: u32) -> TcpStream {
+    let (control, answer) = greet(cluster, server, rank);
+    assert!(matches!(answer, Answer::Welcome(_)), "{answer:?}");
+    control
+}
+
+/// The same, whatever it is answered.
+pub(crate) fn greet(cluster: &super::Cluster, server: usize, rank: u32) -> (TcpStream, Answer) {
     let address = cluster.servers[server].addresses()[0];
     let mut control = enter(address, "job", super::SECRET, Purpose::Control).unwrap();
     let (version, session, peer) = (PROTOCOL_VERSION, SESSION, PeerId::worker(rank));
     let hello = Ask::Hello { version, session, peer, size: cluster.workers };
     say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
-    assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
-    control
+    (control, reply.body)
 }

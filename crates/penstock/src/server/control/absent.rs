@@ -56,12 +56,13 @@ impl Control {
             return;
         }
         // It does not come again to hear the last word.
-        self.partings.remove(&self.roster.peer(rank));
+        let peer = self.roster.peer(rank);
+        self.partings.remove(&peer);
         match how {
             None if self.roster.miss(rank, true) => self.go_on_without(rank),
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
             // It said goodbye as if it were done, but was not: otherwise the others would take what has come for everything.
-            Some(how) if self.roster.disown(rank) => self.note_loss(rank, Loss::Ended { how }),
+            Some(how) if self.disown(peer, &Loss::Ended { how: how.clone() }) => {}
             // It has said itself why, and that is judged once others have had time to say more.
             _ if self.hearsay.contains_key(&rank) => {}
             // Where the others go on, what it sent before counts, and may still be on its way.

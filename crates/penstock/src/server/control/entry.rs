@@ -68,9 +68,9 @@ impl Control {
             // Another user of this host, or an unknown one. Nothing of it is read.
             Channel::Local(_) => return refuse(channel, Refusal::Authentication),
         };
-        let strangers = self.clients.values().filter(|client| client.peer.is_none()).count();
-        if strangers >= MAX_STRANGERS && !self.make_room() {
-            return turn_away(channel, matches!(proof, Proof::Given));
+        // A peer has one connection at most by which it is told the last word: it takes no stranger's place.
+        if self.clients.values().filter(|client| client.is_stranger()).count() >= MAX_STRANGERS {
+            self.make_room();
         }
         let token = self.next_client;
         self.next_client += 1;
@@ -82,17 +82,13 @@ impl Control {
     }
 
     /// Makes room for a stranger: the oldest that has not proved that it belongs to the job goes, or else the oldest that has not
-    /// said hello. `false` where there is none: those that are left wait for the job's last word.
-    fn make_room(&mut self) -> bool {
-        let strangers =
-            self.clients.iter().filter(|(_, client)| client.peer.is_none() && client.parting.is_none());
-        let Some(token) = strangers.map(|(token, client)| (client.proof.is_given(), *token)).min() else {
-            return false;
-        };
-        if let Some(Client { channel, proof, .. }) = self.drop_client(token.1) {
+    /// said hello.
+    fn make_room(&mut self) {
+        let strangers = self.clients.iter().filter(|(_, client)| client.is_stranger());
+        let oldest = strangers.map(|(token, client)| (client.proof.is_given(), *token)).min();
+        if let Some(Client { channel, proof, .. }) = oldest.and_then(|(_, token)| self.drop_client(token)) {
             turn_away(channel, proof.is_given());
         }
-        true
     }
 
     /// Hears a connection that has not proved that it belongs to the job. `false` if it has, and its message is a request.
@@ -130,7 +126,7 @@ impl Control {
     /// Answers a connection that has not said hello, or by which a worker is told its last word.
     pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
         match (self.clients.get(&token)?.parting, request.body) {
-            (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, request.id, how),
+            (Some(peer), Ask::Leave { how }) => self.leave_again(peer, how),
             (Some(_), _) => None,
             (None, Ask::Hello { version, session, peer, size }) => {
                 self.hello(token, request.id, (version, session, peer, size)).transpose()
@@ -228,9 +224,7 @@ impl Control {
         if let Some(word) = word {
             self.roster.miss(rank, false);
             if departed.is_some() || here {
-                self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(peer);
-                let until = self.clock.now() + RETURN_WITHIN_MS;
-                self.partings.entry(peer).or_insert(until);
+                self.part_by(token, peer);
             }
             return word.map(|word| (word, Vec::new()));
         }
@@ -252,6 +246,20 @@ impl Control {
         self.enroll(token, peer, rank, session, None, charge);
         self.table_elsewhere(rank);
         Ok((Answer::Welcome(self.welcome()), Vec::new()))
+    }
+
+    /// A peer hears the last word by this connection, and by no other that it made before.
+    fn part_by(&mut self, token: u64, peer: PeerId) {
+        let others = self.clients.iter().filter(|(_, client)| client.parting == Some(peer));
+        let others: Vec<u64> = others.map(|(&other, _)| other).filter(|&other| other != token).collect();
+        for other in others {
+            self.drop_client(other);
+        }
+        if let Some(client) = self.clients.get_mut(&token) {
+            client.parting = Some(peer);
+        }
+        let until = self.clock.now() + RETURN_WITHIN_MS;
+        self.partings.entry(peer).or_insert(until);
     }
 
     /// Connections and wake-ups of a worker, for as long as it is here.

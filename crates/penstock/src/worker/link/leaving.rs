@@ -85,8 +85,9 @@ impl Link {
 
     /// Asks the server to let this worker go once its shards have taken everything.
     pub(in crate::worker) fn ask_to_leave(&self) -> Result<Asked, Error> {
-        self.asked.store(true, Ordering::Relaxed);
-        self.wire.ask(Ask::Leave { how: Departure::Done }).map(Asked)
+        let (id, answer) = self.wire.ask(Ask::Leave { how: Departure::Done })?;
+        self.asked.store(id, Ordering::Relaxed);
+        Ok(Asked((id, answer)))
     }
 
     /// Waits until the server has let this worker go.
@@ -121,11 +122,14 @@ impl Link {
 
     /// Tells the server why this worker leaves, unless it is known to have let it go.
     pub(in crate::worker) fn bid_farewell(&self, how: Departure) -> Farewell {
+        let asked = self.asked.load(Ordering::Relaxed);
+        // Nobody waits for that answer any more: it is not to be taken for the one to this.
+        self.forget(asked);
         if self.wire.left.swap(true, Ordering::AcqRel) {
             return Farewell::LetGo;
         }
         match self.wire.ask(Ask::Leave { how }) {
-            Ok((_, answer)) if self.asked.load(Ordering::Relaxed) => Farewell::Doubtful(answer),
+            Ok((_, answer)) if asked != 0 => Farewell::Doubtful(answer),
             Ok((id, _)) => {
                 self.forget(id);
                 Farewell::Told

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ impl Link {
             welcome,
             wire,
             waiters: Mutex::new(0),
-            asked: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,

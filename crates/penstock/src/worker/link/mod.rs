@@ -43,7 +43,7 @@ use penstock_proto::request::Requests;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -105,8 +105,8 @@ pub(super) struct Link {
     pub(super) welcome: Welcome,
     wire: Arc<Wire>,
     waiters: Mutex<u32>,
-    /// Whether it was asked to let this worker go.
-    asked: AtomicBool,
+    /// The request to let this worker go; 0 before it was asked.
+    asked: AtomicU64,
     /// The answer to a barrier of which it is not known whether this worker has passed it.
     doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
@@ -407,6 +407,10 @@ impl Wire {
                     }
                 }
                 let Some(answer) = lock(&self.open).settle(id) else { return true };
+                if late {
+                    // Only the last word is confirmed: one that came too late to be waited for may be followed by another.
+                    self.confirm();
+                }
                 let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
                 let _ = answer.try_send(heard);
                 // To the last word nothing else is answered.

@@ -253,7 +253,7 @@ impl Link {
             welcome,
             wire,
             waiters: Mutex::new(0),
-            asked: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,
