@@ -95,8 +95,8 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     -----
     Each call completes an iteration of the job (`job.clock`), under BSP. A tree that is given the first time
     declares tensors: one for all its leaves under 1 MiB of an element type, and one for each larger leaf.
-    Half types are summed in float32. Inside `jit` it has its place in the order of `io_callback`s: it cannot be
-    mapped by `vmap`, differentiated, or run on several devices at once.
+    Half types are summed in float32. Inside `jit` it has its place in the order of `io_callback`s: it cannot
+    be mapped by `vmap`, differentiated, or run on several devices at once.
 
     Examples
     --------

@@ -27,7 +27,7 @@ A call on the host: takes arrays, and fills arrays of the shapes that were annou
 the memory of the argument in its place: it is filled when the arguments have been read.
 """
 _ALIGNMENT = 64
-"""Bytes: where XLA wants its buffers to begin on the CPU. JAX takes such an array as it is; others it copies."""
+"""Bytes: where XLA's buffers begin on the CPU. JAX takes an array that does as it is, and copies others."""
 
 
 def on_host(
@@ -120,7 +120,8 @@ def _new(like: Any) -> Array:
     nbytes = math.prod(like.shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % _ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(like.shape)
+    array: Array = memory[start : start + nbytes].view(dtype).reshape(like.shape)
+    return array
 
 
 def _hint(error: PenstockError) -> str:

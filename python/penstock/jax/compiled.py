@@ -7,8 +7,8 @@ Calls on the host from compiled programs, in the order in which these have them.
 | from Python to XLA's buffer | 1, and that into an array | none: the buffer itself is filled |
 
 An argument and its result share the buffer, where XLA can do without the argument afterwards. Otherwise all
-gradients and all means would be there at once, in memory that XLA takes and gives back in each step: more than
-malloc keeps, so that each step would take page faults for all of it.
+gradients and all means would be there at once, in memory that XLA takes and gives back in each step: more
+than malloc keeps, so that each step would take page faults for all of it.
 
 What JAX has no public function for is how a call of our own takes its place in the order of `io_callback`s.
 Where JAX or XLA is of a version that differs there, where the device is no CPU, and where a program spans
@@ -18,6 +18,7 @@ several devices, it is an `io_callback`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import traceback
 import weakref
@@ -69,11 +70,12 @@ class _Called:
 
 
 def ordered_call(fill: Fill, results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """What `fill` fills, of the shapes and types of `results`, each time the program that is traced comes here."""
+    """What `fill` fills, like `results`, each time the program that is traced comes here."""
     called = _Called(fill, arguments, results)
-    if _primitive is None or not called.is_plain():
+    primitive = _primitive()
+    if primitive is None or not called.is_plain():
         return _by_io_callback(*arguments, called=called)
-    found: list[Any] = _primitive.bind(*arguments, called=called)
+    found: list[Any] = primitive.bind(*arguments, called=called)
     return found
 
 
@@ -88,13 +90,12 @@ _versions: list[tuple[int, int]] = []
 """The version of XLA's interface, once it has asked for ours."""
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(frame.Frame))
-def _handler(pointer: Any) -> int | None:
+def _handle(pointer: Any) -> int | None:
     """What XLA calls. On a thread of its own; ctypes takes the interpreter's lock."""
     asked: frame.Frame = pointer.contents
     try:
         if asked.asks_version():
-            _versions.append(asked.version())
+            _versions.append(asked.answer_version())
             return None
         called = _known[asked.number()]
         # In the first place is the token that keeps the order.
@@ -103,18 +104,22 @@ def _handler(pointer: Any) -> int | None:
             [asked.result(place, like) for place, like in enumerate(called.results, 1)],
         )
     except BaseException as error:  # Python cannot raise it here: JAX does, where the result is awaited.
-        return asked.failed("".join(traceback.format_exception(error)))
+        return asked.failed("".join(traceback.format_exception(error)).rstrip())
     return None
 
 
+_handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(frame.Frame))(_handle)
+"""For as long as the process lives: XLA cannot forget it."""
+
+
 def _new_primitive() -> Any:
-    """The call as JAX knows it, with its rules."""
+    """The call's name to JAX, with its rules."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
     (order,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
     token: Any = jax.core.abstract_token
-    primitive = Primitive(_TARGET)
+    primitive: Any = Primitive(_TARGET)
     primitive.multiple_results = True
 
     def shapes(*_: Any, called: _Called) -> Any:
@@ -123,7 +128,7 @@ def _new_primitive() -> Any:
     def lowered(ctx: Any, *operands: Any, called: _Called) -> Any:
         # Of a program for several devices each would make the call: JAX refuses that for an `io_callback`.
         alone = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
-        if not alone or not _is_of_our_version(ctx.module_context.get_backend()):
+        if not alone or not _is_registered(ctx):
             return otherwise(ctx, *operands, called=called)
         number = next(_numbers)
         _known[number] = called
@@ -150,20 +155,30 @@ def _new_primitive() -> Any:
     ad.primitive_jvps[primitive] = refused("cannot be differentiated: average the gradients")
     mlir.register_lowering(primitive, otherwise)
     mlir.register_lowering(primitive, lowered, platform="cpu", cacheable=False)
-    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
     return primitive
 
 
-def _is_of_our_version(_: Any) -> bool:
-    """Whether XLA, whose backend is there, has the interface that we know."""
-    return bool(_versions) and _versions[-1][0] == frame.MAJOR and _versions[-1][1] >= frame.LEAST_MINOR
+def _is_registered(ctx: Any) -> bool:
+    """Whether XLA takes our function, and has the interface that we know."""
+    # XLA refuses the function at once if the backend is there. If not, it would refuse to start the backend.
+    ctx.module_context.get_backend()
+    return _registered()
 
 
-def _primitive_if_any() -> Any:
+@functools.cache
+def _registered() -> bool:
+    try:
+        ffi: Any = jax.ffi
+        ffi.register_ffi_target(_TARGET, ffi.pycapsule(_handler), platform="cpu")
+    except Exception:  # Whatever it raises: there is another way.
+        return False
+    return bool(_versions) and _versions[-1] >= frame.LEAST and _versions[-1][0] == frame.LEAST[0]
+
+
+@functools.cache
+def _primitive() -> Any:
+    """The call as JAX knows it; None where it cannot."""
     try:
         return _new_primitive()
     except (ImportError, AttributeError, TypeError, ValueError):
         return None
-
-
-_primitive = _primitive_if_any()

@@ -1,6 +1,6 @@
 """
-What XLA hands to a function that compiled programs call: the part of its C interface (xla/ffi/api/c_api.h) that
-`compiled.py` needs.
+What XLA hands to a function that compiled programs call: the part of its C interface that `compiled.py`
+needs. The interface is in jaxlib, xla/ffi/api/c_api.h.
 
 | structure | says |
 |---|---|
@@ -13,24 +13,29 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..arrays import Array
 
-MAJOR, LEAST_MINOR = 0, 3
-"""Versions of the interface that these structures are of; a later minor one only adds to them."""
+LEAST = (0, 3)
+"""Version of the interface that these structures are of; a later minor one only adds to them."""
 
 _METADATA = 1
 _INTERNAL = 13
-_START = [("struct_size", c_size_t), ("extension", c_void_p)]
 
 
-class _Buffer(Structure):
+class _Start(Structure):
+    """What structures begin with."""
+
+    _fields_: ClassVar[Sequence[Any]] = (("struct_size", c_size_t), ("extension", c_void_p))
+
+
+class _Buffer(_Start):
     _fields_ = (
-        *_START,
         ("dtype", c_int),
         ("data", c_void_p),
         ("rank", c_int64),
@@ -38,9 +43,8 @@ class _Buffer(Structure):
     )
 
 
-class _Values(Structure):
+class _Values(_Start):
     _fields_ = (
-        *_START,
         ("size", c_int64),
         ("types", c_void_p),
         ("values", POINTER(POINTER(_Buffer))),
@@ -51,9 +55,8 @@ class _Scalar(Structure):
     _fields_ = (("dtype", c_int), ("value", POINTER(c_uint64)))
 
 
-class _Attributes(Structure):
+class _Attributes(_Start):
     _fields_ = (
-        *_START,
         ("size", c_int64),
         ("types", c_void_p),
         ("names", c_void_p),
@@ -61,8 +64,8 @@ class _Attributes(Structure):
     )
 
 
-class _Version(Structure):
-    _fields_ = (*_START, ("major", c_int), ("minor", c_int))
+class _Version(_Start):
+    _fields_ = (("major", c_int), ("minor", c_int))
 
 
 class _Metadata(Structure):
@@ -78,13 +81,12 @@ class _Extension(Structure):
     )
 
 
-class _Error(Structure):
-    _fields_ = (*_START, ("message", c_char_p), ("code", c_int))
+class _Error(_Start):
+    _fields_ = (("message", c_char_p), ("code", c_int))
 
 
-class _Interface(Structure):
+class _Interface(_Start):
     _fields_ = (
-        *_START,
         ("version", _Version),
         ("internal", c_void_p),
         ("create_error", ctypes.CFUNCTYPE(c_void_p, POINTER(_Error))),
@@ -105,19 +107,18 @@ class Frame(Structure):
         ("attributes", _Attributes),
     )
 
-    def version(self) -> tuple[int, int]:
-        """Of the interface that XLA has."""
-        version = self.interface.contents.version
-        return int(version.major), int(version.minor)
-
     def asks_version(self) -> bool:
-        """Whether it only asks which version the function is of; answers that it is of XLA's own."""
-        if not self.extension or self.extension.contents.type != _METADATA:
-            return False
+        """Whether it only asks which version of the interface the function is for."""
+        return bool(self.extension) and self.extension.contents.type == _METADATA
+
+    def answer_version(self) -> tuple[int, int]:
+        """Answers that it is for XLA's own, if that is known; returns the answer."""
+        found = self.interface.contents.version if self.interface else None
+        answer = LEAST if found is None else (int(found.major), int(found.minor))
         metadata = self.extension.contents.metadata.contents
-        metadata.version.major, metadata.version.minor = self.version()
+        metadata.version.major, metadata.version.minor = answer
         metadata.traits = 0
-        return True
+        return answer
 
     def number(self) -> int:
         """The call's only attribute."""
