@@ -25,17 +25,18 @@ EXAMPLES = """\
 
 def add_turns(parser: terminal.Parser) -> None:
     """The arguments that say how often to measure, and where to write the figures."""
-    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
     parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.4 s, at least 3")
+    add_rounds(parser)
+
+
+def add_rounds(parser: terminal.Parser) -> None:
+    """The same where a turn lasts for a time."""
+    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
 
 
 def add_hosts(parser: terminal.Parser) -> None:
-    """The arguments that say where the processes run."""
-    parser.add_argument("--hosts", choices=("netns", "loopback"), default="loopback", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--rate", help="of each test host's link, each way, such as 1gbit; default: not shaped"
-    )
+    """The arguments of a bench of topologies."""
     parser.add_argument(
         "--topology",
         default="ncc",
@@ -43,9 +44,18 @@ def add_hosts(parser: terminal.Parser) -> None:
         "`all` measures each",
     )
     parser.add_argument("--servers", help="number of servers for ncs; default: one for each worker")
+    add_links(parser)
+    add_turns(parser)
+
+
+def add_links(parser: terminal.Parser) -> None:
+    """The arguments that say what connects the processes."""
+    parser.add_argument("--hosts", choices=("netns", "loopback"), default="loopback", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--rate", help="of each test host's link, each way, such as 1gbit; default: not shaped"
+    )
     parser.add_argument("--plain", action="store_true", help="no TLS between hosts (security=insecure)")
     parser.add_argument("--tls", action="store_true", help="TLS on the loopback too (security=tls)")
-    add_turns(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
 
 

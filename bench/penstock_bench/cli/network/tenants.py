@@ -8,7 +8,7 @@ from penstock.cli import terminal
 from penstock.cli.numbers import count, counts
 from penstock.units import format_size, parse_bytes
 from penstock_bench.cli.common import prepare_files
-from penstock_bench.cli.network.arguments import EXAMPLES, MOST_ROUNDS, add_hosts, security
+from penstock_bench.cli.network.arguments import EXAMPLES, MOST_ROUNDS, add_links, add_rounds, security
 from penstock_bench.cli.network.hosts import place, write
 
 
@@ -26,7 +26,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--greedy", action="store_true", help="the last job has four times the workers")
     parser.add_argument("--size", default="4MiB", help="bytes of each job's tensor; default 4MiB")
     parser.add_argument("--seconds", default="5", help="of each measurement; default 5")
-    add_hosts(parser)
+    add_links(parser)
+    add_rounds(parser)
     given = parser.parse_args(arguments)
     jobs, seconds = counts(given.jobs, "--jobs", 16), count(given.seconds, "--seconds", 3600)
     if given.greedy and min(jobs) < 2:
