@@ -98,7 +98,7 @@ def _handle(pointer: Any) -> int | None:
             _versions.append(asked.answer_version())
             return None
         called = _known[asked.number()]
-        # In the first place is the token that keeps the order.
+        # In the first place is the token.
         called.fill(
             [asked.argument(place, like) for place, like in enumerate(called.arguments, 1)],
             [asked.result(place, like) for place, like in enumerate(called.results, 1)],
@@ -132,12 +132,14 @@ def _new_primitive() -> Any:
             return otherwise(ctx, *operands, called=called)
         number = next(_numbers)
         _known[number] = called
+        # Which keeps it for as long as the program runs, and the program out of caches on disk.
         ctx.module_context.add_host_callback(called)
         call = jax.ffi.ffi_lowering(
             _TARGET,
             has_side_effect=True,
             operand_output_aliases={one + 1: other + 1 for one, other in called.in_place().items()},
         )
+        # The token, in the first place of both, keeps the order.
         both = ctx.replace(avals_in=[token, *ctx.avals_in], avals_out=[token, *ctx.avals_out])
         after, *results = call(both, ctx.tokens_in.get(order), *operands, number=np.uint64(number))
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({order: after})))
