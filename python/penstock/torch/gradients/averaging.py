@@ -56,6 +56,9 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class Averaging:
     """Averages the gradients of a model over the job's workers. Made by `ps.torch.distribute`."""
 
+    when_dropped: Callable[[str], None] | None = None
+    """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -109,8 +112,6 @@ class Averaging:
         self._idempotent = (
             declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
         )
-        self.when_dropped: Callable[[str], None] | None = None
-        """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
         self.times: Times | None = None
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
