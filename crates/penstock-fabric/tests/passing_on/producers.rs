@@ -459,6 +459,22 @@ fn of_a_lost_producer_that_sets_rows_without_end_no_half_set_is_passed_on() {
     }
 }
 
+// Who passes rows on takes a source that goes back behind what it has sent for one that breaks the protocol.
+#[test]
+fn who_asks_for_other_rows_of_a_lost_producer_is_sent_them_as_of_no_earlier_set_than_before() {
+    let sets = [(0..2, 5), (0..2, 6), (0..1, 7), (0..1, 8)];
+    let (mut net, _producer) = lost_behind_the_second(&sets, 2);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [8, 6]);
+    let (shape, rows) = (net.shape, RowSet::from_rows([1]));
+    let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+    say(&mut net.home, ONE, &subscribe).unwrap();
+    let bytes = Net::sent(&mut net.home, ONE);
+    let (_, record) = bytes.split_first_chunk::<LENGTH_BYTES>().unwrap();
+    let message = Message::decode(record).unwrap();
+    assert!(matches!(&message, Message::Rows { head, .. } if head.done == 4), "{message:?}");
+}
+
 // When it was lost once more, what it had set meanwhile was taken for due, and some of it came.
 #[test]
 fn a_producer_that_is_lost_twice_ends_where_it_was_lost_first() {

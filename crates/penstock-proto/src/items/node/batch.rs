@@ -1,7 +1,7 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{candidates, merged, slots_of};
+use super::subscriber::{candidates, merged};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::FINAL;
 use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
@@ -237,10 +237,10 @@ pub(super) fn eager<M: Memory>(
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
-    let (ended, mut end) = (partition.ended.is_some(), partition.ended);
+    let ended = partition.ended.is_some();
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
-        let now = end.unwrap_or_else(|| partition.memory.now());
+        let now = partition.ended.unwrap_or_else(|| partition.memory.now());
         // As long as no later set is finished, each row that its producer left whole can be read.
         let torn_stays = ended && attempt + 1 == ATTEMPTS && partition.memory.now().done <= now.done;
         collect(partition, scratch);
@@ -270,12 +270,12 @@ pub(super) fn eager<M: Memory>(
             Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
             Ok(()) if !torn_stays || partition.memory.now().done <= now.done => {}
             Err(Halt::Torn) | Ok(()) => {
-                let later = Some(partition.memory.now()).filter(|later| ended && later.done > now.done);
-                if let Some(later) = later {
-                    // A lost producer has set more, and nobody can say any more what was due: all rows are taken as they were
-                    // later, since which of them it has set by then is not followed.
-                    end = Some(later);
-                    slots = slots_of(&subscriber.rows);
+                let later = partition.memory.now();
+                if ended && later.done > now.done {
+                    // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
+                    // of them may have been set by then, and no subscriber that is still sent some goes back behind that.
+                    partition.ended = Some(later);
+                    partition.subscribers.values_mut().for_each(|subscriber| subscriber.all = true);
                 }
                 continue;
             }

@@ -119,7 +119,8 @@ struct Partition<M> {
     upstream: Option<Upstream>,
     /// Whether the host made the memory for rows of a peer.
     made: bool,
-    /// The moment at which the producer had gone, if it has: what was here then is all that ever comes.
+    /// The moment at which the producer had gone, if it has: what was here then is all that ever comes. Or a later one,
+    /// if it has overwritten since what was still due.
     ended: Option<Moment>,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,

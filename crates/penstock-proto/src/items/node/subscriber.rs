@@ -97,11 +97,12 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
 
 /// Rows that have changed, as slots, ascending, apart from those whose set is not finished at `now`, which are kept.
 pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
+    let subscribed = |range: &Range<u64>| range.start as u32..range.end as u32;
     if subscriber.all {
         // Any row of a set that is not finished may have been among those that were not listed.
         subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
         subscriber.all = subscriber.until.is_some();
-        return slots_of(&subscriber.rows);
+        return subscriber.rows.ranges().iter().map(subscribed).collect();
     }
     let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
         .into_iter()
@@ -111,16 +112,12 @@ pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<
         .into_iter()
         .map(|changed| changed.first.into()..u64::from(changed.first) + u64::from(changed.count));
     let slots = RowSet::from_ranges(slots).intersection(&subscriber.rows);
-    slots_of(&slots)
-}
-
-/// Slots, ascending.
-pub(super) fn slots_of(rows: &RowSet) -> Vec<Range<u32>> {
-    rows.ranges().iter().map(|range| range.start as u32..range.end as u32).collect()
+    slots.ranges().iter().map(subscribed).collect()
 }
 
 /// All slots of some ranges, ascending.
 pub(super) fn merged(ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     let ranges = ranges.into_iter().map(|range| range.start.into()..range.end.into());
-    slots_of(&RowSet::from_ranges(ranges))
+    let all = RowSet::from_ranges(ranges);
+    all.ranges().iter().map(|range| range.start as u32..range.end as u32).collect()
 }
