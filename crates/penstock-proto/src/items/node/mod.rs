@@ -199,6 +199,8 @@ pub struct Node<H: Host> {
     scratch: Vec<Changed>,
     /// Tables that all have dropped: what is still under way of them no longer matters.
     dropped: RowSet,
+    /// Partitions of which a peer that has gone may still pay for what others want too. Many may go in one turn.
+    to_share: BTreeSet<PartitionId>,
     /// Peers that have gone for good.
     gone: BTreeSet<PeerId>,
     /// By source: the changes of all its partitions.
@@ -220,6 +222,7 @@ impl<H: Host> Node<H> {
             turn: 0,
             scratch: Vec::new(),
             dropped: RowSet::default(),
+            to_share: BTreeSet::new(),
             gone: BTreeSet::new(),
             changes: BTreeMap::new(),
         }
@@ -385,7 +388,7 @@ impl<H: Host> Node<H> {
                 partition.end_with_its_producer(&mut self.scratch);
             }
         }
-        asked.into_iter().for_each(|id| self.share(id));
+        self.to_share.extend(asked);
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()

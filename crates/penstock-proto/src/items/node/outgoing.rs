@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
+        std::mem::take(&mut self.to_share).into_iter().for_each(|id| self.share(id));
         let Self { partitions, scratch, .. } = self;
         for partition in partitions.values_mut().filter(|partition| !partition.subscribers.is_empty()) {
             collect(partition, scratch);
