@@ -54,18 +54,23 @@ def look_away() -> None:
 
 def when_added_to(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     """
-    Has backward call the hook when it has added to the parameter's gradient; returns its handle. Of a frozen
-    parameter too, and of a lazy one, which has no shape yet.
+    Has backward call the hook when it has added to the parameter's gradient; returns its handle. Of a lazy
+    parameter too, which has no shape yet.
     """
     # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
     # raises. (What `torch.compiler.disable` does, without its cost in each call.)
     hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return with_grad(parameter, lambda: parameter.register_post_accumulate_grad_hook(hook))
+
+
+def with_grad(parameter: torch.Tensor, register: Callable[[], Any]) -> Any:
+    """Registers a hook on a parameter that may be frozen, and unfrozen later."""
     with torch._C.DisableTorchFunctionSubclass():
         frozen = not parameter.requires_grad
         if frozen:
             parameter.requires_grad_(True)
         try:
-            return parameter.register_post_accumulate_grad_hook(hook)
+            return register()
         finally:
             if frozen:
                 parameter.requires_grad_(False)
