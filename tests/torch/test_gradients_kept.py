@@ -247,5 +247,5 @@ def test_one_worker_rescales_and_clips_too(job: ps.Job, options: dict[str, Any],
 
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:
     model = ps.torch.distribute(nn.Linear(4, 1), job=job, refuse_nonfinite=True)
-    with pytest.raises(ps.PenstockError, match="finite|NaN"):
+    with pytest.raises(ps.PenstockError, match=r"finite|NaN"):
         model(torch.full((1, 4), float("nan"))).sum().backward()

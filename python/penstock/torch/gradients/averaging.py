@@ -103,6 +103,8 @@ class Averaging:
         self._ask = self._compare = False
         self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
+        self._given = (0, 0)
+        """What the buffers are known by that the model was given since the last pass."""
         self._same = 0
         self._epochs = 0
         self._warned = False
@@ -300,7 +302,8 @@ class Averaging:
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
         self._epochs = epochs_of(self.job)
-        self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
+        self._given = self._buffers.look()
+        self._roll.call(used, self._count, self._epochs, self._inputs, self._given, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -349,11 +352,17 @@ class Averaging:
 
         self._refusing.append(when_added_to(parameter, came))
 
+    def may_have_buffers(self, module: torch.nn.Module | None = None, name: str = "") -> None:
+        """A part of the model was given a buffer, or a module that may have some."""
+        if self._handles:
+            self._buffers.may_be_given(module, name)
+
     def _look_for_new(self) -> None:
         """For those that came in a way which torch does not tell of."""
         model = self._model()
         for parameter in model.parameters() if model is not None else ():
             self.is_given(parameter)
+        self._buffers.may_be_given()
 
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
@@ -387,6 +396,14 @@ class Averaging:
                 "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
+        if not heard.same_buffers(self._given):
+            mine = ", ".join(f"`{one.label}` of {one.dtype} {tuple(one.shape)}" for one in self._buffers.new)
+            raise DeclarationConflict(
+                f"the models of `{self.prefix}` were not given the same buffers on all workers after "
+                f"`distribute`; worker {self.job.rank}'s: {mine or 'none'}",
+                "give every worker's model the same buffers between the same passes, or pass buffers='local' "
+                "to `ps.torch.distribute`",
+            )
         if self._marks is not None and (apart := heard.apart(self._marks)) is not None:
             raise DeclarationConflict(
                 f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
@@ -411,21 +428,24 @@ class Averaging:
             self._averaged.update(range(len(self._members)))
         self._count += 1
         self.unsent = False
-        return bool(self._found)
+        return bool(self._found or self._buffers.new)
 
     @torch.no_grad()
     def send_found(self) -> None:
         for member in self._found:
             self._buckets.append(self._bucket(f"of {member.name}", [member]))
             self._buckets[-1].send()
+        if self._buffers.new:
+            self._buffers.send_new()
 
     @torch.no_grad()
     def take_found(self) -> None:
-        for bucket in self._buckets[-len(self._found) :]:
+        for bucket in self._buckets[len(self._buckets) - len(self._found) :]:
             bucket.take()
             member = bucket.members[0]
             if member.gradient is None:
                 bucket.give(member)
+        self._buffers.take_new()
 
     def begin_anew(self) -> None:
         self._reached = False
