@@ -57,6 +57,9 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class Averaging:
     """Averages the gradients of a model over the job's workers. Made by `ps.torch.distribute`."""
 
+    when_dropped: Callable[[str], None] | None = None
+    """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -122,8 +125,6 @@ class Averaging:
         """
         self._looked = -1
         """The last pass before which it was looked whether they do."""
-        self.when_dropped: Callable[[str], None] | None = None
-        """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
         self.times: Times | None = None
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
