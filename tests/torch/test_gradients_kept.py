@@ -1,7 +1,7 @@
 """
-Gradients that are kept from one backward pass to the next. An average of the last pass must not be averaged
-once more where that gives something else (`reduce="sum"`, `rescale`, `clip`); what `no_sync` has collected is
-none, and stays.
+What is kept from one backward pass to the next: gradients, and nothing of the script's variables. An average
+of the last pass must not be averaged once more where that gives something else (`reduce="sum"`, `rescale`,
+`clip`); what `no_sync` has collected is none, and stays.
 """
 
 from __future__ import annotations
@@ -137,6 +137,40 @@ def unfrozen(**options):
     run(model)
     return value(model)
 
+def variables():
+    '''What those who call backward have dropped afterwards is gone: activations, say.'''
+    def step(model):
+        held = torch.zeros(3)
+        kept.append(weakref.ref(held))
+        loss = loss_of(model)
+        loss.backward()
+        del held
+        return kept[-1]() is None
+    kept = []
+    model = linear()
+    return [step(model) for _ in range(2)]
+
+def in_a_forward():
+    '''A Function whose forward runs a pass, which is in no other: the outer one never comes.'''
+    class Early(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            with torch.enable_grad():
+                loss = model(x).sum()
+                loss.backward()
+            return loss.detach()
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+    model = linear()
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        Early.apply(torch.full((1, 4), 1.0 + job.rank, requires_grad=True))
+        optimizer.step()
+    return model.weight.tolist()[0]
+
 found = {}
 def find(part, **options):
     try:
@@ -160,6 +194,8 @@ with ps.init() as job:
     gone = weakref.ref(model.weight)
     del model
     gc.collect()
+    found["variables"] = variables()
+    found["in a forward"] = in_a_forward()
     found["gone"] = gone() is None
 save(**found)
 """
@@ -214,6 +250,18 @@ def test_sums_come_to_a_compiled_model(kept: list[dict[str, Any]]) -> None:
 
 def test_a_model_whose_gradients_are_watched_goes_when_it_is_dropped(kept: list[dict[str, Any]]) -> None:
     assert all(one["gone"] for one in kept)
+
+
+# A pass kept all variables of all its callers until the next: a step's peak was a third higher.
+def test_a_pass_keeps_nothing_of_its_callers_variables(kept: list[dict[str, Any]]) -> None:
+    for one in kept:
+        assert list(one["variables"]) == [True, True]
+
+
+# It was taken for a pass inside another, whose end was awaited: nothing was averaged, without a word.
+def test_a_pass_that_the_forward_of_a_function_runs_is_averaged(kept: list[dict[str, Any]]) -> None:
+    for one in kept:
+        assert list(one["in a forward"]) == [-4.5] * 4
 
 
 # -- one worker: it changes gradients as many would
