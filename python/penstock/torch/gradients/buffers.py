@@ -2,11 +2,11 @@
 Buffers, such as batch statistics: they travel with the gradients, at the end of each pass.
 
 "rank0": every worker continues with rank 0's (when rank 0 has left, with those of the first that is there).
-DistributedDataParallel sends them before each forward pass that trains, so also between two of one backward
-pass. Here they are the same after each backward pass that reaches the model outside `no_sync`, and what
-forward passes make of them from there on is each worker's own until the next: no forward pass, which one
-worker may do alone, waits for others. "mean": the average over the workers; whole numbers and flags are rank
-0's. "local": they stay each worker's own.
+DistributedDataParallel sends them before each forward pass that follows one with gradients outside `no_sync`,
+so also between two of one backward pass. Here they are the same after each backward pass that reaches the
+model outside `no_sync`, and what forward passes make of them from there on is each worker's own until the
+next: no forward pass, which one worker may do alone, waits for others. "mean": the average over the workers;
+whole numbers and flags are rank 0's. "local": they stay each worker's own.
 
 A buffer that the model was given after `distribute`, such as a pruning mask, travels from the end of the pass
 on that finds it, if every worker's has it then.
