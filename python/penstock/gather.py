@@ -19,7 +19,8 @@ bits. A row also says who took part in the gather before: where a job goes on wi
 saw other ones come hear of it.
 
 A gather that was broken off, by its timeout or by a signal handler that raises, has a number already. The
-same call goes on with it: what it does again, setting its row and reading the others', changes nothing.
+same call goes on with it: what it does again, setting its row and reading the others', changes nothing. It
+sends what it sent first, as others may have read a part of that, if an equal object has another pickle now.
 
 Cost: one set, and one get of a row of each worker; for long objects once more for each `REST_BYTES`.
 """
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .alike import alike
 from .arrays import Array, as_array, is_float
 from .exceptions import (
     CircularWait,
@@ -115,7 +117,9 @@ class Gathering:
         """What `Job.all_gather` does."""
         limit = self._limit(job, timeout)
         # Whoever may have code executed here may as well take memory.
-        gathered = self._gather(job, "job.all_gather", "all_gather", _pickled(obj), None, limit)
+        gathered = self._gather(
+            job, "job.all_gather", "all_gather", _pickled(obj), None, limit, lambda data: _pickles(obj, data)
+        )
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
 
     def bytes_of_all(
@@ -138,9 +142,19 @@ class Gathering:
         return Limit(core.deadline if timeout is None else timeout)
 
     def _gather(
-        self, job: Job, call: str, words: str, data: bytes, most: int | None, limit: Limit[float]
+        self,
+        job: Job,
+        call: str,
+        words: str,
+        data: bytes,
+        most: int | None,
+        limit: Limit[float],
+        says: Callable[[bytes], bool] = lambda _: False,
     ) -> list[bytes | None]:
-        """Everybody's data, by rank; None of a worker that was lost. Collective."""
+        """
+        Everybody's data, by rank; None of a worker that was lost. Collective. `says`: whether other data than
+        this say the same.
+        """
         if job.size == 1:
             return [data]
         if not self._turn.acquire(timeout=min(limit.left(), threading.TIMEOUT_MAX)):
@@ -157,19 +171,26 @@ class Gathering:
                 )
             try:
                 self._busy = True
-                return self._finish(job, call, words, data, most, limit)
+                return self._finish(job, call, words, data, most, limit, says)
             finally:
                 self._busy = False
         finally:
             self._turn.release()
 
     def _finish(
-        self, job: Job, call: str, words: str, data: bytes, most: int | None, limit: Limit[float]
+        self,
+        job: Job,
+        call: str,
+        words: str,
+        data: bytes,
+        most: int | None,
+        limit: Limit[float],
+        says: Callable[[bytes], bool],
     ) -> list[bytes | None]:
         gather = self._last
         if gather.over:
             gather = self._last = _Gather(words, data, gather.next, gather.took_part())
-        elif (gather.words, gather.data) != (words, data):
+        elif gather.words != words or (gather.data != data and not says(gather.data)):
             raise OptionError(
                 f"worker {job.rank} has begun a gather, {gather.words}, that has not ended; "
                 f"now it gives {words}{'' if words != gather.words else ', with another value'}",
@@ -460,6 +481,15 @@ def _pickled(obj: Any) -> bytes:
             f"expected an object that can be pickled, got {type(obj).__name__}: {error}",
             "send what it consists of: numbers, text, arrays, in lists and dicts",
         ) from error
+
+
+def _pickles(obj: Any, data: bytes) -> bool:
+    """Whether the data are a pickle of such an object, if not the one that it would have now."""
+    try:
+        # This worker has made it, in the same gather.
+        return alike(obj, pickle.loads(data))  # noqa: S301
+    except Exception:
+        return False
 
 
 def _unpickled(data: bytes, rank: int) -> Any:

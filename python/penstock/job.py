@@ -51,6 +51,8 @@ before_leaving: dict[str, Callable[[], None]] = {}
 """
 What is waited for before a job is left in order: calls that an adapter has under way, by the adapter's name.
 """
+after_the_last: dict[str, Callable[[], None]] = {}
+"""What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
 
@@ -749,7 +751,7 @@ class Job(Sealed):
             self._fail(error)
             raise
         self._line.end()
-        _open_jobs.discard(self)
+        _is_left(self)
         self._warn_of_unsent("the job was closed")
 
     def _warn_of_unsent(self, since: str) -> None:
@@ -864,7 +866,7 @@ class Job(Sealed):
         self._let_go(f"worker {self.rank} has left because of its own {what}", None)
         core.fail(what)
         self._line.end()
-        _open_jobs.discard(self)
+        _is_left(self)
 
     def _let_go(self, why: str, hint: str | None) -> None:
         """Takes the core away without closing it; every later use is refused, with the reason."""
@@ -873,6 +875,14 @@ class Job(Sealed):
         for _, tensor in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
+
+
+def _is_left(job: Job) -> None:
+    was_open = job in _open_jobs
+    _open_jobs.discard(job)
+    if was_open and not _open_jobs:
+        for undo in list(after_the_last.values()):
+            undo()
 
 
 def _first_and_last(text: str) -> str:

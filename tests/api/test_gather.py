@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import signal
 import struct
@@ -281,6 +282,107 @@ def test_a_worker_that_does_not_come_is_named_and_the_same_call_goes_on_waiting(
         return int(job.sum(1))
 
     assert pair(run) == [3, 3]
+
+
+class Cached:
+    """Keeps what was asked of it."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cached) and other.value == self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Plain:
+    """Has no equality of its own."""
+
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+
+def _twice(text: str, shared: bool) -> list[str]:
+    return [text, text if shared else f" {text}".strip()]
+
+
+def _cached(asked: bool) -> Cached:
+    found = Cached(3)
+    if asked:
+        found.square = 9  # type: ignore[attr-defined]
+    return found
+
+
+def _holding_itself() -> list[Any]:
+    found: list[Any] = [float("nan")]
+    found.append(found)
+    return found
+
+
+# An equal object with another pickle was refused as another value.
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({8, 0}, {0, 8}),
+        ({"a": 1, "b": [2.5]}, {"b": [2.5], "a": 1}),
+        (_twice("loss", shared=True), _twice("loss", shared=False)),
+        (_cached(asked=False), _cached(asked=True)),
+        (Plain({8, 0}, np.arange(3)), Plain({0, 8}, np.arange(3))),
+        (
+            [{8, 0}, np.array([0.0, np.nan]), _holding_itself()],
+            [{0, 8}, np.array([0.0, np.nan]), _holding_itself()],
+        ),
+    ],
+    ids=["set", "dict", "text", "cache", "object", "nested"],
+)
+@pytest.mark.parametrize("long", [False, True])
+def test_an_equal_object_with_another_pickle_goes_on_with_a_gather(
+    pair: Pair, first: Any, then: Any, long: bool
+) -> None:
+    assert pickle.dumps(first) != pickle.dumps(then) or isinstance(first, Plain)
+    late = threading.Event()
+    more = bytes(3 * REST_BYTES) if long else b""
+
+    def run(job: Job) -> int:
+        if job.rank == 1:
+            assert late.wait(60)
+            return len(job.all_gather(then))
+        with pytest.raises(ps.exceptions.GetTimeout):
+            job.all_gather([first, more], timeout=0.05)
+        late.set()
+        return len(job.all_gather([then, more]))
+
+    assert pair(run) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({8, 0}, {0, 16}),
+        ([0.0], [-0.0]),
+        ([1], [True]),
+        (Cached(3), Cached(4)),
+        (Plain(1), Plain(2)),
+        (np.arange(3), np.arange(3.0)),
+        ({"a": 1}, {"a": 1, "b": 2}),
+    ],
+)
+def test_another_object_does_not_go_on_with_a_gather(pair: Pair, first: Any, then: Any) -> None:
+    late = threading.Event()
+
+    def run(job: Job) -> int:
+        if job.rank == 1:
+            assert late.wait(60)
+            return len(job.all_gather(0))
+        with pytest.raises(ps.exceptions.GetTimeout):
+            job.all_gather(first, timeout=0.05)
+        with pytest.raises(ps.exceptions.OptionError, match="with another value"):
+            job.all_gather(then)
+        late.set()
+        return len(job.all_gather(first))
+
+    assert pair(run) == [2, 2]
 
 
 class Interrupted:

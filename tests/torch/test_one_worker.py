@@ -92,6 +92,68 @@ def test_another_optimizer_of_the_model_cannot_be_stepped(job: ps.Job, given: st
     OPTIMIZERS["sgd"](model.requires_grad_(False).parameters()).step()
 
 
+class Wrapper(torch.optim.Optimizer):  # type: ignore[misc,name-defined]
+    """Forwards what a training loop calls, every second step only, to all that it holds."""
+
+    def __init__(self, *inner: Any) -> None:
+        super().__init__([{**group} for one in inner for group in one.param_groups], {})
+        self.param_groups = [group for one in inner for group in one.param_groups]
+        self.inner = inner
+        self.calls = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            for one in self.inner:
+                one.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.inner:
+            one.zero_grad(set_to_none)
+
+
+class Stepping(Wrapper):
+    """Takes steps by itself."""
+
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad)
+
+
+# A wrapper was taken for another optimizer of the model, and its step refused.
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_wrapper_of_the_distributed_optimizer_steps_it(job: ps.Job, depth: int) -> None:
+    def run(wraps: bool) -> Any:
+        model = net()
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        if wraps:
+            _, optimizer = distribute(model, optimizer, job=job, overlap=2**depth)
+        for _ in range(depth):
+            optimizer = Wrapper(OPTIMIZERS["sgd"](nn.Linear(2, 2).parameters()), optimizer)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for step in range(4 * 2**depth):
+            torch.manual_seed(step)
+            model(torch.randn(3, 6)).square().mean().backward()
+            optimizer.step()
+            if step % 2**depth == 2**depth - 1:
+                optimizer.zero_grad()
+                schedule.step()
+        return model
+
+    assert_close(run(True), run(False))
+
+
+def test_a_wrapper_that_steps_in_the_place_of_the_distributed_optimizer_is_an_error(job: ps.Job) -> None:
+    model = net()
+    _, optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), job=job)
+    model(torch.ones(3, 6)).sum().backward()
+    with pytest.raises(ps.exceptions.OptionError, match=r"was changed outside of step\(\)"):
+        Stepping(optimizer).step()
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_what_no_optimizer_has_cannot_be_stepped_by_hand_but_averaged(job: ps.Job, published: bool) -> None:
     model, target = net(), net().last

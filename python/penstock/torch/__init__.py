@@ -34,7 +34,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 try:
     import torch
     import torch.utils.weak
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
@@ -42,11 +42,14 @@ except ModuleNotFoundError as error:
 from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
-from ..job import Job, current
+from ..gather import Gathering
+from ..job import Job, after_the_last, current
 from .broadcast import _described, broadcast
-from .counters import Times
+from .counters import Times, stop_counting
 from .data import loader, sampler
 from .gradients import Averaging
+from .gradients.arrivals import look_away
+from .gradients.arrivals import owners_of_parameters as _owned
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
@@ -58,6 +61,8 @@ __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler",
 
 M = TypeVar("M", bound=torch.nn.Module)
 
+_MOST_DROPPED = 1000
+"""Names of dropped models that are told at a time."""
 _DEFAULTS = {
     "check": True,
     "lr_scale": "per-update",
@@ -70,13 +75,27 @@ _DEFAULTS = {
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 _freed: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """The prefixes of a job's unwrapped models, whose tensors the next model of the kind takes over."""
+_dropped: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+"""And of those that this worker has dropped: the others may have them still."""
+_gatherings: weakref.WeakKeyDictionary[Job, Gathering] = weakref.WeakKeyDictionary()
+"""By which workers tell each other what they have dropped."""
 _kinds: weakref.WeakKeyDictionary[Averaging, str] = weakref.WeakKeyDictionary()
 """Of models with a prefix that we chose."""
-# What each model, and each parameter, belongs to.
 _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
-_owned: Any = torch.utils.weak.WeakIdKeyDictionary()
+"""What each model belongs to."""
 _looked_after: list[Any] = []
-"""The hook on all optimizers of the process, once there are servers that step."""
+"""The hooks on all optimizers of the process, once there are servers that step."""
+
+
+def _look_away() -> None:
+    """No job is open any more: nothing that torch calls for all optimizers and modules is of use."""
+    while _looked_after:
+        _looked_after.pop().remove()
+    look_away()
+    stop_counting()
+
+
+after_the_last["torch"] = _look_away
 
 
 def __getattr__(name: str) -> Any:
@@ -303,6 +322,8 @@ def distribute(
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
     kind = _kind_of(named, options)
     freed = _freed.setdefault(job, {}).setdefault(kind, []) if chosen else []
+    if chosen and number and job.size > 1:
+        freed += _dropped_by_all(job, kind, timeout)
     # One that unwraps a model which another keeps would name other tensors.
     options["memory"] = memory = freed[-1] if freed else prefix
     broadcast(
@@ -330,10 +351,12 @@ def distribute(
     )
     if chosen:
         _kinds[averaging] = kind
+        averaging.when_dropped = _dropped.setdefault(job, {}).setdefault(kind, []).append
     try:
         if optimizer is not None:
-            start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
-            look_after(optimizer, averaging)
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            same_order = start_alike(optimizer, names, job, f"{prefix}/optimizer", timeout)
+            look_after(optimizer, averaging, same_order)
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model")
     except BaseException:
@@ -420,7 +443,7 @@ def times(model: torch.nn.Module) -> dict[str, float]:
             "ps.torch.distribute(model) first, and pass the same object here",
         )
     if averaging.times is None:
-        averaging.times = Times(model, averaging.parameters(), averaging.job)
+        averaging.times = Times(model, averaging.known, averaging.job)
     return averaging.times.read()
 
 
@@ -460,7 +483,7 @@ def unwrap(model: M) -> M:
         if found in _kinds and not found.unsent:
             _freed[found.job][_kinds[found]].append(found.prefix)
         del _distributed[model]
-        for parameter in found.parameters():
+        for parameter in found.known:
             _owned.pop(parameter, None)
     return model
 
@@ -518,10 +541,13 @@ def _trained_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None)
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     known = {id(parameter) for parameter in found.values()}
     for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
-        for index, parameter in enumerate(group["params"]):
+        index = 0
+        for parameter in group["params"]:
             if id(parameter) not in known:
                 known.add(id(parameter))
+                # Among those without a name: where the others stand is no part of it.
                 found[f"group{number}.{index}"] = parameter
+                index += 1
     return found
 
 
@@ -557,6 +583,24 @@ def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
+    """The prefixes of models of the kind that no worker has any more. Collective."""
+    mine = _dropped.setdefault(job, {}).setdefault(kind, [])
+    # Its waits are among those of which circles are found, which a gather's are not.
+    job._barrier_of_all(timeout, "distributing its model")
+    told = "\n".join([kind, *mine[:_MOST_DROPPED]]).encode()
+    gathering = _gatherings.setdefault(job, Gathering("penstock/torch"))
+    gathered = gathering.bytes_of_all(
+        job, "ps.torch.distribute", "names of dropped models", told, 1 << 20, timeout
+    )
+    # Of another kind elsewhere: the models differ, which is told with its reason when they are compared.
+    lists = [set(data.decode(errors="replace").split("\n")) for data in gathered if data is not None]
+    common = sorted(set.intersection(*lists) - {kind}) if all(kind in one for one in lists) else []
+    for prefix in common:
+        mine.remove(prefix)
+    return common
+
+
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:
     # An optimizer holds its model: held here, the model would never go.
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
@@ -564,18 +608,59 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
         _owned[parameter] = weakref.ref(owner)
     if isinstance(owner, DistributedOptimizer) and not _looked_after:
         _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
+        _looked_after.append(register_optimizer_step_post_hook(_look_after_wrapper))
 
 
 def _refuse_stranger(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before each step of an optimizer: raises OptionError if the servers step its parameters."""
+    """
+    Before each step of an optimizer: raises OptionError if the servers step its parameters, unless it is a
+    wrapper of the one that has them do so.
+    """
     if isinstance(optimizer, DistributedOptimizer):
         return
+    for owner in _steppers_of(optimizer):
+        if not _holds(optimizer, owner):
+            owner.refuse_step_of(optimizer)
+        owner.step_of_wrapper_begins()
+
+
+def _look_after_wrapper(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """After each step of an optimizer: raises OptionError if a wrapper has stepped by itself."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        for owner in _steppers_of(optimizer):
+            owner.step_of_wrapper_ends()
+
+
+def _steppers_of(optimizer: torch.optim.Optimizer) -> list[DistributedOptimizer]:
+    """Those that have the servers step its parameters."""
+    found: dict[int, DistributedOptimizer] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter in _owned:
                 owner = _owned[parameter]()
                 if isinstance(owner, DistributedOptimizer) and not owner.job.closed:
-                    owner.refuse_step_of(optimizer)
+                    found[id(owner)] = owner
+    return list(found.values())
+
+
+def _holds(wrapper: torch.optim.Optimizer, inner: DistributedOptimizer) -> bool:
+    """Whether the other is among its attributes, or among those of an optimizer that it wraps."""
+    seen: set[int] = set()
+    to_see = [wrapper]
+    while to_see:
+        one = to_see.pop()
+        if one is inner:
+            return True
+        if id(one) in seen or isinstance(one, DistributedOptimizer):
+            continue
+        seen.add(id(one))
+        for value in vars(one).values():
+            if isinstance(value, dict | list | tuple):
+                held = list(value.values() if isinstance(value, dict) else value)
+            else:
+                held = [value]
+            to_see += [other for other in held if isinstance(other, torch.optim.Optimizer)]
+    return False
 
 
 def _owner_of(model: object) -> Any:

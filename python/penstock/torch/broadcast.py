@@ -154,7 +154,8 @@ def _difference(rank: int, mine: list[str], theirs: list[str]) -> str:
 def _pack(tensors: Sequence[torch.Tensor], stream: Array) -> None:
     offset = 0
     for tensor in tensors:
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        data = plain.reshape(-1).view(torch.uint8).numpy()
         stream[offset : offset + data.size] = data
         offset += data.size
 

@@ -32,6 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..job import Job
 from .copies import Ours, leave_hooks_behind
 from .gradients.backward import _engine, _this_pass
+from .gradients.known import Known
 from .gradients.roll import _flat
 
 PARTS = ("forward", "backward", "waiting", "copying", "stepping")
@@ -40,7 +41,7 @@ PARTS = ("forward", "backward", "waiting", "copying", "stepping")
 class Times:
     """The counters of one model."""
 
-    def __init__(self, model: torch.nn.Module, parameters: list[torch.Tensor], job: Job) -> None:
+    def __init__(self, model: torch.nn.Module, parameters: Known, job: Job) -> None:
         self._job = job
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._passes = self._steps = 0
@@ -53,17 +54,23 @@ class Times:
         self._exchanging = 0.0
         """Seconds of gradients that left while backward was running, in this pass."""
         self._waited = 0.0
-        self._parameters = {id(parameter) for parameter in parameters}
-        handles = [
+        self._parameters = parameters
+        self._handles = [
             model.register_forward_pre_hook(_Hook(self, "before_forward")),
             model.register_forward_hook(_Hook(self, "after_forward")),
             register_optimizer_step_pre_hook(_Hook(self, "before_step")),
             register_optimizer_step_post_hook(_Hook(self, "after_step")),
         ]
         leave_hooks_behind(model)
-        for handle in handles[2:]:
+        _counting.add(self)
+        for handle in self._handles[2:]:
             # They hang on the class of optimizers.
             weakref.finalize(model, handle.remove)
+
+    def stop(self) -> None:
+        """Nothing is counted any more."""
+        for handle in self._handles:
+            handle.remove()
 
     def read(self) -> dict[str, float]:
         """Seconds of each part, and how many passes and steps they are of."""
@@ -139,8 +146,17 @@ class Times:
     def _is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps parameters of this model: those of a group are one model's."""
         return any(
-            id(group["params"][0]) in self._parameters for group in optimizer.param_groups if group["params"]
+            group["params"][0] in self._parameters for group in optimizer.param_groups if group["params"]
         )
+
+
+_counting: weakref.WeakSet[Times] = weakref.WeakSet()
+
+
+def stop_counting() -> None:
+    """No job is open any more."""
+    for times in list(_counting):
+        times.stop()
 
 
 class _Hook(Ours):

@@ -1,14 +1,16 @@
 """
 Parameters that a model is given after `distribute`: their gradients are not averaged, and where all are new
-no gradient comes that could tell.
+no gradient comes that could tell. So the first gradient that backward adds to one is an error. One that is
+never trained, such as a teacher's, gets none.
 
 Torch calls a hook whenever any module is given a parameter or a module, for which we look into a dictionary.
-The owner of a model that may have new ones looks at its next forward pass.
+The hooks are there while a job is open.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -22,11 +24,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 class Owner(Protocol):
     """Who averages a model."""
 
-    def has_grown(self) -> None:
-        """A part of the model was given a parameter or a module."""
+    def is_given(self, parameter: torch.Tensor) -> None:
+        """A part of the model was given a parameter, which it may have already."""
 
 
+owners_of_parameters: Any = WeakIdKeyDictionary()
+"""A weak reference to what each parameter's gradient is averaged by, or its steps taken."""
 _owners: Any = WeakIdKeyDictionary()
+"""Of modules."""
+_hooks: list[Any] = []
 
 
 def watch(model: torch.nn.Module, owner: Owner) -> None:
@@ -35,13 +41,48 @@ def watch(model: torch.nn.Module, owner: Owner) -> None:
         _hooks.append(register_module_parameter_registration_hook(_given))
         _hooks.append(register_module_module_registration_hook(_given))
     for module in model.modules():
-        _owners[module] = weakref.ref(owner)
+        if _owner_of(module) is None:
+            _owners[module] = weakref.ref(owner)
 
 
-_hooks: list[Any] = []
+def look_away() -> None:
+    """No job is open any more."""
+    while _hooks:
+        _hooks.pop().remove()
+    _owners.clear()
+
+
+def when_added_to(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """
+    Has backward call the hook when it has added to the parameter's gradient; returns its handle. Of a frozen
+    parameter too, and of a lazy one, which has no shape yet.
+    """
+    # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
+    # raises. (What `torch.compiler.disable` does, without its cost in each call.)
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunctionSubclass():
+        frozen = not parameter.requires_grad
+        if frozen:
+            parameter.requires_grad_(True)
+        try:
+            return parameter.register_post_accumulate_grad_hook(hook)
+        finally:
+            if frozen:
+                parameter.requires_grad_(False)
+
+
+def _owner_of(module: torch.nn.Module) -> Owner | None:
+    owner = _owners.get(module)
+    return None if owner is None else owner()
 
 
 def _given(module: torch.nn.Module, _: str, what: Any) -> None:
-    owner = _owners.get(module)
-    if owner is not None and what is not None and (told := owner()) is not None:
-        told.has_grown()
+    owner = _owner_of(module)
+    if owner is None or what is None:
+        return
+    if isinstance(what, torch.nn.Module):
+        watch(what, owner)
+        for parameter in what.parameters():
+            owner.is_given(parameter)
+    else:
+        owner.is_given(what)

@@ -21,7 +21,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,10 +30,11 @@ from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionErro
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
-from .arrivals import watch
+from .arrivals import owners_of_parameters, watch, when_added_to
 from .backward import Backward, _this_pass, backward_of
-from .bucket import Bucket, Member, buckets_of
+from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
+from .known import Known
 from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Averaging:
             Member(parameter, name, place)
             for place, (name, parameter) in enumerate(check(parameters).items())
         ]
-        self._parameters = [member.parameter for member in self._members]
+        self._held = [member.held for member in self._members]
         # By the member's place: how often backward adds to its gradient in a pass, by what earlier ones did,
         # and how often it still will in this one.
         self._expected = [1] * len(self._members)
@@ -108,18 +109,23 @@ class Averaging:
         self._idempotent = (
             declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
         )
+        self.when_dropped: Callable[[str], None] | None = None
+        """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
         self.times: Times | None = None
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
         self._handles: list[Any] = []
         self._calls: Any = None
         """The handle of the hook that sees the model called, while somebody needs it."""
-        self._grown = False
-        """Whether the model may have new parameters."""
-        self._all = list(parameters.values())
+        self.known = Known(parameters.values())
+        """All parameters that the model and the optimizer had."""
+        self._new = Known()
+        """Parameters that came since."""
+        self._refusing: list[Any] = []
+        """The handles of hooks on them."""
         if job.size == 1:
             return
-        trained = [member for member in self._members if member.parameter.requires_grad]
+        trained = [member for member in self._members if parameters[member.name].requires_grad]
         for number, group in enumerate(buckets_of(trained, bucket_bytes)):
             self._buckets.append(self._bucket(str(number), group))
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
@@ -148,7 +154,8 @@ class Averaging:
     def _hook(self, member: Member) -> Any:
         """Has the member's gradient noticed. Frozen parameters too: they may be unfrozen later."""
         backward, to_come, place = self._backward, self._to_come, member.place
-        frozen = not member.parameter.requires_grad
+        parameter = member.parameter
+        assert parameter is not None
 
         def came(_: torch.Tensor) -> None:
             if not self._synchronized:
@@ -176,16 +183,7 @@ class Averaging:
                     "pass overlap=False to `ps.torch.distribute`: gradients then leave after backward",
                 )
 
-        # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
-        # raises. (What `torch.compiler.disable` does, without its cost in each call.)
-        came._torchdynamo_disable = True  # type: ignore[attr-defined]
-        if frozen:
-            member.parameter.requires_grad_(True)
-        try:
-            handle = member.parameter.register_post_accumulate_grad_hook(came)
-        finally:
-            if frozen:
-                member.parameter.requires_grad_(False)
+        handle = when_added_to(parameter, came)
         self._ours.append((member, handle.id))
         return handle
 
@@ -199,8 +197,6 @@ class Averaging:
                     "the job has ended, and this model's gradients are averaged by it",
                     "`ps.torch.unwrap(model)` makes it an ordinary model again",
                 )
-            if self._grown:
-                self._refuse_new()
             self._refuse_leftovers(member)
             self.unsent = True
             self._backward.reach(self)
@@ -213,8 +209,8 @@ class Averaging:
         of it, as under DistributedDataParallel.
         """
         for one, ours in self._ours:
-            hooks: Any = one.parameter._post_accumulate_grad_hooks
-            if next(reversed(hooks)) == ours:
+            hooks: Any = getattr(one.parameter, "_post_accumulate_grad_hooks", None)
+            if not hooks or next(reversed(hooks)) == ours:
                 continue
             if one is member:
                 # Its hooks are being called: the script's come after ours this once, and it leaves late.
@@ -232,7 +228,7 @@ class Averaging:
         if self._idempotent:
             return
         for one in self._members:
-            gradient = one.parameter.grad
+            gradient = one.gradient
             if one is not member and gradient is not None and gradient.any():
                 raise OptionError(
                     f"backward began while `{one.name}` still had a gradient: with reduce='sum', rescale or "
@@ -257,7 +253,7 @@ class Averaging:
 
     @torch.no_grad()
     def send_rest(self) -> None:
-        used = [parameter.grad is not None for parameter in self._parameters]
+        used = [gradient is not None for gradient in gradients_of(self._held)]
         if not all(used):
             self._refuse_theft(used)
         for bucket in self._buckets:
@@ -283,36 +279,58 @@ class Averaging:
         return self._compare or bool(every and (self._count == 1 or self._count % every == 0))
 
     def _measured(self) -> list[tuple[float, float]]:
-        """Norm and sum of each parameter. Refuses parameters that the model has got since."""
-        self._refuse_new()
-        return [
-            (
-                float(torch.linalg.vector_norm(member.parameter.detach(), dtype=_wide(member.dtype))),
-                float(member.parameter.detach().sum(dtype=torch.float64)),
-            )
-            for member in self._members
-        ]
+        """Norm and sum of each parameter; zeros of what is gone."""
+        self._look_for_new()
+        marks = []
+        for member in self._members:
+            parameter = member.parameter
+            if parameter is None:
+                marks.append((0.0, 0.0))
+                continue
+            held = parameter.detach()
+            norm = torch.linalg.vector_norm(held, dtype=_wide(member.dtype))
+            marks.append((float(norm), float(held.sum(dtype=torch.float64))))
+        return marks
 
-    def _refuse_new(self) -> None:
-        model = self._model()
-        if model is None:
+    # -- parameters that come after `distribute`
+
+    def is_given(self, parameter: torch.Tensor) -> None:
+        """Has a gradient of it refused, if it is new."""
+        # What `torch.func.functional_call` puts in a parameter's place for a while is none.
+        if not self._handles or parameter in self.known or parameter in self._new:
             return
-        known = {id(parameter) for parameter in self._all}
-        for name, parameter in model.named_parameters():
-            # What `torch.func.functional_call` puts in a parameter's place for a while is none.
-            if (
-                id(parameter) not in known
-                and parameter.requires_grad
-                and isinstance(parameter, torch.nn.Parameter)
-            ):
-                raise OptionError(
-                    f"parameter `{name}` came after `distribute`: its gradient is not averaged",
-                    "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new",
-                )
-        if self._grown:
-            # Modules that came without parameters may get some.
-            watch(model, self)
-            self._grown = False
+        if not isinstance(parameter, torch.nn.Parameter):
+            return
+        self._new.add(parameter)
+        owner = weakref.ref(self)
+
+        def came(parameter: torch.Tensor) -> None:
+            averaging = owner()
+            if averaging is not None and averaging._handles and not averaging.job.closed:
+                averaging._refuse_new(parameter)
+
+        self._refusing.append(when_added_to(parameter, came))
+
+    def _look_for_new(self) -> None:
+        """For those that came in a way which torch does not tell of."""
+        model = self._model()
+        for parameter in model.parameters() if model is not None else ():
+            self.is_given(parameter)
+
+    def _refuse_new(self, parameter: torch.Tensor) -> None:
+        """It was given to the model, and has a gradient."""
+        model = self._model()
+        named = model.named_parameters() if model is not None else ()
+        name = next((name for name, one in named if one is parameter), None)
+        owner = owners_of_parameters.get(parameter)
+        # The model may have lost it again, or another `distribute` may have it.
+        owner = owner() if owner is not None else None
+        if name is not None and (owner is None or owner.job.closed):
+            raise OptionError(
+                f"parameter `{name}` came after `distribute`: its gradient is not averaged",
+                "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new; "
+                "freeze what is not to be trained (requires_grad_(False))",
+            )
 
     @torch.no_grad()
     def take_average(self) -> bool:
@@ -348,7 +366,7 @@ class Averaging:
             member = self._members[int(place)]
             if member.bucket is None:
                 self._found.append(member)
-            elif member.parameter.grad is None:
+            elif member.gradient is None:
                 member.bucket.give(member)
         self._learn()
         self._count += 1
@@ -366,7 +384,7 @@ class Averaging:
         for bucket in self._buckets[-len(self._found) :]:
             bucket.take()
             member = bucket.members[0]
-            if member.parameter.grad is None:
+            if member.gradient is None:
                 bucket.give(member)
 
     def begin_anew(self) -> None:
@@ -421,8 +439,8 @@ class Averaging:
             self._calls = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
 
     def _look_away(self) -> None:
-        """The model's calls need not be seen any more, unless there is a reason left."""
-        if self._calls is not None and self._same < 0 and not self._grown:
+        """The model's calls need not be seen any more."""
+        if self._calls is not None and self._same < 0:
             self._calls.remove()
             self._calls = None
 
@@ -432,17 +450,9 @@ class Averaging:
             return
         if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
-        if self._grown:
-            self._refuse_new()
         if self._same >= 0 and self._inputs is None:
             self._inputs = digest_of(inputs)
         self._look_away()
-
-    def has_grown(self) -> None:
-        """The model was given something: its next call looks whether there are new parameters."""
-        if self._handles:
-            self._grown = True
-            self._see_calls()
 
     def loaded(self) -> None:
         """
@@ -451,22 +461,28 @@ class Averaging:
         """
         self._ask = True
 
-    def parameters(self) -> list[torch.Tensor]:
-        """All that the model and the optimizer had."""
-        return self._all
-
     @property
     def passes(self) -> int:
         """How many have ended."""
         return self._count
 
+    def hold(self, handles: list[Any]) -> None:
+        """Takes hooks in that go with the model's."""
+        self._handles += handles
+
+    def __del__(self) -> None:
+        if self.when_dropped is not None and self._handles and not self.unsent:
+            self.when_dropped(self.prefix)
+
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
-        for handle in self._handles:
+        for handle in self._handles + self._refusing:
             handle.remove()
         if self._calls is not None:
             self._calls.remove()
-        self._handles, self._ours, self._calls = [], [], None
+        if self.times is not None:
+            self.times.stop()
+        self._handles, self._refusing, self._ours, self._calls = [], [], [], None
 
 
 class _Loaded(Ours):

@@ -33,6 +33,13 @@ from ...job import Job
 _this_pass: Callable[[], int] = torch._C._current_graph_task_id
 _engine: Any = torch.autograd.Variable._execution_engine
 
+# What autograd calls for a node that is written in Python, with the node first.
+_run_node = {
+    run.__code__
+    for name in ("apply", "apply_boxed")
+    if (run := getattr(torch.autograd.function.BackwardCFunction, name, None)) is not None
+}
+
 _of_job: weakref.WeakKeyDictionary[Job, Backward] = weakref.WeakKeyDictionary()
 _ending: dict[int, dict[Backward, None]] = {}
 """The jobs whose models each outermost pass has reached, in order; each once, whichever threads reach it."""
@@ -223,11 +230,8 @@ def _node_outside() -> Any:
     found = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # The first argument of a `torch.autograd.Function`'s backward is its node in the graph.
-        code = frame.f_code
-        if code.co_argcount or code.co_flags & 0x04:
-            first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, torch.autograd.function.BackwardCFunction):
-                found = first
+        if frame.f_code in _run_node:
+            # Of no other frame: Python keeps what it has shown of a frame's variables with the frame.
+            found = frame.f_locals["self"]
         frame = frame.f_back
     return found

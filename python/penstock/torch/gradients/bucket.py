@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,23 +31,33 @@ ALIGNMENT_BYTES = 64
 """Each gradient begins at a cache line of its own: copies of neighbours share none."""
 
 
-@dataclass(eq=False, slots=True)
 class Member:
-    """A parameter that is averaged."""
+    """A parameter that is averaged: not held, as what holds it here hangs on its own hooks."""
 
-    parameter: torch.Tensor
-    name: str
-    place: int
-    """Its number among the model's."""
-    bucket: Bucket | None = None
-    """None while it has never had a gradient anywhere."""
-    dtype: torch.dtype = field(init=False)
-    device: torch.device = field(init=False)
-    shape: torch.Size = field(init=False)
+    __slots__ = ("bucket", "device", "dtype", "held", "name", "place", "shape")
 
-    def __post_init__(self) -> None:
-        now = self.parameter
-        self.dtype, self.device, self.shape = now.dtype, now.device, now.shape
+    def __init__(self, parameter: torch.Tensor, name: str, place: int) -> None:
+        self.held = weakref.ref(parameter)
+        self.name = name
+        self.place = place
+        """Its number among the model's."""
+        self.bucket: Bucket | None = None
+        """None while it has never had a gradient anywhere."""
+        self.dtype, self.device, self.shape = parameter.dtype, parameter.device, parameter.shape
+
+    @property
+    def parameter(self) -> torch.Tensor | None:
+        """None when the script has dropped it."""
+        return self.held()
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        parameter = self.held()
+        return None if parameter is None else parameter.grad
+
+    @property
+    def elements(self) -> int:
+        return self.shape.numel()
 
     def refusal(self, gradient: torch.Tensor) -> PenstockError | None:
         """Why its bucket does not take the gradient: it is sparse, or the model was converted or moved."""
@@ -90,13 +100,13 @@ class Bucket:
         """How many of its gradients are not complete in this pass."""
         self.has_left = False
         first = members[0]
-        align = max(1, ALIGNMENT_BYTES // first.parameter.element_size())
+        align = max(1, ALIGNMENT_BYTES // first.dtype.itemsize)
         offsets, elements = [], 0
         for member in members:
             offsets.append(elements)
-            elements += math.ceil(member.parameter.numel() / align) * align
+            elements += math.ceil(member.elements / align) * align
         if len(members) == 1:
-            elements = first.parameter.numel()
+            elements = first.elements
         self.tensor = job.tensor(
             name,
             shape=elements,
@@ -109,17 +119,15 @@ class Bucket:
         make: type[HostMemory] | type[CudaMemory] = HostMemory if first.device.type == "cpu" else CudaMemory
         self._memory: Memory = make(self.tensor, first.dtype, first.device, patience)
         self._lanes = [
-            _part(self._memory.lane, at, member.parameter)
-            for member, at in zip(members, offsets, strict=True)
+            _part(self._memory.lane, at, member) for member, at in zip(members, offsets, strict=True)
         ]
         self._values = [
-            _part(self._memory.value, at, member.parameter)
-            for member, at in zip(members, offsets, strict=True)
+            _part(self._memory.value, at, member) for member, at in zip(members, offsets, strict=True)
         ]
         for member in members:
             member.bucket = self
         # Looked at in each pass: a list of what is needed is faster than the members.
-        self._parameters = [member.parameter for member in members]
+        self._held = [member.held for member in members]
         self._shapes = [member.shape for member in members]
         self._dtype, self._device = first.dtype, first.device
 
@@ -135,7 +143,7 @@ class Bucket:
         Raises DtypeError, OptionError or ShapeError if one is not what the bucket was made for, and as
         `Tensor.push`.
         """
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = gradients_of(self._held)
         present = [gradient for gradient in gradients if gradient is not None]
         self._check(gradients, present)
         lanes = self._lanes
@@ -165,7 +173,7 @@ class Bucket:
 
     def take(self) -> None:
         """Waits for the average, and puts it where there is a gradient."""
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = gradients_of(self._held)
         present = [gradient for gradient in gradients if gradient is not None]
         values = self._values
         if len(present) < len(values):
@@ -177,17 +185,25 @@ class Bucket:
                 "can be derived from them; use torch.autograd.grad for what is to be derived again",
                 stacklevel=2,
             )
-            for parameter in self._parameters:
-                if parameter.grad is not None and parameter.grad.requires_grad:
+            for parameter in (member.parameter for member in self.members):
+                if parameter is not None and parameter.grad is not None and parameter.grad.requires_grad:
                     parameter.grad = torch.empty_like(parameter, requires_grad=False)
-            present = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            present = [gradient for gradient in gradients_of(self._held) if gradient is not None]
         self._memory.take(values, present)
 
     def give(self, member: Member) -> None:
         """Gives its average to a parameter that has no gradient here but has one elsewhere."""
-        gradient = torch.empty_like(member.parameter, requires_grad=False)
+        parameter = member.parameter
+        if parameter is None:
+            return
+        gradient = torch.empty_like(parameter, requires_grad=False)
         self._memory.take([self._values[self.members.index(member)]], [gradient])
-        member.parameter.grad = gradient
+        parameter.grad = gradient
+
+
+def gradients_of(held: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor | None]:
+    """Of the parameters that there are, and have one."""
+    return [None if (parameter := one()) is None else parameter.grad for one in held]
 
 
 def buckets_of(members: Sequence[Member], bytes_each: int) -> list[list[Member]]:
@@ -198,14 +214,14 @@ def buckets_of(members: Sequence[Member], bytes_each: int) -> list[list[Member]]
     groups: dict[tuple[torch.dtype, torch.device], list[Member]] = {}
     filled: list[list[Member]] = []
     for member in reversed(members):
-        nbytes = member.parameter.numel() * member.parameter.element_size()
+        nbytes = member.elements * member.dtype.itemsize
         if nbytes >= bytes_each:
             filled.append([member])
             continue
         kind = (member.dtype, member.device)
         group = groups.setdefault(kind, [])
         group.append(member)
-        if sum(one.parameter.numel() * one.parameter.element_size() for one in group) >= bytes_each:
+        if sum(one.elements * one.dtype.itemsize for one in group) >= bytes_each:
             filled.append(groups.pop(kind))
     return filled + list(groups.values())
 
@@ -220,10 +236,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _part(flat: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
-    """The piece of `flat` from `at` on, laid out as gradients of `like` are."""
-    piece = flat[at : at + like.numel()]
-    return piece.as_strided(like.shape, like.stride()) if is_dense(like) else piece.view(like.shape)
+def _part(flat: torch.Tensor, at: int, of: Member) -> torch.Tensor:
+    """The piece of `flat` from `at` on, laid out as gradients of a parameter are."""
+    piece, like = flat[at : at + of.elements], of.parameter
+    if like is None or not is_dense(like):
+        return piece.view(of.shape)
+    return piece.as_strided(like.shape, like.stride())
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -10,9 +10,10 @@ workers; whole numbers and flags are rank 0's. "local": they stay each worker's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Of a batch norm, by the names that all give them."""
+_ALIGNMENT = 16
+"""Bytes: the largest type's."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -37,18 +40,30 @@ class _Buffer:
     """One buffer, and what it was when the model was distributed."""
 
     label: str
-    read: Callable[[], torch.Tensor]
-    """A module may put another in its place."""
+    module: weakref.ref[torch.nn.Module]
+    """What holds the model's buffers must not keep the model."""
+    name: str
+    held: torch.Tensor
+    """As it was last: if the script drops the module."""
     dtype: torch.dtype
     shape: torch.Size
 
     @property
     def bytes(self) -> int:
-        """Up to a multiple of eight, so that each begins where any type may."""
-        return -(-self.shape.numel() * self.dtype.itemsize // 8) * 8
+        """So many that each begins where any type may."""
+        return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def numbers(self) -> int:
+        """A complex one is two."""
+        return self.shape.numel() * (2 if self.dtype.is_complex else 1)
 
     def now(self) -> torch.Tensor:
-        buffer = self.read()
+        module = self.module()
+        if module is not None:
+            # It may have put another in its place.
+            self.held = cast(torch.Tensor, module._buffers[self.name])
+        buffer = self.held
         if buffer.shape == self.shape:
             return buffer
         raise ShapeError(
@@ -64,7 +79,7 @@ class _Group:
 
     mean: bool
     dtype: torch.dtype | None
-    """None: whole numbers and flags, whose bytes travel two by two, each pair as a float32."""
+    """None: of those that have no mean, whose bytes travel two by two, each pair as a float32."""
     of: list[_Buffer] = field(default_factory=list)
     tensor: Tensor | None = None
 
@@ -72,7 +87,7 @@ class _Group:
     def elements(self) -> int:
         if self.dtype is None:
             return sum(one.bytes for one in self.of) // 2
-        return sum(one.shape.numel() for one in self.of)
+        return sum(one.numbers for one in self.of)
 
     def send(self) -> None:
         """Contributes them as they are."""
@@ -80,13 +95,16 @@ class _Group:
         if self.dtype is None:
             lane, at = self.tensor.lane(), 0
             for one in self.of:
-                raw = one.now().to("cpu", one.dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+                raw = _plain(one).contiguous().reshape(-1).view(torch.uint8).numpy()
                 end = at + one.bytes // 2
                 lane[at:end] = np.pad(raw, (0, one.bytes - raw.size)).view(np.uint16)
                 at = end
             self.tensor.push()
         else:
-            parts = [one.now().to("cpu", self.dtype).reshape(-1) for one in self.of]
+            parts = [
+                (torch.view_as_real(_plain(one)) if one.dtype.is_complex else _plain(one)).reshape(-1)
+                for one in self.of
+            ]
             self.tensor.push(torch.cat(parts))
 
     def take(self, value: Array) -> None:
@@ -99,13 +117,14 @@ class _Group:
             flat = torch.from_numpy(value.copy())
         at = 0
         for one in self.of:
-            size = one.shape.numel()
             if self.dtype is None:
-                piece = flat[at : at + size * one.dtype.itemsize].view(one.dtype)
+                piece = flat[at : at + one.shape.numel() * one.dtype.itemsize].view(one.dtype)
                 at += one.bytes
             else:
-                piece = flat[at : at + size]
-                at += size
+                piece = flat[at : at + one.numbers]
+                at += one.numbers
+                if one.dtype.is_complex:
+                    piece = torch.view_as_complex(piece.reshape(-1, 2))
             _overwrite(one, piece.reshape(one.shape))
 
 
@@ -126,12 +145,16 @@ class Buffers:
         self._patience = patience
         groups: dict[tuple[bool, torch.dtype | None], _Group] = {}
         for one in _buffers(model) if kind != "local" and job.size > 1 else ():
-            is_float = one.dtype in _FLOATS
-            if not is_float and (one.dtype.is_complex or one.dtype.is_floating_point):
+            # Of a complex one, of its real and imaginary parts.
+            real = one.dtype.to_real() if one.dtype.is_complex else one.dtype
+            mean = kind == "mean" and real.is_floating_point
+            if mean and real not in _FLOATS:
                 kind_of_number = str(one.dtype).removeprefix("torch.")
-                raise DtypeError(f"buffer `{one.label}` is {kind_of_number}, which cannot be sent", _LOCAL)
-            dtype = one.dtype if is_float else None
-            mean = kind == "mean" and is_float
+                raise DtypeError(
+                    f"buffer `{one.label}` is {kind_of_number}, of which there is no mean",
+                    'pass buffers="rank0" or "local" to `ps.torch.distribute`',
+                )
+            dtype = real if mean or one.dtype in _FLOATS else None
             groups.setdefault((mean, dtype), _Group(mean, dtype)).of.append(one)
         self._groups = list(groups.values())
         for number, group in enumerate(self._groups):
@@ -161,14 +184,19 @@ class Buffers:
                 group.take(value)
 
 
+def _plain(one: _Buffer) -> torch.Tensor:
+    """As it is now, with the bits that it says."""
+    return one.now().to("cpu", one.dtype).resolve_conj().resolve_neg()
+
+
 def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     """
-    A second backward pass through the same graph must still find what its forward pass saved. Running
-    statistics are saved, but not used in training: autograd need not know that they have changed. It does of
-    other buffers, and refuses such a pass, unless they have not.
+    Another backward pass through a graph must still find what its forward pass saved. Running statistics are
+    saved, but not used in training: autograd need not know that they have changed. It does of other buffers,
+    and of statistics where they are used, and refuses such a pass, unless they have not.
     """
-    buffer = one.now()
-    if one.label.rpartition(".")[2] in _STATISTICS:
+    buffer, module = one.now(), one.module()
+    if one.name in _STATISTICS and module is not None and module.training:
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
     elif not _same(buffer, value.to(buffer)):
@@ -177,8 +205,13 @@ def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all elements are equal; a NaN is to its like."""
+    if one.dtype.is_complex:
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     bits = _BITS.get(one.dtype.itemsize)
-    return torch.equal(one, other) or (bits is not None and torch.equal(one.view(bits), other.view(bits)))
+    if bits is not None and torch.equal(one.view(bits), other.view(bits)):
+        return True
+    # Of the smallest types only bits can be compared everywhere.
+    return one.dtype in _FLOATS and torch.equal(one, other)
 
 
 def _buffers(model: torch.nn.Module) -> list[_Buffer]:
@@ -191,12 +224,5 @@ def _buffers(model: torch.nn.Module) -> list[_Buffer]:
                 continue
             seen.add(id(buffer))
             label = f"{prefix}.{name}" if prefix else name
-            found.append(_Buffer(label, _reader(module, name), buffer.dtype, buffer.shape))
+            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
     return found
-
-
-def _reader(module: torch.nn.Module, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> Any:
-        return module._buffers[name]
-
-    return read

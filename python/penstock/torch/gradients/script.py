@@ -23,7 +23,7 @@ from .averaging import Averaging
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
     """
     What must be the same on all workers, a line each: class, settings of every group, and which parameters it
-    has in which order, as states go from worker to worker by place. `names`: of parameters, by their id.
+    has. Their order too, where the optimizer may go by it. `names`: of parameters, by their id.
     """
     kind = type(optimizer)
     lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
@@ -32,49 +32,77 @@ def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
         # A function, say, lies elsewhere in each process.
         told = re.sub(r" at 0x[0-9a-f]+", "", f"{settings}")
         lines.append(f"group {number} of {len(group['params'])} parameters with {told}")
-        lines += [
-            f"group {number}, place {place}: `{names[id(parameter)]}`"
-            for place, parameter in enumerate(group["params"])
-        ]
+        known = [names[id(parameter)] for parameter in group["params"]]
+        if _steps_one_by_one(optimizer):
+            lines += [f"group {number}: `{name}`" for name in sorted(known)]
+        else:
+            lines += [f"group {number}, place {place}: `{name}`" for place, name in enumerate(known)]
     return lines
 
 
-def start_alike(optimizer: torch.optim.Optimizer, job: Job, name: str, timeout: float | None) -> None:
+def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:
     """
-    Gives every worker rank 0's optimizer state: a checkpoint may have been loaded there alone. Collective.
+    Whether each parameter's step and state are its own, whatever its place: of torch's rules, all but LBFGS.
+    Others may keep what is a whole group's with its first parameter.
+    """
+    return type(optimizer).__module__.startswith("torch.optim.") and not closure_required(optimizer)
+
+
+def start_alike(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], job: Job, name: str, timeout: float | None
+) -> bool:
+    """
+    Gives every worker rank 0's optimizer state, by the names of parameters: a checkpoint may have been loaded
+    there alone. Returns whether it has its parameters in the order of rank 0's. Collective.
 
     Raises OptionError if the state holds objects that cannot be sent.
     """
+    if job.size == 1:
+        return True
+    mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     data = None
     if job.rank == 0:
-        data = b""
-        if optimizer.state:
-            stream = io.BytesIO()
-            torch.save(optimizer.state_dict(), stream)
-            data = stream.getvalue()
+        stream = io.BytesIO()
+        torch.save({"order": mine, "state": optimizer.state_dict() if optimizer.state else None}, stream)
+        data = stream.getvalue()
     received = broadcast_bytes(job, name, data, timeout)
     if job.rank == 0:
-        return
-    if received:
-        # Only tensors and plain values are accepted: nothing that another process sends is run here.
-        try:
-            state = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
-        except Exception as error:
-            raise OptionError(
-                f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: {error}",
-                "load the optimizer's state on every worker before `distribute`, or after it",
-            ) from error
-        optimizer.load_state_dict(state)
+        return True
+    # Only tensors and plain values are accepted: nothing that another process sends is run here.
+    try:
+        sent = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise OptionError(
+            f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: {error}",
+            "load the optimizer's state on every worker before `distribute`, or after it",
+        ) from error
+    theirs, state = sent["order"], sent["state"]
+    if state is not None:
+        optimizer.load_state_dict(state if theirs == mine else _in_order(state, theirs, mine))
     elif optimizer.state:
         optimizer.state.clear()
+    return bool(theirs == mine)
 
 
-def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
-    """Refuses steps that would leave the workers apart, and averages what closures return."""
+def _in_order(state: dict[str, Any], theirs: list[list[str]], mine: list[list[str]]) -> dict[str, Any]:
+    """A state that goes by the places of `theirs`, by those of `mine`: the same names in each group."""
+    groups = []
+    for group, names, wanted in zip(state["param_groups"], theirs, mine, strict=True):
+        place_of = {name: place for place, name in enumerate(names)}
+        places = [place_of[name] for name in wanted]
+        group = {**group, "params": [group["params"][place] for place in places]}
+        if "param_names" in group:
+            group["param_names"] = [group["param_names"][place] for place in places]
+        groups.append(group)
+    # States go by the numbers in "params", which a load takes as they come.
+    return {"state": state["state"], "param_groups": groups}
+
+
+def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_order: bool) -> None:
+    """Refuses steps and loads that would leave the workers apart, and averages what closures return."""
     job = averaging.job
     if job.size == 1:
         return
-    known = {id(parameter) for parameter in averaging.parameters()}
     needs_closure = closure_required(optimizer)
     last = _Step()
 
@@ -116,13 +144,13 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
                     "no backward pass has averaged gradients "
                     + ("since the last step" if last.passes else "yet")
                     + ", so the gradients of this step are this worker's alone",
-                    "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets "
-                    "itself, is not averaged",
+                    "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets or "
+                    "changes itself, is not averaged",
                 )
 
     def refuse_new(stepped: torch.optim.Optimizer) -> None:
         for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
-            if id(parameter) not in known:
+            if parameter not in averaging.known:
                 raise OptionError(
                     f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
                     "`distribute`, and whose gradient is not averaged",
@@ -132,10 +160,24 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     def after_step(stepped: torch.optim.Optimizer, _: Any, __: Any) -> None:
         last.note(stepped, averaging.passes)
 
-    optimizer.register_step_pre_hook(before_step)
-    optimizer.register_step_post_hook(after_step)
-    # A state that was loaded on one worker alone shows in the parameters after its next step.
-    optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded())
+    def before_load(loading: torch.optim.Optimizer, _: Any) -> None:
+        if not job.closed and not same_order:
+            raise OptionError(
+                f"this worker's {type(loading).__name__} has its parameters in another order than worker "
+                "0's, and a state goes by their places: it would be another parameter's here or there",
+                "give the optimizer its parameters in the same order on every worker, or load before "
+                "`distribute`, which sends worker 0's state by name",
+            )
+
+    averaging.hold(
+        [
+            optimizer.register_step_pre_hook(before_step),
+            optimizer.register_step_post_hook(after_step),
+            optimizer.register_load_state_dict_pre_hook(before_load),
+            # A state that was loaded on one worker alone shows in the parameters after its next step.
+            optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded()),
+        ]
+    )
 
 
 class _Step:
@@ -144,22 +186,31 @@ class _Step:
     def __init__(self) -> None:
         self.passes = 0
         """That had averaged gradients by then."""
-        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def note(self, optimizer: torch.optim.Optimizer, passes: int) -> None:
         """It has been taken. Gradients are held weakly: the script may throw them away."""
         self.passes = passes
         self._gradients = {
-            id(parameter): weakref.ref(gradient)
+            id(parameter): (weakref.ref(gradient), _changes(gradient))
             for group in optimizer.param_groups
             for parameter in group["params"]
             if (gradient := parameter.grad) is not None
         }
 
     def had(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter's gradient was the same object then."""
-        gradient = self._gradients.get(id(parameter))
-        return gradient is not None and gradient() is parameter.grad
+        """
+        Whether the parameter's gradient was the same object then, and torch has counted no change since. It
+        counts those through `.data` and NumPy nowhere.
+        """
+        gradient, version = self._gradients.get(id(parameter), (None, 0))
+        now = parameter.grad
+        return gradient is not None and gradient() is now and now is not None and _changes(now) == version
+
+
+def _changes(gradient: torch.Tensor) -> int:
+    """How often it was changed in place, as torch counts."""
+    return 0 if gradient.is_inference() else gradient._version
 
 
 def closure_required(optimizer: torch.optim.Optimizer) -> bool:

@@ -94,6 +94,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._copies: dict[int, torch.Tensor] = {}
         """Of those that have gradients, as they were after the last step."""
         self._rules: list[GroupRule] = []
+        self._steps = 0
+        """That were taken."""
+        self._steps_before: list[int] = []
+        """When the steps of wrappers that are under way began."""
         self._ready = False
         self._loaded: str | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
@@ -222,6 +226,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
+        self._steps += 1
         return loss
 
     def _complete(self) -> tuple[list[int], Array]:
@@ -511,6 +516,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "give `distribute` one optimizer with all of the groups, or add them by add_param_group; with "
             'where="gradients" any number of optimizers step',
         )
+
+    def step_of_wrapper_begins(self) -> None:
+        """An optimizer that holds this one begins its step."""
+        self._steps_before.append(self._steps)
+
+    def step_of_wrapper_ends(self) -> None:
+        """
+        It has ended. Raises OptionError if it stepped in place of this one: one that leaves out a step, as in
+        accumulation, changes nothing.
+        """
+        # One that raised in its step has left a number above.
+        if self._steps_before and self._steps_before.pop() == self._steps:
+            self._refuse_changes()
 
     def _refuse_changes(self) -> None:
         """
