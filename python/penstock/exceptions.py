@@ -157,6 +157,9 @@ class GetTimeout(DeadlineExceeded):
 class UnknownRow(PenstockError, LookupError):
     """The table has no such row, or this worker neither produces nor consumes it."""
 
+    missing: list[int] = []  # noqa: RUF012
+    """Workers that left before they declared the table, where a row has no producer for want of them."""
+
 
 class NotProducer(PenstockError, ValueError):
     """A row was set or added to by a worker that does not produce it."""

@@ -28,7 +28,6 @@ Cost: one set, and one get of a row of each worker; for long objects once more f
 from __future__ import annotations
 
 import pickle
-import re
 import struct
 import sys
 import threading
@@ -415,9 +414,7 @@ class _Channel:
                     timeout=limit.left(),
                 )
             except UnknownRow as error:
-                # Only this says who it was.
-                found = re.search(r"workers \[(\d+)", str(error))
-                raise _left(int(found[1]) if found else -1) from error
+                raise _left(next(iter(error.missing), -1)) from error
         return self._table
 
 

@@ -19,23 +19,26 @@ const MOST_KEPT_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 pub struct Requests<T> {
     next: u64,
+    closed: bool,
     open: BTreeMap<u64, (Vec<u8>, T)>,
 }
 
 impl<T> Default for Requests<T> {
     fn default() -> Self {
-        Self { next: 1, open: BTreeMap::new() }
+        Self { next: 1, closed: false, open: BTreeMap::new() }
     }
 }
 
 impl<T> Requests<T> {
-    /// Asks: the request's number, and its message.
+    /// Asks: the request's number, and its message. Once they are [closed](Self::close), `waits` is dropped at once.
     pub fn ask(&mut self, body: Ask, waits: T) -> Result<(u64, Vec<u8>), MessageError> {
         let id = self.next;
         let settled = self.open.keys().next().copied().unwrap_or(id);
         let bytes = encode(&Request { id, settled, body })?;
         self.next += 1;
-        self.open.insert(id, (bytes.clone(), waits));
+        if !self.closed {
+            self.open.insert(id, (bytes.clone(), waits));
+        }
         Ok((id, bytes))
     }
 
@@ -54,8 +57,9 @@ impl<T> Requests<T> {
         self.open.values().map(|(bytes, _)| bytes.as_slice())
     }
 
-    /// No thread waits any more.
-    pub fn clear(&mut self) {
+    /// There will be no more answers: no thread waits any more, nor for what is still asked.
+    pub fn close(&mut self) {
+        self.closed = true;
         self.open.clear();
     }
 }
@@ -112,8 +116,10 @@ mod tests {
         requests.settle(1);
         let (id, bytes) = requests.ask(Ask::Barrier, 3).unwrap();
         assert_eq!((id, asked(&bytes).settled), (4, 3));
-        requests.clear();
+        requests.close();
         assert_eq!((requests.again().count(), requests.settled()), (0, 0));
+        requests.ask(Ask::Barrier, 4).unwrap();
+        assert_eq!(requests.again().count(), 0, "nor does any other");
     }
 
     /// Q-1, at the server.

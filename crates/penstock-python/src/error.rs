@@ -155,7 +155,8 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
             TableError::BadName { .. } => named("TensorNameError"),
             TableError::BadRowBytes { .. } => named("ShapeError"),
             TableError::BadSum { .. } => named("DtypeError"),
-            TableError::RowOutOfRange { .. } | TableError::NoProducer { .. } => named("UnknownRow"),
+            TableError::RowOutOfRange { .. } => named("UnknownRow"),
+            TableError::NoProducer { gone, .. } => named("UnknownRow").with("missing", gone.clone()),
             TableError::TooManyRows { .. } | TableError::TooManyTables => named("OptionError"),
             TableError::TwoProducers { row, first, second, .. } => {
                 named("TwoProducers").with("row", *row).with("ranks", vec![*first, *second])

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::raw::{Raw, hello, tell};
 use common::tenants::{SESSION, enter, far, frame, hear, say};
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
@@ -15,6 +16,7 @@ use penstock_proto::message::{Answer, Ask, Departure, Reply, Request, decode, en
 use penstock_proto::peer::PeerId;
 use penstock_proto::submission::Submission;
 use std::io::Write;
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -444,32 +446,193 @@ fn who_fails_beside_another_thread_that_leaves_has_not_left_well_and_both_return
     }
 }
 
-// It was told once more that it had left well, while its own leave said that it had not.
+/// A worker that speaks by hand and has been let go, on this host or on another; it has not said that it heard so.
+enum Gone {
+    Here(Raw),
+    There(TcpStream),
+}
+
+impl Gone {
+    /// The servers have one shard each.
+    fn new(cluster: &Cluster, server: usize, rank: u32) -> Self {
+        let mut gone = if cluster.way == Way::Memory {
+            let raw = Raw::join_at(cluster, server, rank);
+            raw.submit(Submission::Leave.encode());
+            Self::Here(raw)
+        } else {
+            let control = far(cluster, server, rank);
+            let purpose = Purpose::Shard { peer: PeerId::worker(rank), session: SESSION, shard: 0 };
+            let address = cluster.servers[server].addresses()[0];
+            let mut shard = enter(address, "job", common::SECRET, purpose).unwrap();
+            shard.write_all(&frame("job", 1, Submission::Leave).encode()).unwrap();
+            Self::There(control)
+        };
+        assert_eq!(gone.leave(2, Departure::Done), Answer::Left);
+        gone
+    }
+
+    fn leave(&mut self, id: u64, how: Departure) -> Answer {
+        let body = Ask::Leave { how };
+        match self {
+            Self::Here(raw) => raw.ask(id, body),
+            Self::There(control) => {
+                say(control, &encode(&Request { id, settled: id, body }).unwrap());
+                decode::<Reply>(&hear(control).unwrap()).unwrap().body
+            }
+        }
+    }
+}
+
+/// Checks that worker 1 is lost in this way, and not one that has left, by a barrier of worker 0.
+fn assert_lost(a: &Job, loss: &Loss, on_loss: &str) {
+    let met = a.barrier_for("", None);
+    if on_loss == "continue" {
+        assert_eq!(met.unwrap().left, [], "it is lost");
+        a.leave(None).unwrap();
+    } else {
+        let expected = JobFailure::WorkerLost { rank: 1, loss: loss.clone() };
+        assert_eq!(failed(met.unwrap_err()), expected);
+    }
+}
+
+// It was told once more that it had left well, while its own leave said that it had not; on this host nobody listened any more.
 #[test]
 fn who_fails_before_it_has_heard_that_it_was_let_go_has_not_left_well() {
-    for on_loss in ["stop", "continue"] {
-        let given = [("shards", "1"), ("on_worker_loss", on_loss)];
-        let cluster = Cluster::over(Way::Tcp, 2, 1, &given);
+    for (way, on_loss) in
+        [Way::Memory, Way::Tcp].into_iter().flat_map(|way| [(way, "stop"), (way, "continue")])
+    {
+        let cluster = Cluster::over(way, 2, 1, &[("shards", "1"), ("on_worker_loss", on_loss)]);
         let a = cluster.join(0);
-        let mut control = far(&cluster, 0, 1);
-        let purpose = Purpose::Shard { peer: PeerId::worker(1), session: SESSION, shard: 0 };
-        let address = cluster.servers[0].addresses()[0];
-        let mut shard = enter(address, "job", common::SECRET, purpose).unwrap();
-        shard.write_all(&frame("job", 1, Submission::Leave).encode()).unwrap();
-        let mut leave = |id, how| {
-            say(&mut control, &encode(&Request { id, settled: id, body: Ask::Leave { how } }).unwrap());
-            hear(&mut control).map(|reply| decode::<Reply>(&reply).unwrap().body)
-        };
-        assert_eq!(leave(2, Departure::Done), Some(Answer::Left));
+        let mut gone = Gone::new(&cluster, 0, 1);
         assert_eq!(a.barrier_for("", None).unwrap().left, [1], "the others go on without it");
-        assert_eq!(leave(3, Departure::Failed { what: "no".to_owned() }), None, "{on_loss}");
-        let met = a.barrier_for("", None);
-        if on_loss == "continue" {
-            assert_eq!(met.unwrap().left, [], "it is lost");
-            a.leave(None).unwrap();
-        } else {
-            let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } };
-            assert_eq!(failed(met.unwrap_err()), expected);
+        let loss = Loss::Failed { what: "no".to_owned() };
+        let heard = gone.leave(3, Departure::Failed { what: "no".to_owned() });
+        assert_eq!(heard, Answer::Failed(JobFailure::WorkerLost { rank: 1, loss: loss.clone() }), "{way:?}");
+        assert_lost(&a, &loss, on_loss);
+    }
+}
+
+// Its own leave said that it had heard the job fail, and the others ended as if all were well.
+#[test]
+fn who_has_heard_of_a_failure_before_it_has_heard_that_it_was_let_go_has_not_left_well() {
+    for on_loss in ["stop", "continue"] {
+        for lost in [0, 1] {
+            let given = [("shards", "1"), ("on_worker_loss", on_loss)];
+            let cluster = Cluster::over(Way::Tcp, 2, 2, &given);
+            let a = cluster.join(0);
+            let mut gone = [1, 0].map(|server| Gone::new(&cluster, server, 1));
+            let failure = JobFailure::ServerLost { server: lost, reason: "its line broke".to_owned() };
+            // The first server is left last: this one has nothing to tell that the first is not told too.
+            assert_eq!(gone[0].leave(3, Departure::Heard(failure.clone())), Answer::Left);
+            assert_eq!(a.barrier_for("", None).unwrap().left, [1]);
+            let loss = Loss::Failed { what: format!("it heard: {failure}") };
+            let heard = gone[1].leave(3, Departure::Heard(failure));
+            assert_eq!(heard, Answer::Failed(JobFailure::WorkerLost { rank: 1, loss: loss.clone() }));
+            assert_lost(&a, &loss, on_loss);
+        }
+    }
+}
+
+#[test]
+fn who_has_left_and_does_not_hang_up_is_hung_up_on() {
+    let cluster = Cluster::new(2, 1, &[("shards", "1"), ("lease", "0.5")]);
+    let _a = cluster.join(0);
+    let Gone::Here(raw) = Gone::new(&cluster, 0, 1) else { panic!("it is on this host") };
+    raw.wait_for_the_end();
+}
+
+/// Two workers whose connections all stand; rank 1 behind a line over which no sign of life goes meanwhile.
+fn two_at_rest(on_loss: &str) -> (Cluster, Job, Job) {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[("on_worker_loss", on_loss), ("lease", "600")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (_wa, wb) = tensors(&a, &b);
+    push(&wb, 1.0);
+    thread::scope(|scope| {
+        scope.spawn(|| b.barrier(None).unwrap());
+        a.barrier(None).unwrap();
+    });
+    (cluster, a, b)
+}
+
+// Its connection is listened to until it hangs up: as another worker it would have been listened to for ever.
+#[test]
+fn who_has_left_does_not_come_as_another_on_the_same_connection() {
+    let cluster = Cluster::new(2, 1, &[("shards", "1")]);
+    let mut gone = Gone::new(&cluster, 0, 1);
+    let Gone::Here(raw) = &gone else { panic!("it is on this host") };
+    tell(&raw.connection, 3, hello(0, 2));
+    assert_eq!(gone.leave(4, Departure::Done), Answer::Left);
+    cluster.join(0);
+}
+
+/// The connection that a worker makes first.
+const CONTROL: u64 = 0;
+
+/// Worker 1 leaves, and the answer is held back on its line; then it fails, and what it says of that is held back too, until the
+/// line breaks. What its leave returned.
+fn fails_as_its_leave_is_confirmed(cluster: &Cluster, b: &Job, let_go: impl FnOnce()) -> Result<(), Error> {
+    let line = &cluster.lines[0];
+    line.deafen(true);
+    thread::scope(|scope| {
+        let leaves = scope.spawn(|| b.leave(None));
+        let_go();
+        line.let_pass(0);
+        let fails = scope.spawn(|| b.fail("no"));
+        line.wait_until_stuck_on(CONTROL);
+        line.sever();
+        fails.join().unwrap();
+        leaves.join().unwrap()
+    })
+}
+
+// It had left well for the others, and not for itself: it said once why it failed, on a line that broke.
+#[test]
+fn a_failure_that_is_said_as_the_line_breaks_is_told_to_the_others() {
+    for on_loss in ["stop", "continue"] {
+        let (cluster, a, b) = two_at_rest(on_loss);
+        let left = fails_as_its_leave_is_confirmed(&cluster, &b, || {
+            assert_eq!(a.barrier_for("", None).unwrap().left, [1], "it was let go");
+        });
+        assert_eq!(left, Err(Error::Closed), "{on_loss}");
+        assert_lost(&a, &Loss::Failed { what: "no".to_owned() }, on_loss);
+    }
+}
+
+// The job had ended well, and the last worker's leave said that it had not.
+#[test]
+fn who_fails_when_the_job_has_ended_well_has_left_well() {
+    let (cluster, a, b) = two_at_rest("stop");
+    a.leave(None).unwrap();
+    let left = fails_as_its_leave_is_confirmed(&cluster, &b, || {
+        while cluster.servers[0].workers_here() > 0 {
+            thread::yield_now();
+        }
+    });
+    assert_eq!(left, Ok(()));
+    assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())));
+}
+
+// A leave that returned an error was a clean one for all others.
+#[test]
+fn of_a_leave_and_a_failure_at_once_the_others_hear_what_the_leave_says() {
+    for way in [Way::Memory, Way::Tcp] {
+        for _ in 0..40 {
+            let cluster = Cluster::over(way, 2, 1, &[]);
+            let (a, b) = (cluster.join(0), cluster.join(1));
+            let left = thread::scope(|scope| {
+                let leaves = scope.spawn(|| b.leave(None));
+                b.fail("no");
+                leaves.join().unwrap()
+            });
+            match a.barrier_for("", None) {
+                Ok(met) => assert_eq!((met.left, left), (vec![1], Ok(())), "{way:?}"),
+                // Who comes to leave when the failure has been told is not told again.
+                Err(error) => {
+                    let expected = Loss::Failed { what: "no".to_owned() };
+                    assert_eq!(failed(error), JobFailure::WorkerLost { rank: 1, loss: expected }, "{way:?}");
+                    assert!(matches!(left, Ok(()) | Err(Error::Closed)), "{way:?}: {left:?}");
+                }
+            }
         }
     }
 }

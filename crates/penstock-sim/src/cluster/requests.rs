@@ -338,7 +338,7 @@ impl Cluster<'_> {
     fn has_left(&mut self, rank: Rank) -> Result<(), Failure> {
         self.post_record(rank, Way::Up, &request(HEARD, Ask::Heard));
         self.workers[rank as usize].state = State::Left;
-        self.links[rank as usize].requests.clear();
+        self.links[rank as usize].requests.close();
         self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
         self.see(Observation::Ended { rank, how: "left" })
     }

@@ -179,7 +179,7 @@ impl Cluster<'_> {
             return Ok(());
         }
         self.workers[rank as usize].state = State::Lost;
-        self.links[rank as usize].requests.clear();
+        self.links[rank as usize].requests.close();
         self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
         self.see(Observation::Ended { rank, how: "lost" })
     }

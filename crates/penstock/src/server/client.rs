@@ -104,13 +104,13 @@ impl Channel {
 /// A connection.
 pub(super) struct Client {
     pub(super) channel: Channel,
-    /// When it came, as the control thread counts milliseconds.
+    /// When it came, or its worker was let go, as the control thread counts milliseconds.
     pub(super) since: u64,
     /// Whether it has proved that it knows the job's secret. Before, nothing else is heard.
     pub(super) proof: Proof,
     /// The peer at the other end; `None` before it has said hello.
     pub(super) peer: Option<PeerId>,
-    /// The peer on another host that is told the last word by this connection: it has left, or the job has failed.
+    /// The peer that is told the last word by this connection: it has left, or the job has failed.
     pub(super) parting: Option<PeerId>,
 }
 

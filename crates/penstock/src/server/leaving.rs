@@ -1,15 +1,16 @@
 //! Workers that leave. One that is done is let go when every shard has taken its goodbye, and with it everything before; until
 //! then it is a worker like any other, and lost if it dies.
 //!
-//! On another host the answer may be lost with a connection: a worker that has left may come again and ask again, until it says
-//! that it has heard.
+//! The answer may be lost with a connection to another host: a worker that has left may come again and ask again, until it says
+//! that it has heard. Until it hangs up, it may also say that it failed before it heard so, and has not left well then: the worker
+//! itself, the server and the others are to know the same of it.
 
 use super::control::{Answered, Control, Last, plain};
 use crate::options::OnWorkerLoss;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::Member;
-use penstock_proto::message::{Answer, Departure};
+use penstock_proto::message::{Answer, Departure, Reply, encode};
 use penstock_proto::peer::PeerId;
 
 /// After one worker reports a failure that it has heard of: how long workers that know better may take to say so, in
@@ -37,6 +38,11 @@ fn is_same(one: &JobFailure, other: &JobFailure) -> bool {
     }
 }
 
+/// What becomes of a worker that has heard of a failure which nobody else confirms.
+fn it_heard(failure: &JobFailure) -> Loss {
+    Loss::Failed { what: format!("it heard: {failure}") }
+}
+
 impl Control {
     pub(super) fn leave(&mut self, token: u64, rank: Rank, request: u64, how: Departure) -> Option<Answered> {
         match how.brief() {
@@ -44,31 +50,69 @@ impl Control {
                 self.workers.get_mut(&rank)?.leaving = Some(request);
                 self.let_go(rank);
             }
-            Departure::Failed { what } => self.close(token, Loss::Failed { what }),
-            Departure::Heard(failure) => self.hear_of(token, rank, failure),
+            Departure::Failed { what } => {
+                let loss = Loss::Failed { what };
+                self.answer_last(
+                    token,
+                    request,
+                    Answer::Failed(JobFailure::WorkerLost { rank, loss: loss.clone() }),
+                );
+                self.close(token, loss);
+            }
+            Departure::Heard(failure) => {
+                self.answer_last(token, request, Answer::Failed(failure.clone()));
+                self.hear_of(token, rank, failure);
+            }
         }
         None
     }
 
+    /// Answers a client that is hung up on next. One that has hung up itself needs to hear nothing.
+    fn answer_last(&mut self, token: u64, request: u64, answer: Answer) {
+        if let Some(client) = self.clients.get_mut(&token)
+            && let Ok(bytes) = encode(&Reply { id: request, body: answer })
+        {
+            let _ = client.channel.send(&bytes, &[]);
+        }
+    }
+
     /// A worker that has been told the last word says that it leaves: the answer was lost with a connection. Or it fails after
     /// all, and has not heard that it was let go. Then it has not left well, whatever the others were told meanwhile: as when
-    /// its launcher says so, what it submitted counts, and they hear how it ended.
-    pub(super) fn leave_again(&mut self, token: u64, peer: PeerId, how: Departure) -> Option<Answered> {
-        let Departure::Failed { what } = how.brief() else { return plain(Answer::Left) };
-        // It hangs up, and comes no more.
+    /// its launcher says so, what it submitted counts, and they hear how it ended. Not where the job has ended, which then
+    /// counts for the worker too.
+    pub(super) fn leave_again(
+        &mut self,
+        token: u64,
+        peer: PeerId,
+        request: u64,
+        how: Departure,
+    ) -> Option<Answered> {
+        let loss = match how.brief() {
+            Departure::Done => return plain(Answer::Left),
+            Departure::Failed { what } => Some(Loss::Failed { what }),
+            // The first server is left last: where another has let a worker go, the first hears from it what it heard, and judges
+            // it. Here it is this worker's word alone, and what it cannot have from another server: they all let it go before.
+            Departure::Heard(failure) => (self.config.index == 0).then(|| it_heard(&failure)),
+        };
+        let disowned =
+            loss.filter(|_| self.is_open()).and_then(|loss| Some((self.disown(peer, &loss)?, loss)));
+        let answer = disowned
+            .map_or(Answer::Left, |(rank, loss)| Answer::Failed(JobFailure::WorkerLost { rank, loss }));
+        self.answer_last(token, request, answer);
+        // It hangs up, and comes no more unless this answer is lost too.
         self.partings.remove(&peer);
         self.drop_client(token);
-        if self.is_open()
-            && let Some(rank) = self.rank_of(peer)
-            && self.roster.disown(rank)
-        {
-            let loss = Loss::Failed { what };
-            if let Some((_, last)) = self.departed.get_mut(&peer) {
-                *last = Last::Lost(loss.clone());
-            }
-            self.note_loss(rank, loss);
-        }
         None
+    }
+
+    /// A peer that had left is lost after all. Its rank; `None` if it had not left.
+    fn disown(&mut self, peer: PeerId, loss: &Loss) -> Option<Rank> {
+        let rank = self.rank_of(peer).filter(|&rank| self.roster.disown(rank))?;
+        if let Some((_, last)) = self.departed.get_mut(&peer) {
+            *last = Last::Lost(loss.clone());
+        }
+        self.note_loss(rank, loss.clone());
+        Some(rank)
     }
 
     /// A worker has heard that the job has failed, from another server or because it lost one. This server may not know it.
@@ -76,7 +120,7 @@ impl Control {
         let us = matches!(failure, JobFailure::ServerLost { server, .. } if server == self.config.index);
         let itself = matches!(failure, JobFailure::WorkerLost { rank: lost, .. } if lost == rank);
         if us || itself && self.goes_on() {
-            return self.close(token, Loss::Failed { what: format!("it heard: {failure}") });
+            return self.close(token, it_heard(&failure));
         }
         // It says nothing more, and needs to be told nothing.
         self.drop_client(token);
@@ -109,8 +153,8 @@ impl Control {
         let now = self.clock.now();
         let late =
             self.hearsay.iter().filter(|(_, (until, _))| now >= *until).min_by_key(|(_, (until, _))| *until);
-        if let Some((rank, what)) = late.map(|(&rank, (_, failure))| (rank, format!("it heard: {failure}"))) {
-            self.lose_rank(rank, Loss::Failed { what });
+        if let Some((rank, loss)) = late.map(|(&rank, (_, failure))| (rank, it_heard(failure))) {
+            self.lose_rank(rank, loss);
         }
     }
 
@@ -182,16 +226,14 @@ impl Control {
         if self.roster.leave(rank) {
             self.go_on_without(rank);
         }
-        if !worker.is_remote() {
-            worker.client.map(|token| self.drop_client(token));
-            return;
+        let (peer, now) = (worker.peer, self.clock.now());
+        if worker.is_remote() {
+            // Until it has heard the answer it may come again.
+            self.departed.insert(peer, (worker.session, Last::Left));
+            self.partings.insert(peer, now + self.lease_ms());
         }
-        // Until it has heard the answer it may come again.
-        let peer = worker.peer;
-        self.departed.insert(peer, (worker.session, Last::Left));
-        self.partings.insert(peer, self.clock.now() + self.lease_ms());
         if let Some(client) = worker.client.and_then(|token| self.clients.get_mut(&token)) {
-            (client.peer, client.parting) = (None, Some(peer));
+            (client.peer, client.parting, client.since) = (None, Some(peer), now);
         }
     }
 }

@@ -31,7 +31,11 @@ impl Job {
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
     /// everything. A failure of the job that no call of this thread has told so far is told here. Leaving twice does nothing;
     /// while another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up
-    /// before); where another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]).
+    /// before); where another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]),
+    /// unless all servers had let it go by then. Where a server may have done so in the same moment, this waits a little longer
+    /// for what it says: a tenth of the limit, at most two seconds. If its line is down for all that time the error stands,
+    /// and the others may take this worker for one that left.
+    ///
     /// In a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
@@ -60,9 +64,11 @@ impl Job {
                 what: failing().unwrap_or_else(|| format!("it could not leave cleanly: {error}")),
             },
         };
-        self.part(links, how);
+        let let_go = self.part(links, how, deadline.for_questions());
         let result = match result {
             Err(Error::Failed(_)) if told => Ok(()),
+            // As it counts for the others.
+            Err(Error::Closed | Error::NotTaken { .. } | Error::Unanswered { .. }) if let_go => Ok(()),
             result => result,
         };
         *lock(&self.leaving.error) = result.clone().err();
@@ -70,8 +76,9 @@ impl Job {
     }
 
     /// Leaves the job because of an error: the others hear of it. Does not wait for them. A thread that leaves meanwhile
-    /// ([`Job::leave`]) and has not heard from all servers that they let it go leaves as one that failed, and tells them this
-    /// instead.
+    /// ([`Job::leave`]) and has not been let go by all servers leaves as one that failed, and tells them this instead; for that
+    /// thread this waits, at most two seconds, as it may have to find out what the servers know, or to tell them again where its
+    /// line has just broken.
     pub fn fail(&self, what: &str) {
         let inner = &self.inner;
         if inner.fate.is_abandoned() {
@@ -97,7 +104,7 @@ impl Job {
         }
         // For a thread that comes to leave while this goes on.
         *lock(&self.leaving.error) = Some(inner.fate.failure().map_or(Error::Closed, Error::Failed));
-        self.part(links, Departure::Failed { what: what.to_owned() });
+        self.part(links, Departure::Failed { what: what.to_owned() }, deadline);
     }
 
     /// Why the job has failed, if it has. Looking does not count as having told it: [`Job::leave`] does what it would have done.
@@ -116,20 +123,24 @@ impl Job {
         }
     }
 
-    /// Ends all links and threads of this worker. Servers that have not let it go are told why it leaves.
-    fn part(&self, links: Vec<Link>, how: Departure) {
+    /// Ends all links and threads of this worker. Servers that have not let it go are told why it leaves; whether all had. What
+    /// is in doubt is waited for until the deadline.
+    fn part(&self, links: Vec<Link>, how: Departure, deadline: Deadline) -> bool {
         // What this worker has heard explains more than how it ended.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
         let relays = std::mem::take(&mut *lock(&self.inner.relays));
         relays.into_values().for_each(|relay| relay.end());
-        for link in links {
-            link.part(how.clone());
+        let farewells: Vec<_> = links.iter().map(|link| link.bid_farewell(how.clone())).collect();
+        let mut let_go = true;
+        for (link, farewell) in links.into_iter().zip(farewells) {
+            let_go &= link.part(farewell, deadline);
         }
         if let Some(mut server) = lock(&self.embedded).take() {
             server.stop();
         }
         self.inner.forget_all();
+        let_go
     }
 }
 

@@ -1,6 +1,7 @@
 //! A line between workers and a server: a relay that cuts each connection after some bytes, in the middle of whatever is under
 //! way; or that lets only so much through, until it is told to let more through; or that cuts one connection at one byte.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,13 +21,15 @@ struct Shared {
     ended: AtomicBool,
     valve: Mutex<Valve>,
     turned: Condvar,
+    /// Both ends of every connection.
+    ends: Mutex<Vec<TcpStream>>,
 }
 
 struct Valve {
     /// Bytes of each connection that pass towards the server.
     passes: u64,
-    /// Whether some connection waits for it to be opened.
-    stuck: bool,
+    /// The connections that have waited for it to be opened.
+    stuck: BTreeSet<u64>,
     /// Whether what the server sends is left where it is: its sockets fill.
     deaf: bool,
     /// One connection, by number, is cut when so many more bytes have passed, towards the server or from there.
@@ -59,8 +62,9 @@ impl Line {
             breaks: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-            valve: Mutex::new(Valve { passes: u64::MAX, stuck: false, deaf: false, cut: None }),
+            valve: Mutex::new(Valve { passes: u64::MAX, stuck: BTreeSet::new(), deaf: false, cut: None }),
             turned: Condvar::new(),
+            ends: Mutex::default(),
         });
         let relay = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -73,6 +77,7 @@ impl Line {
                 // Long enough to get through the handshake, and longer each time, so that every frame gets through at last.
                 let bytes = 3_000 + number * 2_777 % 60_000 + number * 1_500;
                 let (back, forth) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                relay.ends.lock().unwrap().extend([from.try_clone().unwrap(), to.try_clone().unwrap()]);
                 for (source, sink, way) in
                     [(from, forth, Direction::ToServer), (to, back, Direction::ToWorker)]
                 {
@@ -115,7 +120,22 @@ impl Line {
     /// Waits until something is held back.
     pub(crate) fn wait_until_stuck(&self) {
         let valve = self.shared.valve.lock().unwrap();
-        drop(self.shared.turned.wait_while(valve, |valve| !valve.stuck).unwrap());
+        drop(self.shared.turned.wait_while(valve, |valve| valve.stuck.is_empty()).unwrap());
+    }
+
+    /// The same on one connection (0 is the first that was made).
+    pub(crate) fn wait_until_stuck_on(&self, connection: u64) {
+        let valve = self.shared.valve.lock().unwrap();
+        drop(self.shared.turned.wait_while(valve, |valve| !valve.stuck.contains(&connection)).unwrap());
+    }
+
+    /// Cuts every connection that there is, and with it what was held back; those that are made afterwards hold.
+    pub(crate) fn sever(&self) {
+        for end in self.shared.ends.lock().unwrap().drain(..) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        self.let_pass(u64::MAX);
+        self.deafen(false);
     }
 
     /// Cuts a connection (0 is the first that was made) when so many more bytes have gone this way.
@@ -200,7 +220,7 @@ impl Pump {
     fn wait_for_room(&self, relay: &Shared) -> u64 {
         let mut valve = relay.valve.lock().unwrap();
         while valve.passes <= self.passed {
-            valve.stuck = true;
+            valve.stuck.insert(self.number);
             relay.turned.notify_all();
             valve = relay.turned.wait(valve).unwrap();
         }

@@ -2,11 +2,11 @@
 
 use crate::common::{Cluster, Way, seconds};
 use crate::rig::*;
-use penstock::worker::{Error, TableDeclaration};
+use penstock::worker::{Error, Job, TableDeclaration};
 use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::{RowSet, Slack, TableError};
-use std::sync::Barrier;
+use std::thread;
 use std::time::Duration;
 
 #[test]
@@ -97,45 +97,43 @@ fn memory_beyond_the_servers_is_refused_with_the_numbers() {
     });
 }
 
+/// Declares a table that `missing` does not declare now, until that one is named: in a short time not even the servers may have
+/// answered.
+fn declare_in_vain(job: &Job, given: &TableDeclaration, missing: u32) {
+    let mut timeout = Duration::from_millis(30);
+    loop {
+        let given = TableDeclaration { timeout: Some(timeout), ..given.clone() };
+        match job.table(given).unwrap_err() {
+            Error::TableTimeout { missing: named, .. } if named == [missing] => return,
+            Error::TableTimeout { .. } | Error::Unanswered { .. } => timeout *= 2,
+            error => panic!("{error}"),
+        }
+    }
+}
+
 #[test]
 fn a_table_for_which_somebody_was_late_is_made_by_declaring_it_again() {
     for way in [Way::Memory, Way::Tcp, Way::Mixed] {
         let cluster = Cluster::over(way, 2, 2, &[("lease", "20")]);
-        let turn = Barrier::new(2);
-        cluster.run(|job| {
-            let soon = Some(Duration::from_millis(30));
-            let given = declaration("U", mine(job), all(job));
-            let hasty = || job.table(TableDeclaration { timeout: soon, ..given.clone() });
-            if job.rank() == 0 {
-                let late = hasty().unwrap_err();
-                assert!(
-                    matches!(&late, Error::TableTimeout { missing, .. } if *missing == [1]),
-                    "{way:?}: {late}"
-                );
-                turn.wait();
-            } else {
-                turn.wait();
-                // All have declared it now, but worker 0 does not wait any more: this one gives up too, if a little later.
-                let late = hasty().unwrap_err();
-                assert!(
-                    matches!(&late, Error::TableTimeout { missing, .. } if *missing == [0]),
-                    "{way:?}: {late}"
-                );
-            }
-            turn.wait();
-            let other = TableDeclaration { produce: RowSet::default(), ..given.clone() };
-            if job.rank() == 0 {
-                let refused = job.table(other).unwrap_err();
-                let twice = |error: &Error| {
-                    matches!(error, Error::Refused(Refusal::Table(TableError::DeclaredTwice { .. })))
-                };
-                assert!(twice(&refused), "{way:?}: worker 1 knows already who produces what: {refused}");
-            }
-            let table = job.table(given.clone()).unwrap();
+        let jobs = [cluster.join(0), cluster.join(1)];
+        let given = |job: &Job| declaration("U", mine(job), all(job));
+        declare_in_vain(&jobs[0], &given(&jobs[0]), 1);
+        // All have declared it now, but worker 0 does not wait any more: this one gives up too.
+        declare_in_vain(&jobs[1], &given(&jobs[1]), 0);
+        let other = TableDeclaration { produce: RowSet::default(), ..given(&jobs[0]) };
+        let refused = jobs[0].table(other).unwrap_err();
+        assert!(
+            matches!(&refused, Error::Refused(Refusal::Table(TableError::DeclaredTwice { .. }))),
+            "{way:?}: worker 1 knows already who produces what: {refused}"
+        );
+        let again = |job: &Job| {
+            let table = job.table(given(job)).unwrap();
             set(&table, &rows(mine(job)), 1.0, Some(1)).unwrap();
             assert_eq!(get(&table, &rows(all(job)), Some(1), None).unwrap(), [1.0; 8], "{way:?}");
             job.barrier(None).unwrap();
-        });
+            job.leave(None).unwrap();
+        };
+        thread::scope(|scope| jobs.each_ref().map(|job| scope.spawn(|| again(job))).map(drop));
     }
 }
 

@@ -205,7 +205,11 @@ impl Control {
         self.partings.retain(|_, until| now <= *until);
         let partings = &self.partings;
         self.clients.retain(|_, client| match (client.peer, client.parting) {
-            (None, Some(peer)) => partings.contains_key(&peer),
+            (None, Some(peer)) => match client.channel {
+                Channel::Remote(_) => partings.contains_key(&peer),
+                // It has left, and hangs up.
+                Channel::Local(_) => now.saturating_sub(client.since) <= lease_ms,
+            },
             (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
             (Some(_), _) => true,
         });

@@ -127,17 +127,15 @@ impl Control {
         }
     }
 
-    /// Answers a connection that has not said hello.
+    /// Answers a connection that has not said hello, or by which a worker is told its last word.
     pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
-        match request.body {
-            Ask::Hello { version, session, peer, size } => {
+        match (self.clients.get(&token)?.parting, request.body) {
+            (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, request.id, how),
+            (Some(_), _) => None,
+            (None, Ask::Hello { version, session, peer, size }) => {
                 self.hello(token, request.id, (version, session, peer, size)).transpose()
             }
-            asked => match (self.clients.get(&token)?.parting, asked) {
-                (Some(peer), Ask::Leave { how }) => self.leave_again(token, peer, how),
-                (Some(_), _) => None,
-                (None, _) => Some(Err(Refusal::Authentication)),
-            },
+            (None, _) => Some(Err(Refusal::Authentication)),
         }
     }
 

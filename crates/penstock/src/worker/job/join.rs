@@ -67,7 +67,9 @@ impl Job {
                 _ => Departure::Failed { what: format!("it could not join: {error}") },
             };
             fate.end();
-            links.into_iter().for_each(|link| link.part(how.clone()));
+            for link in links {
+                link.bid_farewell(how.clone());
+            }
             return Err(error);
         }
         fate.mark_joined();

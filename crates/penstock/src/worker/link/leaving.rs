@@ -5,6 +5,10 @@
 //! to let it go, and the server answers when all its shards have taken it; only then does this worker count as one that left
 //! cleanly. The wait ends with the caller's deadline, with an error that says how much was taken; the server is then told that
 //! this worker failed.
+//!
+//! It may have let this worker go in the same moment. So it answers: that this worker counts as failed, or that this came too
+//! late, as where the job had ended, and that it has left. On another host this worker says it again on another connection if
+//! the first breaks.
 
 use super::proxy::Command;
 use super::{Heard, Link, lock};
@@ -17,6 +21,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 /// A request to be let go that has no answer yet.
 pub(in crate::worker) struct Asked((u64, Receiver<Heard>));
+
+/// What the server knows of how this worker leaves.
+pub(in crate::worker) enum Farewell {
+    /// It has let this worker go, and is told nothing else.
+    LetGo,
+    /// It was told why this worker leaves, and had not been asked to let it go.
+    Told,
+    /// It was told, but may have let this worker go before: its answer says which counts.
+    Doubtful(Receiver<Heard>),
+}
 
 impl Link {
     /// Waits until a server on another host has taken what was submitted: control messages travel on another connection.
@@ -53,6 +67,7 @@ impl Link {
 
     /// Asks the server to let this worker go once its shards have taken everything.
     pub(in crate::worker) fn ask_to_leave(&self) -> Result<Asked, Error> {
+        self.asked.store(true, Ordering::Relaxed);
         self.wire.ask(Ask::Leave { how: Departure::Done }).map(Asked)
     }
 
@@ -86,12 +101,38 @@ impl Link {
         }
     }
 
-    /// Ends the link, and tells the server why, unless it has let this worker go: that is not waited for.
-    pub(in crate::worker) fn part(mut self, how: Departure) {
-        if !self.wire.left.swap(true, Ordering::AcqRel) {
-            self.wire.say(Ask::Leave { how });
+    /// Tells the server why this worker leaves, unless it is known to have let it go.
+    pub(in crate::worker) fn bid_farewell(&self, how: Departure) -> Farewell {
+        if self.wire.left.swap(true, Ordering::AcqRel) {
+            return Farewell::LetGo;
         }
+        match self.wire.ask(Ask::Leave { how }) {
+            Ok((_, answer)) if self.asked.load(Ordering::Relaxed) => Farewell::Doubtful(answer),
+            Ok((id, _)) => {
+                self.forget(id);
+                Farewell::Told
+            }
+            Err(_) => Farewell::Told,
+        }
+    }
+
+    /// Ends the link. Whether the server has let this worker go; where that is in doubt, this waits for its answer, and takes
+    /// silence for a no.
+    pub(in crate::worker) fn part(mut self, farewell: Farewell, deadline: Deadline) -> bool {
+        let let_go = match farewell {
+            Farewell::LetGo => true,
+            Farewell::Told => false,
+            Farewell::Doubtful(answer) => match answer.recv_timeout(deadline.left()) {
+                Ok(heard) => matches!(heard, Ok((Answer::Left, _))),
+                // On this host, one that lets a worker go and hangs up without another word has not read what came too late.
+                Err(RecvTimeoutError::Disconnected) => {
+                    !self.is_remote() && self.wire.let_go.load(Ordering::Acquire)
+                }
+                Err(RecvTimeoutError::Timeout) => false,
+            },
+        };
         self.hang_up();
+        let_go
     }
 
     pub(super) fn hang_up(&mut self) {
@@ -101,7 +142,7 @@ impl Link {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        lock(&self.wire.open).clear();
+        lock(&self.wire.open).close();
     }
 }
 

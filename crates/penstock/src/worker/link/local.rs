@@ -61,6 +61,7 @@ impl Link {
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
+            let_go: AtomicBool::new(false),
         });
         fate.rings(page);
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
@@ -76,6 +77,7 @@ impl Link {
             welcome,
             wire,
             waiters: Mutex::new(0),
+            asked: AtomicBool::new(false),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,
@@ -249,7 +251,7 @@ impl Wire {
             }
         }
         // Threads that still wait for an answer learn that none will come.
-        lock(&self.open).clear();
+        lock(&self.open).close();
     }
 
     /// Takes one message; `false` when there will be no more.

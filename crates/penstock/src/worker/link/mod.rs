@@ -84,8 +84,11 @@ struct Wire {
     server: u32,
     /// This worker's.
     rank: Rank,
-    /// Whether this worker has left, and the server knows: it may then hang up.
+    /// Whether this worker has heard that it was let go, or has begun to say why it leaves otherwise, whichever was first: the
+    /// server may then hang up, and no failure that is heard of afterwards is this worker's.
     left: AtomicBool,
+    /// Whether that it was let go is the last that the server said of it, heard in time or too late.
+    let_go: AtomicBool,
 }
 
 /// How a worker introduces itself.
@@ -102,6 +105,8 @@ pub(super) struct Link {
     pub(super) welcome: Welcome,
     wire: Arc<Wire>,
     waiters: Mutex<u32>,
+    /// Whether it was asked to let this worker go.
+    asked: AtomicBool,
     /// The answer to a barrier of which it is not known whether this worker has passed it.
     doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
@@ -370,18 +375,14 @@ impl Wire {
         Ok((id, receiver))
     }
 
-    /// Says what is not answered.
-    fn say(&self, body: Ask) {
-        if let Ok((id, _)) = self.ask(body) {
-            lock(&self.open).settle(id);
-        }
-    }
-
     /// Takes one message of the server; `false` when there will be no more.
     fn hear(&self, fate: &Fate, message: &[u8], came: Received) -> bool {
         match decode::<Reply>(message) {
             Ok(Reply { body: Answer::Failed(failure), .. }) => {
-                fate.fail(failure);
+                self.let_go.store(false, Ordering::Release);
+                if !self.left.load(Ordering::Acquire) {
+                    fate.fail(failure);
+                }
                 self.confirm();
                 false
             }
@@ -396,16 +397,20 @@ impl Wire {
                 {
                     records.count_answer();
                 }
+                let mut late = false;
                 if body == Answer::Left {
+                    self.let_go.store(true, Ordering::Release);
                     // Before any thread looks at what follows: the server may hang up at once.
-                    self.left.store(true, Ordering::Release);
-                    self.confirm();
+                    late = self.left.swap(true, Ordering::AcqRel);
+                    if !late {
+                        self.confirm();
+                    }
                 }
-                if let Some(answer) = lock(&self.open).settle(id) {
-                    let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
-                    let _ = answer.try_send(heard);
-                }
-                true
+                let Some(answer) = lock(&self.open).settle(id) else { return true };
+                let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
+                let _ = answer.try_send(heard);
+                // To the last word nothing else is answered.
+                !late
             }
             Err(error) => self.gone(fate, &format!("it sent something that is not a message: {error}")),
         }

@@ -241,6 +241,7 @@ impl Link {
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
+            let_go: AtomicBool::new(false),
         });
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
@@ -252,6 +253,7 @@ impl Link {
             welcome,
             wire,
             waiters: Mutex::new(0),
+            asked: AtomicBool::new(false),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,
@@ -385,7 +387,7 @@ impl Wire {
             }
         }
         // Those that still wait for an answer hear that none will come.
-        lock(&self.open).clear();
+        lock(&self.open).close();
     }
 
     /// Connects again; `false` when the link ends instead.
