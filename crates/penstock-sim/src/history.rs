@@ -28,26 +28,46 @@ pub enum Observation<'a> {
         /// Who.
         rank: Rank,
     },
-    /// A worker stands at the barrier of an iteration.
+    /// A worker stands at a barrier.
     Stood {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
     },
     /// A worker has passed it.
     Passed {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
     },
     /// A worker no longer stands there, and has not passed.
     InVain {
         /// Who.
         rank: Rank,
-        /// The iteration.
+        /// The number of the barrier: one is in front of iteration N, which is 3 N, or before or behind loads in it.
         round: u64,
+    },
+    /// A worker begins to load a tensor.
+    Loads {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The number of the load; its first value is number 0.
+        load: u64,
+        /// What it writes.
+        value: &'a [u8],
+    },
+    /// A load has returned: every shard has taken it.
+    Loaded {
+        /// Whose.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// Its number.
+        load: u64,
     },
     /// A worker completed an iteration.
     Clocked {
@@ -258,6 +278,8 @@ impl Observation<'_> {
         match self {
             Self::Submitted { .. } => "submit",
             Self::Clocked { .. } => "clock",
+            Self::Loads { .. } => "load",
+            Self::Loaded { .. } => "loaded",
             Self::Joined { .. } => "join",
             Self::Stood { .. } => "stand",
             Self::Passed { .. } => "pass",
@@ -293,6 +315,8 @@ impl Observation<'_> {
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
             | Self::Clocked { rank, .. }
+            | Self::Loads { rank, .. }
+            | Self::Loaded { rank, .. }
             | Self::Joined { rank }
             | Self::Stood { rank, .. }
             | Self::Passed { rank, .. }
@@ -322,9 +346,11 @@ impl Observation<'_> {
             | Self::Stated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
-            Self::Asked { tensor, .. } | Self::Wanted { tensor, .. } | Self::Returned { tensor, .. } => {
-                format!("t{tensor}")
-            }
+            Self::Asked { tensor, .. }
+            | Self::Wanted { tensor, .. }
+            | Self::Returned { tensor, .. }
+            | Self::Loads { tensor, .. }
+            | Self::Loaded { tensor, .. } => format!("t{tensor}"),
             _ => "-".to_owned(),
         }
     }
@@ -333,6 +359,8 @@ impl Observation<'_> {
         match self {
             Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
             Self::Clocked { clock, .. } => format!("clock={clock}"),
+            Self::Loads { load, value, .. } => format!("load={load} digest={:016x}", digest(value)),
+            Self::Loaded { load, .. } => format!("load={load}"),
             Self::Folded { writers, .. } => format!("writers={writers:?}"),
             Self::Published { version, value, .. } => {
                 format!("version={version} digest={:016x}", digest(value))
@@ -351,7 +379,7 @@ impl Observation<'_> {
             Self::Refused { rank, why, .. } => format!("worker={rank} why={why:?}"),
             Self::Removed { rank, clean, .. } => format!("worker={rank} clean={clean}"),
             Self::Stood { round, .. } | Self::Passed { round, .. } | Self::InVain { round, .. } => {
-                format!("iteration={round}")
+                format!("barrier={round}")
             }
             Self::Joined { .. }
             | Self::Crashed { .. }

@@ -59,6 +59,20 @@ pub enum Sabotage {
     ForgetsWhatItHasRead,
     /// The link loses the end of what a worker reads at once.
     DropsWhatItHasRead,
+    /// An end goes on with a connection to a shard that has ended.
+    KeepsEndedConnections,
+    /// A load returns once it is submitted, not once the shards have taken it.
+    AnnouncesLoadsTooEarly,
+    /// A shard counts a chunk of a load as taken, and keeps the value that was there.
+    LosesChunksOfLoads,
+    /// A shard takes half of a chunk of a load.
+    HalvesLoads,
+    /// A shard takes a chunk of the load before the last for what was loaded.
+    BringsBackLoads,
+    /// A worker on another host does not fetch anew behind a barrier.
+    ForgetsBarriers,
+    /// A worker on another host does not fetch anew what it has loaded itself.
+    ForgetsOwnLoads,
 }
 
 impl Sabotage {

@@ -47,13 +47,15 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The scenario of a seed: of every eight, four are marked jobs with all faults, two are synchronous descents whose bits are
+    /// The scenario of a seed: of every eight, four are marked jobs with all faults, in one of which a tensor is loaded again and
+    /// again; two are synchronous descents whose bits are
     /// judged, one is a descent by a single worker under any consistency, judged in the same way, and one a descent out of step.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let its = rng.word();
         match seed % 8 {
-            0..4 => Self::marked(seed, its, &mut rng),
+            0..3 => Self::marked(seed, Workload::marked(its), &mut rng),
+            3 => Self::marked(seed, Workload::marked(its).with_loads(), &mut rng),
             4 | 5 => {
                 let workers = rng.within(2..=5) as u32;
                 Self::reproducible(seed, Workload::descent(its, workers, Some(Consistency::Bsp)))
@@ -73,12 +75,13 @@ impl Scenario {
     }
 
     /// A scenario of a seed in which workers are suspended and leases decide: of every four, three are marked jobs in which
-    /// workers are lost, one is a synchronous descent in which none is, and whose bits are judged.
+    /// workers are lost, one of them with a tensor that is loaded again and again; one is a synchronous descent in which none is, and whose bits are judged.
     pub fn suspended(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x51ee9);
         let its = rng.word();
         let workload = match seed % 4 {
-            0..3 => Workload::marked(its),
+            2 => Workload::marked(its).with_loads(),
+            0..2 => Workload::marked(its),
             _ => Workload::descent(its, rng.within(2..=5) as u32, Some(Consistency::Bsp)),
         };
         let faults = Faults::of_leases(&workload, seed % 4 < 3, &mut rng);
@@ -90,8 +93,7 @@ impl Scenario {
         Self { seed, topology: Topology::any(rng), faults, workload, sabotage: None }
     }
 
-    fn marked(seed: u64, its: u64, rng: &mut Rng) -> Self {
-        let workload = Workload::marked(its);
+    fn marked(seed: u64, workload: Workload, rng: &mut Rng) -> Self {
         let faults = Faults::of_all(&workload, true, rng);
         Self::of(seed, workload, faults, rng)
     }
@@ -137,6 +139,7 @@ impl Scenario {
         let shards = (self.topology.servers * self.topology.shards) as usize;
         let mut checkers: Vec<Box<dyn Checker>> = vec![
             Box::new(checkers::staleness::Staleness::new(&self.workload)),
+            Box::new(checkers::loads::Loads::new(self)),
             Box::new(checkers::atomicity::Atomicity::new(self)),
             Box::new(checkers::bits::Bits::new(&self.workload)),
             Box::new(checkers::asked::Asked::default()),

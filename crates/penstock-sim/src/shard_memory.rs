@@ -115,6 +115,8 @@ struct Chunk {
     before: Option<Rc<[u8]>>,
     /// What stood published before the last publication, likewise.
     undone: Option<Rc<[u8]>>,
+    /// The last two values that were loaded, likewise.
+    loaded: [Option<Rc<[u8]>>; 2],
     /// What the filter has let pass, kept here once more, so that a slip in [`Streams`] is seen; empty where everything passes.
     held: Vec<u8>,
     /// Publications so far.
@@ -182,6 +184,7 @@ impl Memory {
                     mirror: None,
                     before: None,
                     undone: None,
+                    loaded: [None, None],
                     held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
                     sequence: 0,
                     aside: None,
@@ -345,21 +348,33 @@ impl Home for Memory {
     }
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
+        let loses = self.breaks(Sabotage::LosesChunksOfLoads, 8);
+        let halves = self.breaks(Sabotage::HalvesLoads, 8);
+        let brings_back = self.breaks(Sabotage::BringsBackLoads, 4);
+        let keeps = self.sabotage == Some(Sabotage::BringsBackLoads);
         let dtype = self.tensors[&id].plan.dtype;
         let wider = dtype.accumulator_size() / dtype.size();
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, held, sequence, .. } =
+        let Chunk { value, state, lanes, mirror, loaded, held, sequence, .. } =
             chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
             streams.keep(local, *sequence, &mirror.value);
         }
         if slot == 0 {
-            value.copy_from_slice(lane);
+            match &loaded[0] {
+                _ if loses => {}
+                _ if halves => value[..lane.len() / 2].copy_from_slice(&lane[..lane.len() / 2]),
+                Some(before_last) if brings_back => value.copy_from_slice(before_last),
+                _ => value.copy_from_slice(lane),
+            }
+            if keeps {
+                *loaded = [loaded[1].take(), Some(Rc::from(&lane[..]))];
+            }
             if !held.is_empty() {
-                held.copy_from_slice(lane);
+                held.copy_from_slice(value);
             }
             if let Some(streams) = streams {
                 streams.load(local, value);

@@ -7,6 +7,7 @@ use crate::control::AtBarrier;
 use crate::rng::Rng;
 use crate::workload::{Share, Workload};
 use penstock_proto::error::JobFailure;
+use penstock_proto::remote::asking::Changes;
 use penstock_proto::submission::Submission;
 use penstock_proto::worker::Position;
 use penstock_proto::{Rank, TensorId};
@@ -18,14 +19,18 @@ use std::rc::Rc;
 pub enum Op {
     /// Waits until it is welcomed.
     Join,
-    /// Waits until all stand at the barrier of this iteration.
-    Barrier,
+    /// Waits until all stand at the barrier with this number.
+    Barrier(u64),
     /// Declares the tensor and waits until all servers know it.
     Declare(TensorId),
     /// Gives it its first value; worker 0 only.
     Load(TensorId),
     /// Waits until it has a value.
     Ready(TensorId),
+    /// Loads it anew while others work; worker 0 only.
+    LoadAgain(TensorId),
+    /// Waits until what it has loaded was taken everywhere.
+    Loaded(TensorId),
     /// Reads it, with a slack of its own or the tensor's; `trains` if a gradient is computed from it.
     Pull {
         /// The tensor.
@@ -82,6 +87,10 @@ pub enum Then {
     Go,
     /// Filling the lane.
     Fill(TensorId),
+    /// Filling it with what is loaded.
+    Load(TensorId),
+    /// What was loaded was taken everywhere: the load returns.
+    Loaded(TensorId),
     /// Reading.
     Read(Reading),
 }
@@ -152,9 +161,17 @@ pub struct Worker {
     pub seen: Vec<Option<Vec<u8>>>,
     /// On another host: its lane of each tensor. The others' are the home's memory.
     pub lanes: Vec<Rc<[u8]>>,
-    /// On another host: whether its next pull fetches a tensor in any case: it has loaded it, or passed a barrier.
-    pub renews: Vec<bool>,
-    /// Attempts to pass the barrier that it is at.
+    /// Barriers that it has passed.
+    pub barriers: u64,
+    /// How often it has loaded each tensor, its first value included.
+    pub loads: Vec<u64>,
+    /// The number of its newest load of each tensor; 0: the first value.
+    pub newest_loads: Vec<u64>,
+    /// On another host: both, when it last fetched all of each tensor.
+    pub fetched: Vec<Changes>,
+    /// The number of the barrier that it is at, or has passed last.
+    pub barrier: u64,
+    /// Attempts to pass it.
     pub attempts: u64,
     /// Whether it will be woken.
     pub waking: bool,
@@ -174,7 +191,11 @@ impl Worker {
             sent: vec![vec![0; shards]; tensors],
             seen: vec![None; tensors],
             lanes: vec![Rc::default(); tensors],
-            renews: vec![false; tensors],
+            barriers: 0,
+            loads: vec![0; tensors],
+            newest_loads: vec![0; tensors],
+            fetched: vec![Changes::default(); tensors],
+            barrier: 0,
             attempts: 0,
             waking: false,
             ops: VecDeque::from([Op::Join]),
@@ -215,11 +236,25 @@ impl Worker {
             return;
         }
         // Before anything that others may wait for with a barrier still to come.
-        self.ops.extend(workload.meets(clock).then_some(Op::Barrier));
+        let [in_front, before_loads, behind_loads] = Workload::barriers(clock).map(Op::Barrier);
+        self.ops.extend(workload.meets(clock).then_some(in_front));
         for tensor in workload.ids().filter(|&id| workload.tensors[id as usize].declared_at == clock) {
             self.ops.push_back(Op::Declare(tensor));
             self.ops.extend((rank == 0).then_some(Op::Load(tensor)));
             self.ops.push_back(Op::Ready(tensor));
+        }
+        // Likewise before anything that others may wait for.
+        for tensor in workload.ids() {
+            let pull = Op::Pull { tensor, slack: None, trains: false };
+            let together = workload.loads_together(tensor, clock);
+            if together {
+                self.ops.extend(rng.once_in(2).then_some(pull));
+                self.ops.push_back(before_loads);
+                // Another thread pulls meanwhile.
+                self.ops.extend((rank > 0 && rng.once_in(3)).then_some(pull));
+            }
+            self.plan_loads(workload, tensor, false, rng);
+            self.ops.extend(together.then_some([behind_loads, pull]).into_iter().flatten());
         }
         let mut order: Vec<TensorId> = workload.ids().collect();
         rng.shuffle(&mut order);
@@ -235,7 +270,20 @@ impl Worker {
             Some(Op::Pull { tensor, slack, trains: false })
         });
         self.ops.extend(again);
+        workload.ids().for_each(|tensor| self.plan_loads(workload, tensor, true, rng));
         self.ops.push_back(Op::Clock);
+    }
+
+    /// The loads of an iteration: some before it reads and contributes, the others behind that.
+    fn plan_loads(&mut self, workload: &Workload, tensor: TensorId, late: bool, rng: &mut Rng) {
+        let pull = Op::Pull { tensor, slack: None, trains: false };
+        for _ in 0..workload.loads(self.rank, tensor, self.clock, late) {
+            self.ops.push_back(Op::LoadAgain(tensor));
+            // Another thread pulls before the load returns.
+            self.ops.extend(rng.once_in(3).then_some(pull));
+            self.ops.push_back(Op::Loaded(tensor));
+            self.ops.extend(rng.once_in(2).then_some(pull));
+        }
     }
 }
 

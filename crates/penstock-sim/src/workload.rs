@@ -44,6 +44,8 @@ pub struct TensorPlan {
     pub declared_at: u64,
     /// Whether worker 0 declares it as zeros, instead of giving a value.
     pub starts_at_zero: bool,
+    /// Whether nobody contributes to it: worker 0 loads it again and again while others read it.
+    pub is_loaded: bool,
 }
 
 /// What the workers of a job do.
@@ -67,6 +69,11 @@ const SLACK: u64 = 4;
 const TARGET: u64 = 5;
 const START: u64 = 6;
 const MEETS: u64 = 7;
+const LOADS: u64 = 8;
+const LOADS_TOGETHER: u64 = 9;
+
+/// So far apart are the elements of one load from those of the next: each has a number of its own in `f32`, too.
+const BETWEEN_LOADS: u64 = 4096;
 
 impl Workload {
     /// Marked contributions to tensors of every consistency.
@@ -88,6 +95,7 @@ impl Workload {
                 settings: Settings::NONE,
                 declared_at,
                 starts_at_zero: true,
+                is_loaded: false,
             });
         }
         workload
@@ -111,9 +119,32 @@ impl Workload {
             };
             let declared_at = workload.some_declaration(id, &mut rng);
             let starts_at_zero = rng.once_in(4);
-            workload.tensors.push(TensorPlan { spec, settings, declared_at, starts_at_zero });
+            workload.tensors.push(TensorPlan {
+                spec,
+                settings,
+                declared_at,
+                starts_at_zero,
+                is_loaded: false,
+            });
         }
         workload
+    }
+
+    /// The same, with one tensor more, behind the others, to which nobody contributes: worker 0 loads it again and again.
+    #[must_use]
+    pub fn with_loads(mut self) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x10ad5);
+        let id = self.tensors.len() as u64;
+        let spec = TensorSpec {
+            dtype: rng.pick(&[Dtype::F32, Dtype::F64]),
+            consistency: any_consistency(&mut rng),
+            ..spec(id, vec![8 * rng.within(1..=BETWEEN_LOADS / 8)])
+        };
+        let declared_at = self.some_declaration(id, &mut rng);
+        let starts_at_zero = rng.once_in(3);
+        let settings = Settings::NONE;
+        self.tensors.push(TensorPlan { spec, settings, declared_at, starts_at_zero, is_loaded: true });
+        self
     }
 
     fn empty(seed: u64, workers: u32, iterations: u64, rng: &mut Rng) -> Self {
@@ -129,6 +160,11 @@ impl Workload {
     /// Whether there is a barrier in front of this iteration.
     pub fn meets(&self, clock: u64) -> bool {
         hash(&[self.seed, MEETS, clock]).is_multiple_of(3)
+    }
+
+    /// Numbers of the barriers of an iteration: the one in front of it, and those before and behind loads in it.
+    pub fn barriers(clock: u64) -> [u64; 3] {
+        [0, 1, 2].map(|which| 3 * clock + which)
     }
 
     /// How many workers there are.
@@ -152,9 +188,10 @@ impl Workload {
 
     /// What `rank` pushes of `tensor` in `iteration`.
     pub fn share(&self, rank: Rank, tensor: TensorId, iteration: u64) -> Share {
-        let declared = self.tensors[tensor as usize].declared_at <= iteration;
+        let TensorPlan { declared_at, is_loaded, .. } = self.tensors[tensor as usize];
+        let declared = declared_at <= iteration;
         match self.draw(PUSHES, rank, tensor, iteration) % 8 {
-            _ if !declared => Share::None,
+            _ if !declared || is_loaded => Share::None,
             0 => Share::None,
             1 | 2 if matches!(self.kind, Kind::Marked(_)) => Share::Part,
             _ => Share::Whole,
@@ -170,7 +207,7 @@ impl Workload {
     /// Whether `rank` pulls `tensor` at the end of `iteration`, when all is pushed, and with which slack of its own.
     ///
     /// Such a pull waits for this iteration's updates of the others, which may at that moment wait for ours: it is made only
-    /// where slack allows or where all push, as a program must see to.
+    /// where slack allows, where all push or where nobody does, as a program must see to.
     pub fn pulls_again(&self, rank: Rank, tensor: TensorId, iteration: u64) -> Option<Option<u32>> {
         let declared = self.tensors[tensor as usize].declared_at <= iteration;
         let wanted = self.draw(PULLS_AGAIN, rank, tensor, iteration).is_multiple_of(3);
@@ -183,7 +220,42 @@ impl Workload {
             let here = (0..self.workers()).filter(|&rank| self.leaves_at[rank as usize] > iteration);
             here.into_iter().all(|rank| self.share(rank, tensor, iteration) == Share::Whole)
         };
-        (declared && wanted && (effective != Some(0) || all_push())).then_some(slack)
+        let waits_for_none = effective != Some(0) || self.is_loaded(tensor);
+        (declared && wanted && (waits_for_none || all_push())).then_some(slack)
+    }
+
+    /// Whether nobody contributes to the tensor, which is loaded instead.
+    pub fn is_loaded(&self, tensor: TensorId) -> bool {
+        self.tensors[tensor as usize].is_loaded
+    }
+
+    /// How often `rank` loads `tensor` in `iteration`, before it reads and contributes or `late`, behind that.
+    pub fn loads(&self, rank: Rank, tensor: TensorId, iteration: u64, late: bool) -> u64 {
+        let TensorPlan { declared_at, is_loaded, .. } = self.tensors[tensor as usize];
+        if rank != 0 || !is_loaded || declared_at > iteration {
+            return 0;
+        }
+        match self.draw(LOADS, u32::from(late), tensor, iteration) % 6 {
+            0 | 1 => 1,
+            2 => 2,
+            _ => 0,
+        }
+    }
+
+    /// Whether all workers meet before and behind the first loads of `iteration`, as they do in a program that loads a tensor.
+    pub fn loads_together(&self, tensor: TensorId, iteration: u64) -> bool {
+        let together = self.draw(LOADS_TOGETHER, 0, tensor, iteration).is_multiple_of(2);
+        together && self.loads(0, tensor, iteration, false) > 0
+    }
+
+    /// What load number `load` writes: it can be read back out of every element.
+    pub fn loaded(&self, tensor: TensorId, load: u64) -> Vec<u8> {
+        let TensorPlan { spec, starts_at_zero, .. } = &self.tensors[tensor as usize];
+        let number = |element| match load {
+            0 if *starts_at_zero => 0.0,
+            _ => (load * BETWEEN_LOADS + element) as f64,
+        };
+        encode(spec.dtype, (0..elements(spec)).map(number))
     }
 
     /// The optimizer's numbers in `iteration`: the rate falls once, on every worker in the same way.
@@ -197,7 +269,10 @@ impl Workload {
 
     /// The tensor's first value, if worker 0 gives one.
     pub fn start(&self, tensor: TensorId) -> Option<Vec<u8>> {
-        let TensorPlan { spec, starts_at_zero, .. } = &self.tensors[tensor as usize];
+        let TensorPlan { spec, starts_at_zero, is_loaded, .. } = &self.tensors[tensor as usize];
+        if *is_loaded {
+            return (!starts_at_zero).then(|| self.loaded(tensor, 0));
+        }
         let number = |element| unit(hash(&[self.seed, START, u64::from(tensor), element]));
         (!starts_at_zero).then(|| encode(spec.dtype, (0..elements(spec)).map(number)))
     }

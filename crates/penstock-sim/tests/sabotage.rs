@@ -202,6 +202,55 @@ fn what_was_read_ahead_and_is_dropped_is_seen() {
     is_seen_by(Sabotage::DropsWhatItHasRead, "protocol", 5);
 }
 
+#[test]
+fn a_connection_that_has_ended_and_is_kept_is_seen_at_either_end() {
+    is_said_by(Sabotage::KeepsEndedConnections, "protocol", "was not given up", 60);
+}
+
+/// Jobs with a tensor that is loaded again and again.
+fn with_loads(seed: u64) -> Scenario {
+    Scenario::from_seed(8 * seed + 3)
+}
+
+/// The checker of loads sees it in some of the first `seeds` of these, in these words.
+fn is_seen_of_loads(sabotage: Sabotage, seeds: u64, words: &str, least: usize) {
+    let check = |seed| with_loads(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..seeds).filter_map(check).map(|failure| failure.to_string()).collect();
+    let count = said.iter().filter(|said| said.starts_with("loads") && said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
+#[test]
+fn a_load_that_returns_before_its_chunks_are_taken_is_seen() {
+    is_seen_of_loads(Sabotage::AnnouncesLoadsTooEarly, 300, "", 5);
+}
+
+#[test]
+fn a_chunk_of_a_load_that_is_lost_is_seen() {
+    is_seen_of_loads(Sabotage::LosesChunksOfLoads, 120, "behind its own load", 20);
+    is_seen_of_loads(Sabotage::LosesChunksOfLoads, 120, "behind a barrier that followed", 2);
+}
+
+#[test]
+fn half_a_chunk_of_a_load_is_seen() {
+    is_seen_of_loads(Sabotage::HalvesLoads, 120, "what no load has written", 40);
+}
+
+#[test]
+fn a_load_that_goes_out_of_a_value_again_is_seen() {
+    is_seen_of_loads(Sabotage::BringsBackLoads, 120, "fell from load", 20);
+}
+
+#[test]
+fn who_reads_an_older_load_behind_a_barrier_is_seen() {
+    is_seen_of_loads(Sabotage::ForgetsBarriers, 120, "behind a barrier that followed", 5);
+}
+
+#[test]
+fn a_loader_that_reads_an_older_load_than_its_own_is_seen() {
+    is_seen_of_loads(Sabotage::ForgetsOwnLoads, 120, "behind its own load", 5);
+}
+
 /// The checker of tables sees it in some of these seeds, in these words.
 fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
     is_seen_in(items::Scenario::from_seed, sabotage, seeds, words, least);
@@ -274,6 +323,11 @@ fn a_version_that_is_promised_too_early_is_seen() {
 #[test]
 fn a_change_log_that_keeps_silent_is_seen() {
     is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
+}
+
+#[test]
+fn a_question_that_nobody_waits_for_and_that_is_kept_is_seen() {
+    is_seen_in_tables(items::Sabotage::KeepsQuestions, 240, "questions that nobody waits for", 10);
 }
 
 /// N-6.

@@ -41,6 +41,27 @@ fn every_seed_keeps_every_promise() {
     }
 }
 
+/// A load changes a value without a new version: what a pull on another host had fetched before must not do for it.
+#[test]
+fn what_is_loaded_while_others_work_is_read_whole_by_those_for_whom_it_was_finished() {
+    let mut tally = Tally::default();
+    let mut of_loads = 0;
+    for seed in (3..2400).step_by(8) {
+        let scenario = Scenario::from_seed(seed);
+        let loaded = |tensor: u32| scenario.workload.is_loaded(tensor);
+        let mut log = |_: u64, observation: &Observation<'_>| {
+            of_loads += u64::from(matches!(*observation, Observation::Read { tensor, .. } if loaded(tensor)));
+        };
+        let outcome =
+            scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        tally.merge(&outcome.tally);
+    }
+    assert!(of_loads > 10_000, "{of_loads} chunks were read");
+    for (event, least) in [("load", 1000), ("loaded", 1000), ("cut", 1000), ("crash", 50), ("pass", 1000)] {
+        assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
+    }
+}
+
 #[test]
 fn who_is_suspended_for_less_than_a_lease_stays_and_for_longer_is_lost_and_the_others_values_hold() {
     let mut tally = Tally::default();

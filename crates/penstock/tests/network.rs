@@ -177,6 +177,38 @@ fn a_rank_joins_once_over_the_network_too() {
     first.check().unwrap();
 }
 
+/// On one host a barrier did not wait for what stood in a ring: a shard that was busy with one worker took that worker's load before
+/// what another had pushed before the barrier, and that came on top of what was loaded.
+#[test]
+fn what_was_pushed_before_a_barrier_does_not_come_on_top_of_what_is_loaded_behind_it() {
+    const ELEMENTS: u64 = 4 << 20;
+    for way in [Way::Memory, Way::Tcp, Way::Mixed] {
+        let cluster = Cluster::over(way, 2, 1, &[("shards", "1")]);
+        cluster.run(|job| {
+            let small = declare(job, "small", 8, Consistency::Asp);
+            let large = declare(job, "large", ELEMENTS, Consistency::Asp);
+            let loaded = gradient(5, 5, 8);
+            for _ in 0..8 {
+                job.barrier(None).unwrap();
+                if job.rank() == 0 {
+                    // Out of the lane, so that the shard has much to do at once.
+                    large.lane(None).unwrap();
+                    large.push(None, SGD, false, None).unwrap();
+                } else {
+                    small.push(Some(&gradient(1, 0, 8)), SGD, false, None).unwrap();
+                }
+                job.barrier(None).unwrap();
+                if job.rank() == 0 {
+                    small.load(0, &loaded, 0, None).unwrap();
+                }
+                job.clock().unwrap();
+                job.barrier(None).unwrap();
+                assert!(value(&small) == loaded, "{way:?}: rank {} sees what was pushed before", job.rank());
+            }
+        });
+    }
+}
+
 #[test]
 fn what_is_loaded_before_a_barrier_is_seen_by_every_host_behind_it() {
     for way in [Way::Tcp, Way::Mixed] {

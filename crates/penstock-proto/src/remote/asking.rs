@@ -7,6 +7,22 @@
 use crate::consistency::Consistency;
 use crate::worker::Requirement;
 
+/// What may have changed a value without a new version, counted: each worker counts for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// Barriers that it has passed, behind which it sees what others have loaded.
+    pub barriers: u64,
+    /// Its own loads of the tensor.
+    pub loads: u64,
+}
+
+impl Changes {
+    /// Whether the value may have changed since it was last fetched from every home, which was at `fetched`.
+    pub fn are_newer_than(self, fetched: Self) -> bool {
+        self != fetched
+    }
+}
+
 /// What a worker knows of a tensor at one home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
@@ -112,6 +128,14 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_barrier_or_an_own_load_since_the_last_fetch_makes_it_anew() {
+        let fetched = Changes { barriers: 2, loads: 1 };
+        assert!(!fetched.are_newer_than(fetched));
+        assert!(Changes { barriers: 3, ..fetched }.are_newer_than(fetched));
+        assert!(Changes { loads: 2, ..fetched }.are_newer_than(fetched));
     }
 
     #[test]

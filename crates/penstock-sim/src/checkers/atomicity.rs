@@ -19,6 +19,8 @@ pub struct Atomicity {
     chunk_elements: u64,
     /// Tensors of which a filter holds something back.
     filtered: BTreeSet<TensorId>,
+    /// Tensors to which nobody contributes.
+    loaded: BTreeSet<TensorId>,
     /// Versions and digests: of values, and of what is held of them elsewhere.
     published: BTreeMap<(TensorId, u32, bool), BTreeSet<(u64, u64)>>,
 }
@@ -32,11 +34,13 @@ impl Atomicity {
         };
         let workload = &scenario.workload;
         let filtered = workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect();
-        Self { filtered, ..Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8) }
+        let loaded = workload.ids().filter(|&tensor| workload.is_loaded(tensor)).collect();
+        Self { filtered, loaded, ..Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8) }
     }
 
     fn of(marks: Option<Marks>, chunk_elements: u64) -> Self {
-        Self { marks, chunk_elements, filtered: BTreeSet::new(), published: BTreeMap::new() }
+        let (filtered, loaded, published) = Default::default();
+        Self { marks, chunk_elements, filtered, loaded, published }
     }
 
     fn read(
@@ -47,7 +51,8 @@ impl Atomicity {
         mirrored: bool,
         value: &[u8],
     ) -> Result<(), String> {
-        if let Some(marks) = self.marks.filter(|_| !mirrored || !self.filtered.contains(&tensor)) {
+        let is_whole = !mirrored || !self.filtered.contains(&tensor);
+        if let Some(marks) = self.marks.filter(|_| is_whole && !self.loaded.contains(&tensor)) {
             let first = u64::from(chunk) * self.chunk_elements;
             marks
                 .read(first, decode(Dtype::F64, value))

@@ -20,7 +20,9 @@ pub struct Bits {
 impl Bits {
     /// For the tensors of `workload`.
     pub fn new(workload: &Workload) -> Self {
-        let together = |tensor| workload.spec(tensor).consistency.folds_together();
+        // A load changes a value without a new version.
+        let together =
+            |tensor| workload.spec(tensor).consistency.folds_together() && !workload.is_loaded(tensor);
         Self { together: workload.ids().map(together).collect(), values: BTreeMap::new() }
     }
 

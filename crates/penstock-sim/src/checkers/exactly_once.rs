@@ -23,6 +23,8 @@ pub struct ExactlyOnce {
     together: Vec<bool>,
     /// Tensors of which a filter holds something back: what is read of them elsewhere is not whole updates.
     filtered: BTreeSet<TensorId>,
+    /// Tensors to which nobody contributes: [`super::loads`] judges them.
+    loaded: BTreeSet<TensorId>,
     submitted: BTreeSet<(TensorId, u32, Rank, u64)>,
     /// Workers that a shard no longer listens to, though they did not leave.
     removed: BTreeSet<(usize, Rank)>,
@@ -54,6 +56,7 @@ impl ExactlyOnce {
             iterations: workload.iterations,
             together: workload.ids().map(together).collect(),
             filtered: workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect(),
+            loaded: workload.ids().filter(|&tensor| workload.is_loaded(tensor)).collect(),
             submitted: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -154,6 +157,8 @@ impl Checker for ExactlyOnce {
             Observation::Crashed { rank } | Observation::Lost { rank } => {
                 self.lost.insert(rank);
             }
+            Observation::Published { tensor, .. } | Observation::Read { tensor, .. }
+                if self.loaded.contains(&tensor) => {}
             // It may be a while until it hears that it was lost.
             Observation::Read { rank, .. } if self.lost.contains(&rank) => {}
             Observation::Read { mirrored: true, tensor, .. } if self.filtered.contains(&tensor) => {}
@@ -172,7 +177,8 @@ impl Checker for ExactlyOnce {
     }
 
     fn finish(&mut self, end: &End<'_>) -> Result<(), String> {
-        for (tensor, chunk, mirror) in end.last.iter().filter(|_| !end.failed) {
+        let judged = |(tensor, ..): &&(TensorId, _, _)| !end.failed && !self.loaded.contains(tensor);
+        for (tensor, chunk, mirror) in end.last.iter().filter(judged) {
             let counts = self.counts(*tensor, *chunk, &mirror.value)?;
             let (what, version) = ("the job ended with".to_owned(), mirror.version);
             let case = Case { what, tensor: *tensor, chunk: *chunk, version, counts: &counts };
@@ -198,6 +204,7 @@ mod tests {
             iterations: 3,
             together: vec![together],
             filtered: BTreeSet::new(),
+            loaded: BTreeSet::new(),
             submitted: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),

@@ -5,6 +5,7 @@
 //! | [`staleness`] | no read is older than its slack allows, and no version moves backwards |
 //! | [`exactly_once`] | version v holds every update stamped < v once, and no update twice |
 //! | [`atomicity`] | a reader never sees a torn chunk |
+//! | [`loads`] | behind a barrier or its own load nobody sees an older load, and nobody half of one |
 //! | [`bits`] | under BSP equal inputs give equal bits |
 //! | [`together`] | no worker passes a barrier without the others, nor has left before its shards let it go |
 //! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
@@ -18,6 +19,7 @@ pub mod atomicity;
 pub mod bits;
 pub mod carried;
 pub mod exactly_once;
+pub mod loads;
 pub mod losses;
 pub mod staleness;
 pub mod together;

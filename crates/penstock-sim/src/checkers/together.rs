@@ -8,7 +8,7 @@ use crate::history::Observation;
 use penstock_proto::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Watches barriers. Each is of an iteration, its round.
+/// Watches barriers. Each has a number, its round.
 #[derive(Debug)]
 pub struct Together {
     workers: u32,
@@ -40,7 +40,7 @@ impl Together {
         };
         if let Some(other) = (0..self.workers).find(absent) {
             return Err(format!(
-                "worker {rank} passed the barrier of iteration {round}, at which worker {other} does not stand"
+                "worker {rank} passed barrier {round}, at which worker {other} does not stand"
             ));
         }
         self.passed.insert(rank, round);
@@ -65,7 +65,7 @@ impl Checker for Together {
                 self.stands.remove(&rank);
                 if let Some(other) = (0..self.workers).find(|&other| self.has_passed(other, round)) {
                     return Err(format!(
-                        "worker {rank} was told that the barrier of iteration {round} was in vain, which worker {other} has passed"
+                        "worker {rank} was told that barrier {round} was in vain, which worker {other} has passed"
                     ));
                 }
             }

@@ -138,6 +138,10 @@ impl Cluster<'_> {
         let has_work = proxy.shard.has_work();
         self.see_deeds(rank, shard)?;
         self.sent();
+        if matches!(over, Some(Over::Ended(_))) && self.breaks(Sabotage::KeepsEndedConnections, 4) {
+            let socket = self.socket(rank, shard, Way::Up);
+            self.proxies[rank as usize][shard].shard.attach(socket);
+        }
         match over {
             Some(Over::Ended(_)) => return self.lose_wire(rank, shard, number, Way::Down),
             Some(Over::Broke(what)) => return Err(self.broke(rank, shard, &what)),
@@ -216,11 +220,24 @@ impl Cluster<'_> {
                     left -= 1;
                     self.take(rank, shard, taken)?;
                 }
-                Heard::Ended(_) => return self.lose_wire(rank, shard, number, Way::Up),
+                Heard::Ended(_) => {
+                    self.keep_ended(rank, shard);
+                    return self.lose_wire(rank, shard, number, Way::Up);
+                }
                 Heard::Broke(what) => return self.refused(rank, shard, &what),
             }
         }
         Ok(())
+    }
+
+    /// Where that is broken on purpose, a shard goes on with a connection that has ended.
+    fn keep_ended(&mut self, rank: Rank, shard: usize) {
+        if self.breaks(Sabotage::KeepsEndedConnections, 4) {
+            let socket = self.socket(rank, shard, Way::Down);
+            if let Some(port) = &mut self.servers[shard].ports.0[rank as usize] {
+                port.attach(socket);
+            }
+        }
     }
 
     /// A submission has come to a shard, whole and verified; its payload stands in its lane.
@@ -310,6 +327,7 @@ impl Cluster<'_> {
         let has_work = port.peer.has_work();
         self.sent();
         if over {
+            self.keep_ended(rank, shard);
             return self.lose_wire(rank, shard, number, Way::Up);
         }
         // A poll says at once what is there already of what it is to watch from now on.

@@ -154,10 +154,10 @@ impl Cluster<'_> {
         }
     }
 
-    /// A worker goes to the barrier of an iteration.
-    pub(super) fn meet(&mut self, rank: Rank) -> Result<(), Failure> {
+    /// A worker goes to the barrier with this number.
+    pub(super) fn meet(&mut self, rank: Rank, number: u64) -> Result<(), Failure> {
         let worker = &mut self.workers[rank as usize];
-        worker.attempts += 1;
+        (worker.barrier, worker.attempts) = (number, worker.attempts + 1);
         let impatient = worker.attempts <= IMPATIENT;
         match self.links[rank as usize].doubtful {
             None => {}
@@ -173,7 +173,7 @@ impl Cluster<'_> {
 
     fn stand(&mut self, rank: Rank) -> Result<(), Failure> {
         let worker = &self.workers[rank as usize];
-        let (round, impatient) = (worker.clock, worker.attempts <= IMPATIENT);
+        let (round, impatient) = (worker.barrier, worker.attempts <= IMPATIENT);
         self.see(Observation::Stood { rank, round })?;
         let barrier = self.ask_control(rank, Ask::Barrier, Asked::Barrier);
         let impatient = impatient && self.rng.once_in(2);
@@ -212,18 +212,20 @@ impl Cluster<'_> {
     fn meet_again(&mut self, rank: Rank) {
         let worker = &mut self.workers[rank as usize];
         worker.state = State::Running;
-        worker.go_back(Op::Barrier);
+        worker.go_back(Op::Barrier(worker.barrier));
         self.step_later(rank);
     }
 
     fn passed(&mut self, rank: Rank) -> Result<(), Failure> {
         let worker = &mut self.workers[rank as usize];
         (worker.state, worker.attempts) = (State::Running, 0);
-        let round = worker.clock;
+        let round = worker.barrier;
         let link = &mut self.links[rank as usize];
         (link.doubtful, link.waits) = (None, link.waits + 1);
         // What others did before it may be missing from every mirror.
-        self.workers[rank as usize].renews.fill(true);
+        if self.scenario.sabotage != Some(Sabotage::ForgetsBarriers) {
+            self.workers[rank as usize].barriers += 1;
+        }
         self.see(Observation::Passed { rank, round })
     }
 
@@ -235,7 +237,7 @@ impl Cluster<'_> {
 
     /// The worker has gone from the barrier, or hears that it had.
     fn in_vain(&mut self, rank: Rank) -> Result<(), Failure> {
-        let round = self.workers[rank as usize].clock;
+        let round = self.workers[rank as usize].barrier;
         self.links[rank as usize].doubtful = None;
         self.see(Observation::InVain { rank, round })
     }

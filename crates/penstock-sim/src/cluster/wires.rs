@@ -149,7 +149,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// An end of a connection that stands.
-    fn socket(&mut self, rank: Rank, shard: usize, out: Way) -> Socket<'a> {
+    pub(super) fn socket(&mut self, rank: Rank, shard: usize, out: Way) -> Socket<'a> {
         let broken = match (self.scenario.sabotage, out) {
             (Some(Sabotage::LosesNotices), Way::Down) => Some(Broken::LosesValues(4)),
             (Some(Sabotage::DropsWhatItHasRead), Way::Up) => Some(Broken::LosesTheEnd(4)),

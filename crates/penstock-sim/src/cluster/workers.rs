@@ -3,9 +3,11 @@
 use super::{Cluster, Event, Failure, HOSTILE_SUBMISSIONS, LEASE};
 use crate::faults::Fate;
 use crate::history::Observation;
+use crate::sabotage::Sabotage;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
+use penstock_proto::remote::asking::Changes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
@@ -46,7 +48,7 @@ impl Cluster<'_> {
     pub(super) fn begin(&mut self, rank: Rank, op: Op) -> Result<(), Failure> {
         match op {
             Op::Join => self.join(rank),
-            Op::Barrier => return self.meet(rank),
+            Op::Barrier(number) => return self.meet(rank, number),
             Op::Declare(tensor) => self.begin_declare(rank, tensor),
             Op::Load(tensor) => self.load(rank, tensor),
             Op::Ready(tensor) => {
@@ -62,10 +64,17 @@ impl Cluster<'_> {
             Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
             Op::State(tensor) => return self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true)),
             Op::Push(tensor) => {
-                let sent = self.workers[rank as usize].sent[tensor as usize].clone();
-                let mut needs = self.needs(tensor, |shard| (None, sent[shard], NO_TICKET));
-                needs.retain(|need| need.folded > 0);
-                return self.wait_for(rank, needs, Then::Fill(tensor));
+                return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Fill(tensor));
+            }
+            Op::LoadAgain(tensor) => {
+                return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Load(tensor));
+            }
+            Op::Loaded(tensor) => {
+                let mut needs = self.lane_needs(rank, tensor);
+                if self.scenario.sabotage == Some(Sabotage::AnnouncesLoadsTooEarly) {
+                    needs.clear();
+                }
+                return self.wait_for(rank, needs, Then::Loaded(tensor));
             }
             Op::Clock => {
                 let worker = &mut self.workers[rank as usize];
@@ -112,6 +121,14 @@ impl Cluster<'_> {
             Need { shard, tensor, version, folded, ticket }
         })
         .collect()
+    }
+
+    /// What a worker needs before it writes its lane: all that it has submitted out of it was taken.
+    fn lane_needs(&self, rank: Rank, tensor: TensorId) -> Vec<Need> {
+        let sent = &self.workers[rank as usize].sent[tensor as usize];
+        let mut needs = self.needs(tensor, |shard| (None, sent[shard], NO_TICKET));
+        needs.retain(|need| need.folded > 0);
+        needs
     }
 
     pub(super) fn wait_for(&mut self, rank: Rank, needs: Vec<Need>, then: Then) -> Result<(), Failure> {
@@ -161,6 +178,11 @@ impl Cluster<'_> {
         match then {
             Then::Go => {}
             Then::Fill(tensor) => return self.fill(rank, tensor),
+            Then::Load(tensor) => return self.load_again(rank, tensor),
+            Then::Loaded(tensor) => {
+                let load = self.workers[rank as usize].newest_loads[tensor as usize];
+                return self.see(Observation::Loaded { rank, tensor, load });
+            }
             Then::Read(reading) => self.workers[rank as usize].state = State::Reading(reading),
         }
         Ok(())
@@ -216,7 +238,10 @@ impl Cluster<'_> {
         tensor: TensorId,
         requirement: &Requirement,
     ) -> Result<Vec<u64>, Failure> {
-        let anew = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
+        let worker = &mut self.workers[rank as usize];
+        let now = Changes { barriers: worker.barriers, loads: worker.loads[tensor as usize] };
+        let fetched = std::mem::replace(&mut worker.fetched[tensor as usize], now);
+        let anew = now.are_newer_than(fetched);
         let mut tickets = Vec::new();
         for shard in 0..self.servers.len() {
             let proxy = &mut self.proxies[rank as usize][shard];
@@ -297,9 +322,26 @@ impl Cluster<'_> {
         let Some(start) = self.workload.start(tensor) else {
             return self.tell_all(rank, Submission::Zero { tensor });
         };
-        self.workers[rank as usize].renews[tensor as usize] = true;
-        let load = |first, count| Submission::Load { tensor, first, count, slot: 0, part: 0, steps: 0 };
-        self.put(rank, tensor, start, Share::Whole, None, load);
+        self.submit_load(rank, tensor, start, 0);
+    }
+
+    fn submit_load(&mut self, rank: Rank, tensor: TensorId, value: Vec<u8>, steps: u64) {
+        let load = |first, count| Submission::Load { tensor, first, count, slot: 0, part: 0, steps };
+        self.put(rank, tensor, value, Share::Whole, None, load);
+        if self.scenario.sabotage != Some(Sabotage::ForgetsOwnLoads) {
+            self.workers[rank as usize].loads[tensor as usize] += 1;
+        }
+    }
+
+    /// The lane is free: the next value goes into it.
+    fn load_again(&mut self, rank: Rank, tensor: TensorId) -> Result<(), Failure> {
+        let newest = &mut self.workers[rank as usize].newest_loads[tensor as usize];
+        *newest += 1;
+        let load = *newest;
+        let value = self.workload.loaded(tensor, load);
+        self.see(Observation::Loads { rank, tensor, load, value: &value })?;
+        self.submit_load(rank, tensor, value, load);
+        Ok(())
     }
 
     /// Puts `lane` into the worker's lane, which is the home's memory where they share a host.
@@ -413,7 +455,9 @@ impl Cluster<'_> {
         let mut words: [u64; 8] =
             std::array::from_fn(|_| if rng.once_in(3) { rng.word() } else { rng.pick(&edges) });
         if rng.once_in(2) {
-            let tensor = rng.within(0..=self.workload.tensors.len() as u64 - 1);
+            // Into a tensor that nobody contributes to none does: its fold, and while that waits for its commit a load is refused.
+            let pushed = self.workload.ids().filter(|&tensor| !self.workload.is_loaded(tensor)).count();
+            let tensor = rng.within(0..=pushed as u64 - 1);
             words = [1 | tensor << 32, 1 << 32, rng.pick(&[clock, clock + 1]), 0, 0, 0, 0, 0];
         }
         words

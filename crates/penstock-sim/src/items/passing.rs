@@ -2,7 +2,7 @@
 //! judged by what it was asked; some sabotages are at work here, on what nodes give and are given.
 
 use super::run::{HOME, Run};
-use super::worker::Leaving;
+use super::worker::{Leaving, Worker};
 use super::{Sabotage, Scenario};
 use crate::transport::Way;
 use penstock_fabric::net::Ended;
@@ -11,6 +11,7 @@ use penstock_proto::items::wire::{Encoder, Head, MAX_MESSAGE_BYTES, Message};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, LENGTH_BYTES};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// The longest time for which a link stays broken where workers leave.
 const AWAY: u64 = 2_000;
@@ -128,18 +129,19 @@ impl Run<'_> {
             return Ok(false);
         }
         let (of_worker, of_home) = &mut self.traffic[rank];
+        let Worker { node, kept, .. } = &mut self.workers[rank];
         let (node, peer, traffic) = match up {
             true => (&mut self.home, PeerId::worker(rank as u32), of_home),
-            false => (&mut self.workers[rank].node, HOME, of_worker),
+            false => (node, HOME, of_worker),
         };
-        let bytes = &mut self.tally.bytes;
+        let (bytes, none) = (&mut self.tally.bytes, BTreeSet::new());
         let came = self.links[rank].receive(out, self.now, |record| {
             *bytes += if up { 0 } else { record.len() as u64 };
             // What is damaged the node finds out.
             let Ok(message) = Message::decode(record) else { return Ok(node.receive(peer, record)?) };
             let again = traffic.is_subscribed(&message);
             traffic.asked(&message);
-            match as_it_comes(scenario, record, message, again) {
+            match as_it_comes(scenario, record, message, again, if up { &none } else { kept }) {
                 Some(record) => Ok(node.receive(peer, &record)?),
                 None => Ok(()),
             }
@@ -185,12 +187,13 @@ fn as_it_goes<'a>(scenario: &Scenario, message: Message<'a>) -> impl Iterator<It
 }
 
 /// A message as it comes to the end that is asked, if it does, where that is broken on purpose. `again`: it replaces a
-/// subscription.
+/// subscription. An answer to a fetch that is `kept` comes as none.
 fn as_it_comes<'a>(
     scenario: &Scenario,
     record: &'a [u8],
     message: Message<'_>,
     again: bool,
+    kept: &BTreeSet<u64>,
 ) -> Option<Cow<'a, [u8]>> {
     let Some(sabotage) = scenario.sabotage else { return Some(record.into()) };
     let spoilt = match (message, sabotage) {
@@ -208,6 +211,11 @@ fn as_it_comes<'a>(
         (Message::Fetch { partition, ticket, version, places }, Sabotage::AnswersTooMuch) => {
             let places = places.union(&RowSet::from_rows([0]));
             Message::Fetch { partition, ticket, version, places }
+        }
+        (Message::Rows { partition, head, entries }, Sabotage::KeepsQuestions)
+            if kept.contains(&head.ticket) =>
+        {
+            Message::Rows { partition, head: Head { ticket: 0, ..head }, entries }
         }
         // A flush of the home's own rows, of which the worker is sent none, is through at once.
         (Message::Bring { id, .. }, Sabotage::BringsNothing) => Message::Flush { id },

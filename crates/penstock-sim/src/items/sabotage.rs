@@ -37,6 +37,8 @@ pub enum Sabotage {
     IgnoresResubscriptions,
     /// The home says that it has brought rows when it is asked to bring them.
     BringsNothing,
+    /// A worker that gives up what it has fetched keeps the question, and takes the answer for none.
+    KeepsQuestions,
     /// A worker stands at a barrier before its rows are at the home.
     StandsUnflushed,
     /// The home takes a new connection for the one before.

@@ -10,7 +10,7 @@ use crate::transport::Way;
 use penstock_proto::items::node::Node;
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// How far a worker that leaves has come: it flushes, hands its rows over, and flushes again, as a relay does.
@@ -51,6 +51,8 @@ pub(super) struct Worker {
     /// Producers that are still to be read in this iteration, each in two gets: the first half of the rows, and the others.
     pub(super) unread: Vec<(u32, bool)>,
     ticket: Option<u64>,
+    /// What it has given up without saying so: of use to [`Sabotage`] alone.
+    pub(super) kept: BTreeSet<u64>,
     waits: bool,
     pub(super) meeting: Meeting,
     /// Barriers passed.
@@ -77,6 +79,7 @@ impl Worker {
             set: false,
             unread: Vec::new(),
             ticket: None,
+            kept: BTreeSet::new(),
             waits: false,
             meeting: Meeting::Works,
             barriers: 0,
@@ -271,7 +274,11 @@ impl Run<'_> {
             let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
             // Its time is up: nobody waits any more for what it fetched. The program tries again, or does without.
             if let Some(ticket) = worker.ticket.filter(|_| asked && self.rng.once_in(worker.plan.patience)) {
-                worker.node.give_up(ticket);
+                if scenario.sabotage == Some(Sabotage::KeepsQuestions) {
+                    worker.kept.insert(ticket);
+                } else {
+                    worker.node.give_up(ticket);
+                }
                 (worker.waits, worker.ticket) = (false, None);
                 return Ok(self.rng.once_in(2));
             }

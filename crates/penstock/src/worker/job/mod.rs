@@ -390,10 +390,14 @@ impl Job {
             let (barrier, waited) = (goal.to_string(), deadline.waited());
             Error::BarrierTimeout { barrier, missing, silent, waited }
         };
-        // What was submitted to another host before the barrier must have been taken there before any worker passes it.
+        // What was submitted before the barrier must have been taken before any worker passes it: behind it what another worker
+        // submits, such as a load, is taken later. On this host, too: a shard takes turns at the rings of its workers.
+        let what_came = "take what came before the barrier";
         let drained = links
             .iter()
-            .try_for_each(|link| link.drain("take what came before the barrier", deadline))
+            .try_for_each(|link| {
+                link.empty_rings(what_came, deadline).and_then(|()| link.drain(what_came, deadline))
+            })
             .and_then(|()| self.inner.all_relays().iter().try_for_each(|relay| relay.deliver(deadline)));
         drained.map_err(|error| match error {
             Error::Unanswered { server, .. } => in_vain(Vec::new(), Some(server)),

@@ -11,12 +11,14 @@
 //! the first breaks.
 
 use super::proxy::Command;
-use super::{Heard, Link, lock};
+use super::{Heard, Link, Waited, lock};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::worker::Error;
+use penstock_fabric::doorbell::ANYTHING;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask, Departure};
 use penstock_proto::submission::Submission;
+use smallvec::SmallVec;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 /// A request to be let go that has no answer yet.
@@ -51,6 +53,29 @@ impl Link {
                         return Err(self.not_taken(what, deadline));
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the shards of a server on this host have taken out of their rings what stands there now.
+    pub(in crate::worker) fn empty_rings(&self, what: &'static str, deadline: Deadline) -> Result<(), Error> {
+        if self.is_remote() {
+            return Ok(());
+        }
+        let outlets = &self.wire.outlets;
+        // Most often the rings are empty, and nothing is to be waited for: not even the first look of a wait, which is a yield
+        // where threads share cores.
+        let submitted = (0..self.welcome.shards).map(|shard| (shard, outlets.taken_by(shard)));
+        let standing: SmallVec<[(u32, u64); 16]> = submitted
+            .filter(|(_, (taken, submitted))| taken < submitted)
+            .map(|(shard, (_, submitted))| (shard, submitted))
+            .collect();
+        for (shard, submitted) in standing {
+            let taken = || outlets.taken_by(shard).0 >= submitted;
+            if !taken() && self.wait(ANYTHING, deadline, taken)? == Waited::TimedOut {
+                let (server, waited) = (self.wire.server, deadline.waited());
+                return Err(Error::Unanswered { server, what, waited });
             }
         }
         Ok(())

@@ -142,11 +142,15 @@ impl Outlets {
 
     /// How many submissions the shards have taken, as they say, of how many that were submitted.
     pub(super) fn taken(&self) -> (u64, u64) {
-        let count = |(outlet, shard): (&Mutex<Outlet>, u32)| {
-            lock(outlet).producer.taken(self.page.at(page::ring(shard)))
-        };
+        let shards = 0..self.outlets.len() as u32;
         let add = |(taken, all), (some, more)| (taken + some, all + more);
-        self.outlets.iter().zip(0..).map(count).fold((0, 0), add)
+        shards.map(|shard| self.taken_by(shard)).fold((0, 0), add)
+    }
+
+    /// The same of one shard.
+    pub(super) fn taken_by(&self, shard: u32) -> (u64, u64) {
+        let (outlet, ring) = self.outlet(shard);
+        lock(outlet).producer.taken(ring)
     }
 }
 

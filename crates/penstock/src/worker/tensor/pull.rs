@@ -8,7 +8,7 @@ use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::ForeignMut;
 use penstock_proto::consistency::MAX_SLACK;
-use penstock_proto::remote::asking::{self, AtPull, Known};
+use penstock_proto::remote::asking::{self, AtPull, Changes, Known};
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
@@ -173,15 +173,17 @@ impl Tensor {
         if self.homes.iter().all(|home| home.remote.is_none()) {
             return Ok(Tickets::new());
         }
-        let barriers = self.job.barriers();
-        let others = self.seen_barriers.load(Ordering::Acquire) != barriers;
-        let loads = self.loads.load(Ordering::Acquire);
-        let own = self.seen_loads.load(Ordering::Acquire) != loads;
-        let freshen = |home| self.freshen_home(home, requirement, others || own, deadline);
+        let now = Changes { barriers: self.job.barriers(), loads: self.loads.load(Ordering::Acquire) };
+        let fetched = Changes {
+            barriers: self.seen_barriers.load(Ordering::Acquire),
+            loads: self.seen_loads.load(Ordering::Acquire),
+        };
+        let anew = now.are_newer_than(fetched);
+        let freshen = |home| self.freshen_home(home, requirement, anew, deadline);
         let tickets = self.homes.iter().map(freshen).collect::<Result<Tickets, Error>>()?;
         // Noted once every home has been told: a thread that sees it sees the tickets, and waits for them.
-        self.seen_barriers.fetch_max(barriers, Ordering::Release);
-        self.seen_loads.fetch_max(loads, Ordering::Release);
+        self.seen_barriers.fetch_max(now.barriers, Ordering::Release);
+        self.seen_loads.fetch_max(now.loads, Ordering::Release);
         Ok(tickets)
     }
 
