@@ -382,6 +382,7 @@ def hooks_of_all():
     of_optimizers = sys.modules["torch.optim.optimizer"]
     return [len(hooks) for hooks in (
         of_modules._global_module_registration_hooks, of_modules._global_parameter_registration_hooks,
+        of_modules._global_buffer_registration_hooks,
         of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks)]
 
 with ps.init() as job:
