@@ -82,6 +82,30 @@ def with_grad(parameter: torch.Tensor, register: Callable[[], Any]) -> Any:
                 parameter.requires_grad_(False)
 
 
+def when_computed(parameter: torch.Tensor, hook: Callable[[], object]) -> None:
+    """
+    Has autograd call the hook once, when it has a gradient of the parameter: also where `torch.autograd.grad`
+    gives it to the script, and adds it to nothing. Of a frozen parameter too.
+    """
+    handles: list[Any] = []
+
+    @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]
+    def came(_: torch.Tensor) -> None:
+        hook()
+        while handles:
+            handles.pop().remove()
+
+    with torch._C.DisableTorchFunctionSubclass():
+        frozen = not parameter.requires_grad
+        if frozen:
+            parameter.requires_grad_(True)
+        try:
+            handles.append(parameter.register_hook(came))
+        finally:
+            if frozen:
+                parameter.requires_grad_(False)
+
+
 def _owner_of(module: torch.nn.Module) -> Owner | None:
     owner = _owners.get(module)
     return None if owner is None else owner()

@@ -150,6 +150,10 @@ class Averaging:
         self._handles += [self._hook(member) for member in self._members]
         if not self._idempotent:
             self._handles += [self._hook_before(member) for member in self._members]
+        for name, parameter in parameters.items():
+            # Frozen, as yet.
+            if parameter.dtype not in _DTYPES and (parameter.is_floating_point() or parameter.is_complex()):
+                self._handles.append(when_added_to(parameter, _refusal_of(name)))
         loaded = _Loaded(self)
         for module in model.modules():
             # A part of the model may be loaded by itself.
@@ -576,11 +580,7 @@ def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
                 f"parameter `{name}` has no shape yet", "call the model once before `distribute`"
             )
         if parameter.requires_grad and parameter.dtype not in _DTYPES:
-            raise DtypeError(
-                f"parameter `{name}` is {str(parameter.dtype).removeprefix('torch.')}, expected float32, "
-                "float64, float16 or bfloat16",
-                "for complex parameters keep real and imaginary part, as by torch.view_as_real",
-            )
+            raise _of_another_type(name, parameter)
         if parameter.device.type not in ("cpu", "cuda"):
             raise OptionError(
                 f"expected parameters on the CPU or a CUDA device, `{name}` is on {parameter.device}",
@@ -591,6 +591,23 @@ def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, parameter in parameters.items()
         if parameter.numel() and parameter.dtype in _DTYPES
     }
+
+
+def _of_another_type(name: str, parameter: torch.Tensor) -> DtypeError:
+    return DtypeError(
+        f"parameter `{name}` is {str(parameter.dtype).removeprefix('torch.')}, expected float32, float64, "
+        "float16 or bfloat16",
+        "for complex parameters keep real and imaginary part, as by torch.view_as_real",
+    )
+
+
+def _refusal_of(name: str) -> Callable[[torch.Tensor], None]:
+    """What raises when the parameter of that name has a gradient: it is of no type that can be averaged."""
+
+    def came(parameter: torch.Tensor) -> None:
+        raise _of_another_type(name, parameter)
+
+    return came
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
