@@ -155,10 +155,12 @@ class GetTimeout(DeadlineExceeded):
 
 
 class UnknownRow(PenstockError, LookupError):
-    """The table has no such row, or this worker neither produces nor consumes it."""
+    """
+    The table has no such row, or this worker neither produces nor consumes it. `.missing` holds the ranks of
+    workers that left before they declared the table, if it is for want of them that nobody produces a row.
+    """
 
     missing: list[int] = []  # noqa: RUF012
-    """Workers that left before they declared the table, where a row has no producer for want of them."""
 
 
 class NotProducer(PenstockError, ValueError):

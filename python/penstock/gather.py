@@ -13,10 +13,10 @@ A worker writes its two rows in turns: it can begin gather t + 2 only when it ha
 and who has set that has read all rows of t. The second table exists only once something is too long for the
 first; round r of gather t has a version there that follows from both.
 
-The words are compared before anything is computed: a mean that meets a sum, or an array of another shape, is
-an error on every worker. Sums are taken in the order of ranks, in a wide type, so all workers get the same
-bits. A row also says who took part in the gather before: where a job goes on without the lost, workers that
-saw other ones come hear of it.
+The words are compared before anything is computed: a mean that meets a sum, an array of another shape, or a
+call of another `name`, is an error on every worker. Sums are taken in the order of ranks, in a wide type, so
+all workers get the same bits. A row also says who took part in the gather before: where a job goes on without
+the lost, workers that saw other ones come hear of it.
 
 A gather that was broken off, by its timeout or by a signal handler that raises, has a number already. The
 same call goes on with it: what it does again, setting its row and reading the others', changes nothing. It
@@ -82,6 +82,8 @@ _PIECE = struct.Struct("<QI")
 _PIECE_BYTES = REST_BYTES - _PIECE.size
 _ROUND_BITS = 24
 """Of the number of a round: the lower ones count rounds of one gather, of which there are at most so many."""
+NAME_BYTES = 256
+"""Of a call's name: the words fit into a first row."""
 _MOST_BITS = 4 << 20
 """Of a whole number: what a worker says of its length must not take the others' memory."""
 
@@ -98,11 +100,12 @@ class Gathering:
         self._last = _Gather("", b"", 0, 0, over=True)
         """The last that has begun. It must end before another can begin."""
 
-    def reduce(self, job: Job, how: str, x: Any, timeout: float | None) -> Any:
+    def reduce(self, job: Job, how: str, x: Any, timeout: float | None, name: str | None = None) -> Any:
         """What `Job.mean` and `Job.sum` do."""
         limit = self._limit(job, timeout)
+        words = _named(how, name)
         given = _taken(x, how)
-        gathered = self._gather(job, f"job.{how}", f"{how} of {given.words}", given.data, given.most, limit)
+        gathered = self._gather(job, f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit)
         values = []
         for rank, data in enumerate(gathered):
             if data is not None:
@@ -112,12 +115,13 @@ class Gathering:
                     raise unreadable(rank) from error
         return given.put_together(how, values)
 
-    def all_gather(self, job: Job, obj: Any, timeout: float | None) -> list[Any]:
+    def all_gather(self, job: Job, obj: Any, timeout: float | None, name: str | None = None) -> list[Any]:
         """What `Job.all_gather` does."""
         limit = self._limit(job, timeout)
+        words = _named("all_gather", name)
         # Whoever may have code executed here may as well take memory.
         gathered = self._gather(
-            job, "job.all_gather", "all_gather", _pickled(obj), None, limit, lambda data: _pickles(obj, data)
+            job, "job.all_gather", words, _pickled(obj), None, limit, lambda data: _pickles(obj, data)
         )
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
 
@@ -459,9 +463,20 @@ def _compare(words: Sequence[str | None]) -> None:
     parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups.items()]
     raise GatherConflict(
         f"workers gave different things: {'; '.join(parts)}",
-        "make the same call on every worker, with the same kind of value, shape and element type",
+        "make the same calls on every worker, in the same order, with the same kind of value, shape, element "
+        "type and name",
         given=given,
     )
+
+
+def _named(call: str, name: str | None) -> str:
+    """The call in words, with the name that the script gives it."""
+    if name is None:
+        return call
+    # Others are shown as they are, and compared so: what is not printed could not be told apart.
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= NAME_BYTES:
+        raise OptionError(f"expected a name of 1 to {NAME_BYTES} printable bytes, got {name!r}")
+    return f'{call} "{name}"'
 
 
 def _listed(ranks: Sequence[int]) -> str:

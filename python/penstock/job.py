@@ -478,18 +478,25 @@ class Job(Sealed):
             )
         self._core.barrier(timeout, what)
 
-    def mean(self, x: Any, *, timeout: float | None = None) -> Any:
+    def mean(self, x: Any, *, name: str | None = None, timeout: float | None = None) -> Any:
         """
         The mean of what the workers give: for losses, accuracies and other metrics. Collective: every worker
         makes the same call.
 
         It takes no part in iterations: neither the job's clock nor a tensor moves.
 
+        A worker's calls of `mean`, `sum` and `all_gather` meet those of the others by their order alone. Two
+        of the same kind that come in another order on another worker (over a set, from two threads) give each
+        the other's value, and no error, unless they have names.
+
         Parameters
         ----------
         x
             A number, or an array of NumPy, torch or JAX, anything that `Tensor.push` takes; of the same
             kind, shape and element type on every worker.
+        name
+            What is meant, such as "loss": a call that meets one of another name, or of none, is an error. At
+            most 256 bytes. Default: none.
         timeout
             Seconds to wait in total. Default: the job's `deadline`.
 
@@ -503,9 +510,9 @@ class Job(Sealed):
         Raises
         ------
         GatherConflict
-            Workers gave other kinds, shapes or element types, or made other calls: `.given` says what each
-            gave. Raised on every worker. Or a worker was lost during the gather before, and not all had its
-            value (`on_worker_loss=continue`).
+            Workers gave other kinds, shapes, element types or names, or made other calls: `.given` says what
+            each gave. Raised on every worker. Or a worker was lost during the gather before, and not all had
+            its value (`on_worker_loss=continue`).
         DtypeError
             `x` holds no numbers. Nothing was sent.
         GetTimeout
@@ -514,7 +521,7 @@ class Job(Sealed):
         CircularWait
             A worker that is missing waits for this one.
         OptionError
-            `timeout` is not valid, or another gather timed out and must be repeated first.
+            `name` or `timeout` is not valid, or another gather timed out and must be repeated first.
         WorkerLost
             A worker left the job without making the call.
         OutOfMemory
@@ -540,15 +547,15 @@ class Job(Sealed):
         >>> job.mean(np.array([1, 2]))
         array([1., 2.])
         """
-        return self._gathering.reduce(self, "mean", x, timeout)
+        return self._gathering.reduce(self, "mean", x, timeout, name)
 
-    def sum(self, x: Any, *, timeout: float | None = None) -> Any:
+    def sum(self, x: Any, *, name: str | None = None, timeout: float | None = None) -> Any:
         """
         The sum of what the workers give: for counts. Otherwise like `mean`.
 
         Parameters
         ----------
-        x, timeout
+        x, name, timeout
             As for `mean`.
 
         Returns
@@ -569,9 +576,9 @@ class Job(Sealed):
         >>> job.sum(len([1, 2, 3]))
         3
         """
-        return self._gathering.reduce(self, "sum", x, timeout)
+        return self._gathering.reduce(self, "sum", x, timeout, name)
 
-    def all_gather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+    def all_gather(self, obj: Any, *, name: str | None = None, timeout: float | None = None) -> list[Any]:
         """
         What every worker gives, on every worker: any object that can be pickled. Collective: every worker
         makes the same call.
@@ -585,8 +592,8 @@ class Job(Sealed):
         ----------
         obj
             The object.
-        timeout
-            Seconds to wait in total. Default: the job's `deadline`.
+        name, timeout
+            As for `mean`.
 
         Returns
         -------
@@ -598,8 +605,8 @@ class Job(Sealed):
         ------
         OptionError
             `obj` cannot be pickled: nothing was sent. Or what came cannot be unpickled here; the message says
-            from which worker. Or `timeout` is not valid, or another gather timed out and must be repeated
-            first.
+            from which worker. Or `name` or `timeout` is not valid, or another gather timed out and must be
+            repeated first.
         GatherConflict, GetTimeout, CircularWait, WorkerLost, OutOfMemory, JobClosed
             As for `mean`.
 
@@ -608,7 +615,7 @@ class Job(Sealed):
         >>> job.all_gather({"rank": job.rank})
         [{'rank': 0}]
         """
-        return self._gathering.all_gather(self, obj, timeout)
+        return self._gathering.all_gather(self, obj, timeout, name)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

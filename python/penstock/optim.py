@@ -100,9 +100,10 @@ def updates_in(lr_scale: str | None, consistency: Consistency, workers: int) -> 
 
 def divisors(name: str, updates: int) -> dict[str, float]:
     """What the settings of the optimizer of that name are divided by, for each of an iteration's updates."""
-    if updates == 1:
+    # Add and Replace have no settings.
+    if updates == 1 or not ROWS[name].settings:
         return {}
-    return {setting: float(updates**power) for setting, power in DIVIDED.get(name, {}).items()}
+    return {setting: float(updates**power) for setting, power in DIVIDED[name].items()}
 
 
 class Optimizer:

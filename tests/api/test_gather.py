@@ -100,6 +100,31 @@ def test_what_holds_no_numbers_is_refused(job: ps.Job, x: Any) -> None:
             call(x)
 
 
+@pytest.mark.parametrize("name", ["", "n" * 257, "\N{SNOWMAN}" * 100, "loss\n", "\0", 1], ids=range(6))
+def test_a_name_that_could_not_be_told_from_others_is_refused(job: ps.Job, name: Any) -> None:
+    for call in (job.mean, job.sum, job.all_gather):
+        with pytest.raises(ps.exceptions.OptionError, match="expected a name"):
+            call(1, name=name)
+        assert call(1, name="accuracy of \N{GREEK SMALL LETTER ALPHA}") in (1, [1])
+
+
+# The mean of one metric was given as that of another, without a word.
+def test_gathers_that_pair_otherwise_are_an_error_where_they_have_names(pair: Pair) -> None:
+    metrics = {"loss": 5.0, "accuracy": 0.5}
+
+    def run(job: Job) -> list[str]:
+        told = []
+        for name in sorted(metrics, reverse=job.rank == 1):
+            with pytest.raises(ps.exceptions.GatherConflict) as caught:
+                job.mean(metrics[name], name=name)
+            told.append(str(caught.value))
+        return told
+
+    for told in pair(run):
+        assert all("loss" in one and "accuracy" in one for one in told)
+    assert pair(lambda job: [job.mean(metrics[name], name=name) for name in metrics]) == [[5.0, 0.5]] * 2
+
+
 def test_what_cannot_be_pickled_or_unpickled_is_refused_by_name(job: ps.Job) -> None:
     with pytest.raises(ps.exceptions.OptionError, match="can be pickled, got"):
         job.all_gather(threading.Lock())
@@ -246,6 +271,13 @@ def test_arrays_of_jax_come_back_as_what_they_are(spawn_job: Any) -> None:
         (lambda job: job.sum(1), lambda job: job.sum([1]), r"number.*int64 with shape \(1,\)"),
         (lambda job: job.sum(np.ones(3)), lambda job: job.sum(np.ones(4)), r"\(3,\).*\(4,\)"),
         (lambda job: job.sum(np.ones(3)), lambda job: job.sum(np.ones(3, "f4")), "float64.*float32"),
+        (
+            lambda job: job.sum(1, name="a"),
+            lambda job: job.sum(1, name="b"),
+            'sum "a" of.*sum "b" of a number',
+        ),
+        (lambda job: job.mean(1, name="a"), lambda job: job.mean(1), 'mean "a" of.*mean of a number'),
+        (lambda job: job.all_gather(1, name="a"), lambda job: job.all_gather(1, name="b"), 'gather "a".*"b"'),
         # One has more to say than fits into a row: what does not belong together is found before that.
         (lambda job: job.sum(np.ones(9000)), lambda job: job.sum(1), r"\(9000,\).*number"),
     ],
@@ -665,5 +697,6 @@ def test_a_job_that_goes_on_without_a_lost_worker_gathers_what_there_is(spawn_jo
 
 def test_the_words_for_an_array_fit_into_the_first_row() -> None:
     """So that conflicts are found before anything longer is sent."""
-    longest = f"mean of a torch tensor of float8_e4m3fnuz with shape {(1,) * 63 + (2**48,)}"
+    named = f'mean "{"n" * gather.NAME_BYTES}"'
+    longest = f"{named} of a torch tensor of float8_e4m3fnuz with shape {(1,) * 63 + (2**48,)}"
     assert len(longest) + 24 < FIRST_BYTES

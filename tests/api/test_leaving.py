@@ -203,6 +203,7 @@ def test_the_timeout_of_close_bounds_its_wait_for_asynchronous_pushes_which_end_
 
         job = ps.init()
         w = job.tensor("w", shape=3)
+        job.barrier()
         if job.rank == 0:
             w.push(np.ones(3, np.float32))
             job.clock()

@@ -93,6 +93,47 @@ def test_models_that_cannot_be_averaged_are_refused(job: ps.Job) -> None:
         ps.torch.distribute(nn.Linear(2, 2), [], job=job)
 
 
+# The second model's buffers stayed apart, and giving it to `distribute` too was refused with the advice to do
+# what had been done.
+@pytest.mark.parametrize("where", ["gradients", "servers"])
+def test_parameters_that_only_the_optimizer_has_are_refused_with_what_to_give(
+    job: ps.Job, where: str
+) -> None:
+    encoder, decoder = nn.Linear(3, 3), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    with pytest.raises(OptionError, match=r"a parameter of shape \(3,\) that the model lacks") as told:
+        ps.torch.distribute(encoder, optimizer, job=job, where=where)
+    assert "torch.nn.ModuleList([model, other])" in str(told.value.hint)
+    _, optimizer = ps.torch.distribute(nn.ModuleList([encoder, decoder]), optimizer, job=job, where=where)
+    decoder(encoder(torch.ones(4, 3))).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("where", ["gradients", "servers"])
+def test_what_no_module_can_hold_may_be_the_optimizers_alone(job: ps.Job, where: str) -> None:
+    net, picture = nn.Linear(3, 3), torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.SGD([*net.parameters(), picture], lr=1.0)
+    _, optimizer = ps.torch.distribute(net, optimizer, job=job, where=where)
+    net(picture).sum().backward()
+    optimizer.step()
+    assert picture.any()
+
+
+# They were averaged, and the buffers were worker 0's.
+@pytest.mark.parametrize("where", ["gradients", "servers"])
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_model_of_which_ddp_ignores_a_part_is_refused(job: ps.Job, where: str, outer: bool) -> None:
+    net = nn.BatchNorm1d(3)
+    ignore = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    model = nn.ModuleList([net]) if outer else net
+    ignore(net, ["running_mean", "weight"])
+    with pytest.raises(OptionError, match="ignore `running_mean`, `weight`") as told:
+        ps.torch.distribute(model, torch.optim.SGD(net.parameters(), lr=0.1), job=job, where=where)
+    assert 'buffers="local"' in str(told.value.hint)
+    ignore(net, [])
+    ps.torch.distribute(model, torch.optim.SGD(net.parameters(), lr=0.1), job=job, where=where)
+
+
 def test_no_sync_is_for_distributed_models(job: ps.Job) -> None:
     with pytest.raises(OptionError, match="expected models distributed"), ps.torch.no_sync(nn.Linear(2, 2)):
         pass
@@ -341,6 +382,7 @@ def hooks_of_all():
     of_optimizers = sys.modules["torch.optim.optimizer"]
     return [len(hooks) for hooks in (
         of_modules._global_module_registration_hooks, of_modules._global_parameter_registration_hooks,
+        of_modules._global_buffer_registration_hooks,
         of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks)]
 
 with ps.init() as job:
@@ -713,6 +755,15 @@ def nothing_but_new_parameters(job):
     # Nobody looks where nothing was given.
     assert not model._forward_pre_hooks
 
+def unfrozen_of_another_type(job):
+    model = net()
+    model.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
+    model.count = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+    model, optimizer = distributed(job, model, check_every=0)
+    for step in range(3):
+        (model(batch(job, step)).square().mean() + model.turn.abs().sum()).backward()
+        model.turn.requires_grad_(step > 0)
+
 def a_small_step_left_out(job):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0)
@@ -900,7 +951,8 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          two_jobs, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
-         a_small_step_left_out, taken_away, broken_off, broken_off_before_anything_left,
+         unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off,
+         broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
          other_batches, a_look_at_the_data, after_the_end)
@@ -916,7 +968,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=39, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=40, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -956,6 +1008,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
             "averaged gradients since the last step",
         ),
         ("a_new_layer", "OptionError", "` came after `distribute`"),
+        ("unfrozen_of_another_type", "DtypeError", "parameter `turn` is complex64"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),

@@ -92,6 +92,53 @@ def test_another_optimizer_of_the_model_cannot_be_stepped(job: ps.Job, given: st
     OPTIMIZERS["sgd"](model.requires_grad_(False).parameters()).step()
 
 
+class Beside(nn.Module):  # type: ignore[misc,name-defined]
+    """A parameter of the model that its optimizer does not have, and an average of one that it has."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 1)
+        self.heat = nn.Parameter(torch.zeros(()), requires_grad=not frozen)
+        self.average = torch.optim.swa_utils.AveragedModel(self.last)
+
+    def loss(self) -> Any:
+        return self.last(torch.ones(2, 3)).square().mean() * self.heat.exp()
+
+
+# Only one whose `.grad` was set was looked at.
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_parameter_that_is_stepped_by_a_gradient_of_its_own_is_noticed(
+    job: ps.Job, before: int, frozen: bool
+) -> None:
+    model = Beside(frozen)
+    _, optimizer = distribute(model, torch.optim.SGD(model.last.parameters(), lr=0.1), job=job)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.loss().backward(inputs=list(model.last.parameters()))
+        optimizer.step()
+        model.average.update_parameters(model.last)
+
+    def change() -> None:
+        (gradient,) = torch.autograd.grad(model.loss(), [model.heat])
+        model.heat.data -= 0.1 * gradient
+
+    for _ in range(before):
+        step()
+    if frozen:
+        model.heat.requires_grad_(True)
+        # It is looked at from then on.
+        step()
+    change()
+    optimizer.publish()
+    step()
+    change()
+    with pytest.raises(ps.exceptions.OptionError, match="`heat` was changed outside of step") as told:
+        step()
+    assert "optimizer.publish()" in str(told.value.hint)
+
+
 class Wrapper(torch.optim.Optimizer):  # type: ignore[misc,name-defined]
     """Forwards what a training loop calls, every second step only, to all that it holds."""
 
@@ -790,6 +837,19 @@ def test_a_load_into_a_part_is_published_or_an_error(job: ps.Job, check: bool) -
     assert torch.equal(model.twice.weight, net(2).twice.weight)
 
 
+# It was refused, though the servers hold nothing of such a part.
+@pytest.mark.parametrize("part", ["norm", "frozen"])
+def test_without_the_check_a_load_into_what_the_servers_do_not_hold_is_taken(job: ps.Job, part: str) -> None:
+    model = nn.ModuleDict({"norm": nn.BatchNorm1d(3, affine=False), "last": nn.Linear(3, 1)})
+    model["frozen"] = nn.Linear(3, 3).requires_grad_(False)
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, check=False)
+    for one in model[part].state_dict().values():
+        one.fill_(3)
+    model[part].load_state_dict(model[part].state_dict())
+    model["last"](model["norm"](model["frozen"](torch.ones(2, 3)))).sum().backward()
+    optimizer.step()
+
+
 def test_without_the_check_a_change_that_torch_does_not_count_is_lost(job: ps.Job) -> None:
     line = Line()
     _, optimizer = distribute(
@@ -933,10 +993,17 @@ def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options:
         distribute(model, make(model.parameters()), job=job, **options)
 
 
-def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps() -> None:
-    from penstock.torch.servers import rules
-
-    assert set(ps.optim.DIVIDED) == {kind.__name__ for kind in rules._RULES}
+def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_settings = {name for name, row in ps.optim.ROWS.items() if row.settings}
+    assert set(ps.optim.DIVIDED) == with_settings
+    for name in ps.optim.ROWS:
+        assert set(ps.optim.divisors(name, 4)) == set(ps.optim.DIVIDED.get(name, ()))
+    # One that is forgotten is an error, never a rule whose settings are not divided.
+    monkeypatch.delitem(ps.optim.DIVIDED, "Adam")
+    with pytest.raises(KeyError):
+        ps.optim.divisors("Adam", 4)
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

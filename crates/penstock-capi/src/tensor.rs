@@ -347,8 +347,9 @@ pub unsafe extern "C" fn penstock_pull_with(
 /// Overwrites the value, for instance to continue from a checkpoint. Every worker of the job makes the call; rank 0's value
 /// counts.
 ///
-/// The optimizer's state and its step count stay. Contributions that workers made before go into what is overwritten, and every
-/// pull afterwards sees the new value.
+/// The optimizer's state and its step count stay. Contributions that workers made before go into what is overwritten, except
+/// those that under BSP still wait for another worker's: they are folded into what was loaded. Every pull afterwards sees the new
+/// value.
 ///
 /// @param job      The tensor's job.
 /// @param value    On rank 0 the value, of the tensor's shape and dtype; ignored elsewhere.

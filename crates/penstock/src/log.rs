@@ -2,10 +2,12 @@
 //!
 //! Nothing waits for a reader: a server's thread that did would stop whenever the reader does. What is not taken at once is
 //! lost. Nor can peers make the log grow without end, or keep others' lines out of it: the same line is written once a minute, and
-//! only so many of one kind and thread. A job has threads of its own.
+//! only so many of one kind and thread: a job has threads of its own, and as many times as many lines as it has threads. How many
+//! were left out is said with a later line of their kind.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
+use penstock_proto::message::MAX_WORKERS;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -26,6 +28,8 @@ use tracing::{Event, Metadata, Subscriber};
 const QUIET: Duration = Duration::from_secs(60);
 /// Lines of one kind and thread in that time. No one reads more than that, and each is remembered, in 64 KiB at most in all.
 const MOST: usize = 64;
+/// The target of warnings that a worker was lost: each is named, however many are lost together.
+pub(crate) const LOSSES: &str = "penstock::losses";
 
 /// From now on this process's warnings go to standard error, if it has one now. Where the process has another place for
 /// them, they go there.
@@ -123,7 +127,8 @@ struct Lately {
 }
 
 impl Lately {
-    fn admits(&mut self, text: &str, now: Instant) -> Option<Unsaid> {
+    /// As one of at most `most` lines.
+    fn admits(&mut self, text: &str, now: Instant, most: usize) -> Option<Unsaid> {
         if let Some((since, unsaid)) = self.lines.get_mut(text) {
             if !is_old(*since, now) {
                 *unsaid += 1;
@@ -133,10 +138,10 @@ impl Lately {
             let (same, others) = (std::mem::take(unsaid), std::mem::take(&mut self.left_out));
             return Some(Unsaid { same, others });
         }
-        if self.lines.len() >= MOST {
+        if self.lines.len() >= most {
             self.forget_old(now);
         }
-        if self.lines.len() >= MOST {
+        if self.lines.len() >= most {
             self.left_out += 1;
             return None;
         }
@@ -145,7 +150,14 @@ impl Lately {
     }
 
     fn forget_old(&mut self, now: Instant) {
-        self.lines.retain(|_, (since, _)| !is_old(*since, now));
+        let left_out = &mut self.left_out;
+        self.lines.retain(|_, (since, unsaid)| {
+            let old = is_old(*since, now);
+            if old {
+                *left_out += *unsaid;
+            }
+            !old
+        });
     }
 }
 
@@ -155,19 +167,31 @@ fn is_old(since: Instant, now: Instant) -> bool {
 
 /// The same by source: none keeps another's lines out.
 #[derive(Debug, Default)]
-struct Recent(HashMap<Source, Lately>);
+struct Recent {
+    sources: HashMap<Source, Lately>,
+    /// By kind, what those left out of which nothing else is remembered.
+    left_out: HashMap<Identifier, u64>,
+}
 
 impl Recent {
-    /// Whether this line is to be said now, and what was not since it was said last.
-    fn admits(&mut self, source: Source, text: &str, now: Instant) -> Option<Unsaid> {
-        if !self.0.contains_key(&source) {
+    /// Whether this line is to be said now, as one of at most `most`, and what was not since it was said last.
+    fn admits(&mut self, source: Source, text: &str, now: Instant, most: usize) -> Option<Unsaid> {
+        let Self { sources, left_out } = self;
+        if !sources.contains_key(&source) {
             // Threads end.
-            self.0.retain(|_, lately| {
+            sources.retain(|(kind, _), lately| {
                 lately.forget_old(now);
-                !lately.lines.is_empty()
+                let ended = lately.lines.is_empty();
+                if ended && lately.left_out > 0 {
+                    *left_out.entry(kind.clone()).or_default() += lately.left_out;
+                }
+                !ended
             });
         }
-        self.0.entry(source).or_default().admits(text, now)
+        let kind = source.0.clone();
+        let mut unsaid = sources.entry(source).or_default().admits(text, now, most)?;
+        unsaid.others += left_out.remove(&kind).unwrap_or(0);
+        Some(unsaid)
     }
 }
 
@@ -180,6 +204,11 @@ struct Lines {
 impl Lines {
     fn takes(metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= LevelFilter::WARN && metadata.target().starts_with("penstock")
+    }
+
+    /// How many lines of a kind, and thread, are said in a minute.
+    fn most(metadata: &Metadata<'_>) -> usize {
+        if metadata.target() == LOSSES { MAX_WORKERS as usize } else { MOST }
     }
 }
 
@@ -198,7 +227,8 @@ impl Subscriber for Lines {
         let text = said.text();
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let source = (event.metadata().callsite(), std::thread::current().id());
-        let Some(unsaid) = recent.admits(source, &text, Instant::now()) else { return };
+        let most = Self::most(event.metadata());
+        let Some(unsaid) = recent.admits(source, &text, Instant::now(), most) else { return };
         drop(recent);
         self.outlet.write(&line(&text, unsaid));
     }
@@ -384,7 +414,7 @@ mod tests {
     }
 
     fn news(recent: &mut Recent, source: &Source, from: usize, now: Instant) -> usize {
-        let admits = |n: &usize| recent.admits(source.clone(), &format!("{n}"), now).is_some();
+        let admits = |n: &usize| recent.admits(source.clone(), &format!("{n}"), now, MOST).is_some();
         (from..from + 5000).filter(admits).count()
     }
 
@@ -393,7 +423,7 @@ mod tests {
     fn what_is_said_again_and_again_is_said_once_a_minute_with_a_count() {
         let (mut recent, start, [source, _]) = (Recent::default(), Instant::now(), sources());
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut admits = |text, now| recent.admits(source.clone(), text, now);
+        let mut admits = |text, now| recent.admits(source.clone(), text, now, MOST);
         assert_eq!(admits("no descriptors", start), Some(Unsaid::default()));
         assert!((1..60).all(|second| admits("no descriptors", after(second)).is_none()));
         assert_eq!(admits("another", after(59)), Some(Unsaid::default()));
@@ -401,7 +431,7 @@ mod tests {
         assert_eq!(admits("no descriptors", after(61)), None);
         assert_eq!(news(&mut recent, &source, 0, after(62)), MOST - 2);
         assert_eq!(news(&mut recent, &source, 10_000, after(63)), 0);
-        let unsaid = recent.admits(source.clone(), "no descriptors", after(120)).unwrap();
+        let unsaid = recent.admits(source.clone(), "no descriptors", after(120), MOST).unwrap();
         assert_eq!(unsaid, Unsaid { same: 1, others: 10_000 - (MOST as u64 - 2) });
         let text = line("no descriptors", unsaid);
         assert!(text.ends_with("last; 9938 other warnings like it were left out before\n"), "{text}");
@@ -415,9 +445,30 @@ mod tests {
         let elsewhere =
             || (one.0.clone(), std::thread::spawn(|| std::thread::current().id()).join().unwrap());
         assert_eq!(news(&mut recent, &one, 0, now), MOST);
-        assert!(recent.admits(other, "a worker was lost", now).is_some());
-        assert!(recent.admits(elsewhere(), "a worker was lost", now).is_some());
-        assert!(recent.admits(elsewhere(), "a worker was lost", now + QUIET).is_some());
-        assert_eq!(recent.0.len(), 1, "of threads that have ended nothing is remembered for longer");
+        assert!(recent.admits(other, "a worker was lost", now, MOST).is_some());
+        assert!(recent.admits(elsewhere(), "a worker was lost", now, MOST).is_some());
+        // What a thread left out that has ended is said all the same.
+        let others = 5000 - MOST as u64;
+        let unsaid = recent.admits(elsewhere(), "a worker was lost", now + QUIET, MOST);
+        assert_eq!(unsaid, Some(Unsaid { same: 0, others }));
+        assert_eq!(recent.sources.len(), 1, "of threads that have ended nothing is remembered for longer");
+        assert!(recent.left_out.is_empty());
+    }
+
+    // Of a job of which a hundred workers were lost at once, thirty-six were named nowhere.
+    #[test]
+    fn each_worker_that_is_lost_is_named_however_many_are_lost_at_once() {
+        let path = std::env::temp_dir().join(format!("penstock-test-{}-losses", std::process::id()));
+        let outlet = Outlet::of(std::fs::File::create(&path).unwrap().as_fd()).unwrap();
+        tracing::subscriber::with_default(Lines { outlet, recent: Mutex::default() }, || {
+            for rank in 0..MAX_WORKERS {
+                tracing::warn!(target: LOSSES, rank, "a worker was lost");
+                tracing::warn!(rank, "something else");
+            }
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let count = |what| text.lines().filter(|line| line.contains(what)).count();
+        assert_eq!((count("lost"), count("something else")), (MAX_WORKERS as usize, MOST));
     }
 }

@@ -166,7 +166,8 @@ def distribute(
     Parameters
     ----------
     model
-        Any module, on the device that it trains on. Its parameters and buffers become rank 0's.
+        Any module, on the device that it trains on. Its parameters and buffers become rank 0's. Several that
+        one optimizer trains, or a loss that has parameters: `nn.ModuleList([model, loss])`.
     optimizer
         With "gradients": any optimizer, or none; its state becomes rank 0's. With "servers":
         torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW, starting from rank 0's state.
@@ -239,8 +240,9 @@ def distribute(
     OptionError
         An argument is not valid; the model is distributed already; it has a layer that averages over a
         torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
-        nor on a CUDA device. With "gradients": the consistency is not BSP. With "servers": the servers cannot
-        take the optimizer's steps.
+        nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
+        ignore a part of the model. With "gradients": the consistency is not BSP. With "servers": the servers
+        cannot take the optimizer's steps.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
@@ -520,6 +522,15 @@ def _check_types(model: object, optimizer: object) -> None:
                 "call torch.distributed.init_process_group() first, or keep ordinary batch norms: with "
                 'buffers="mean" their running statistics are averaged',
             )
+        if ignored := list(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
+            told = ", ".join(f"`{one}`" for one in ignored[:4]) + (", ..." if len(ignored) > 4 else "")
+            raise OptionError(
+                f"DistributedDataParallel is to ignore {told} of "
+                + (f"layer `{name}`" if name else "the model")
+                + ", which `distribute` cannot",
+                "keep what is each worker's own out of the model and its optimizer, buffers by "
+                'buffers="local"; then empty its list `_ddp_params_and_buffers_to_ignore`',
+            )
 
 
 def _where(where: str | None, consistency: Consistency | str | None, job: Job) -> str:
@@ -537,18 +548,34 @@ def _where(where: str | None, consistency: Consistency | str | None, job: Job) -
 
 
 def _trained_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    """The model's parameters, and those that only the optimizer has, such as a loss's own; each once."""
+    """
+    The model's parameters, and tensors that only the optimizer has; each once. Raises OptionError for a
+    Parameter that only the optimizer has: it is another module's, whose buffers we would not see.
+    """
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     known = {id(parameter) for parameter in found.values()}
     for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
         index = 0
         for parameter in group["params"]:
             if id(parameter) not in known:
+                if isinstance(parameter, torch.nn.Parameter):
+                    raise _of_another_module(parameter)
                 known.add(id(parameter))
                 # Among those without a name: where the others stand is no part of it.
                 found[f"group{number}.{index}"] = parameter
                 index += 1
     return found
+
+
+def _of_another_module(parameter: torch.nn.Parameter) -> OptionError:
+    lazy = isinstance(parameter, torch.nn.UninitializedParameter)
+    shape = "without a shape" if lazy else f"of shape {tuple(parameter.shape)}"
+    return OptionError(
+        f"the optimizer has a parameter {shape} that the model lacks",
+        "give all that the optimizer trains as one model, also a loss or a head with parameters: "
+        "ps.torch.distribute(torch.nn.ModuleList([model, other]), optimizer); or make the optimizer anew, if "
+        "the model was given other parameters since",
+    )
 
 
 def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -> None:
@@ -561,8 +588,8 @@ def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -
             raise OptionError(
                 f"parameter `{name}` is distributed already"
                 + (": this model was given to `distribute` before" if model in _distributed else ""),
-                "distribute each model once, all of its optimizers' groups in one optimizer; "
-                "`ps.torch.unwrap(model)` ends it",
+                "distribute each model once; several that one optimizer trains together, in one "
+                "torch.nn.ModuleList; `ps.torch.unwrap(model)` ends it",
             )
 
 

@@ -1,7 +1,7 @@
 //! What a peer makes a node keep, who pays for it, and when it is given back.
 
 use crate::net::*;
-use penstock_proto::account::{Account, Limits, Resource};
+use penstock_proto::account::{Account, Limits, Resource, SHARE};
 use penstock_proto::items::node::{Broken, MOST_AHEAD, Node};
 use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
@@ -517,4 +517,104 @@ fn a_flush_that_was_given_up_is_not_asked_again() {
         assert!(matches!(message, Message::Subscribe { .. }), "{message:?}");
         rest = tail;
     }
+}
+
+/// What all peers together may have where one needs so much, and leaves the others their share.
+fn barely(needed: u64) -> u64 {
+    needed + needed.div_ceil(SHARE) + 8
+}
+
+// It paid for the same rows a second time before what it had paid for them before was given back, and was lost for it.
+#[test]
+fn who_comes_again_and_again_for_the_same_rows_needs_no_more_than_it_did_at_first() {
+    for propagation in [Propagation::Lazy, Propagation::Bounded, Propagation::Eager] {
+        let shape = Shape { slots: 1 << 12, row_bytes: ROW_BYTES, propagation };
+        let rows = RowSet::from_rows((0..u64::from(shape.slots)).step_by(2));
+        let subscribe = |home: &mut Node<Here>, serial| {
+            let rows = rows.clone();
+            say(home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial, rows }).unwrap();
+        };
+        let subscribed = |account: &Account| {
+            let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+            [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
+            say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+            subscribe(&mut home, 1);
+            home
+        };
+        let unlimited = Account::default();
+        let _home = subscribed(&unlimited);
+        let needed = unlimited.peer(ONE).taken(Resource::Bytes);
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, barely(needed)));
+        let mut home = subscribed(&account);
+        // Its source reads nothing behind the first.
+        Net::sent(&mut home, PRODUCER);
+        for serial in 2..10 {
+            if serial % 2 == 0 {
+                home.lost(ONE);
+                home.connected(ONE);
+            }
+            subscribe(&mut home, serial);
+            home.collect_all();
+            assert_eq!(account.peer(ONE).taken(Resource::Bytes), needed, "{propagation}, {serial}");
+        }
+    }
+}
+
+#[test]
+fn who_wants_as_many_other_rows_does_not_pay_for_both_at_once() {
+    let shape = Shape { slots: 1 << 12, row_bytes: ROW_BYTES, propagation: Propagation::Lazy };
+    let some = |from: u64, step| RowSet::from_rows((from..u64::from(shape.slots)).step_by(step));
+    let subscribe = |home: &mut Node<Here>, serial, rows| {
+        say(home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial, rows })
+    };
+    let run = |account: &Account| {
+        let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+        [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
+        say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+        subscribe(&mut home, 1, some(0, 4)).unwrap();
+        home
+    };
+    let unlimited = Account::default();
+    let _home = run(&unlimited);
+    let needed = unlimited.peer(ONE).taken(Resource::Bytes);
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, barely(needed)));
+    let mut home = run(&account);
+    subscribe(&mut home, 2, some(1, 4)).unwrap();
+    assert_eq!(account.peer(ONE).taken(Resource::Bytes), needed);
+    // It cannot pay for more: what it wanted before is wanted of its source all the same, and so it goes on paying for it.
+    assert!(matches!(subscribe(&mut home, 3, some(0, 2)), Err(Broken::Exhausted { .. })));
+    assert!(account.peer(ONE).taken(Resource::Bytes) >= 3 * some(1, 4).kept_bytes());
+}
+
+// What had been handed over paid for as much that came later: a quota was passed by as much again.
+#[test]
+fn what_was_handed_over_pays_for_nothing_that_comes_later() {
+    const QUOTA: u64 = 1 << 20;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, QUOTA));
+    let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+    home.connected(ONE);
+    let mut ids = 0..;
+    let mut ask = |home: &mut Node<Here>, left: u64| {
+        while account.peer(ONE).left(Resource::Bytes) > left {
+            let id = ids.next().unwrap();
+            say(home, ONE, &Message::Flush { id })?;
+        }
+        Ok::<(), Broken>(())
+    };
+    ask(&mut home, QUOTA / 4).unwrap();
+    let mut out = Vec::new();
+    home.transmit(ONE, &mut out, usize::MAX);
+    let free = 64 << 10;
+    assert!(out.len() as u64 > QUOTA / 2 && home.paid(ONE) + free >= out.len() as u64);
+    let before = account.taken(Resource::Bytes);
+    // The taker still has it.
+    let more = ask(&mut home, 1 << 10);
+    assert!(home.overdrawn().is_none() && more.is_ok());
+    let came = account.taken(Resource::Bytes) - before;
+    let mut later = Vec::new();
+    home.transmit(ONE, &mut later, usize::MAX);
+    assert!(came + free >= later.len() as u64, "{came} paid of {}", later.len());
+    assert_eq!(account.taken(Resource::Bytes), home.paid(ONE), "the first are gone");
+    home.transmit(ONE, &mut Vec::new(), usize::MAX);
+    assert_eq!(account.taken(Resource::Bytes), 0);
 }

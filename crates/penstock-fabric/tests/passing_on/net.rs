@@ -57,11 +57,17 @@ pub(super) struct Between {
     pub(super) before_change_log: Option<Box<dyn FnMut()>>,
     /// The last set is logged but not finished, as far as can be seen.
     pub(super) unfinished: bool,
+    /// Done before rows are read.
+    pub(super) before_read: Option<Box<dyn FnMut()>>,
     /// A row that is never whole.
     pub(super) torn: Option<u32>,
 }
 
 impl Between {
+    fn read(&mut self) {
+        self.before_read.iter_mut().for_each(|before| before());
+    }
+
     fn whole(&self, rows: std::ops::Range<u32>) -> Result<(), Torn> {
         if self.torn.is_some_and(|torn| rows.contains(&torn)) { Err(Torn) } else { Ok(()) }
     }
@@ -90,6 +96,7 @@ impl Memory for Watched {
     }
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
+        self.between.borrow_mut().read();
         self.between.borrow().whole(slot..slot + 1)?;
         self.memory.read(slot, now, out)
     }
@@ -99,6 +106,7 @@ impl Memory for Watched {
     }
 
     fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn> {
+        self.between.borrow_mut().read();
         self.between.borrow().whole(first..first + self.run())?;
         self.memory.read_run(first, now, out)
     }

@@ -2,6 +2,7 @@
 //! and nobody else.
 
 use crate::net::*;
+use penstock_fabric::items::partition::Writer;
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::node::{Broken, Node};
 use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
@@ -362,4 +363,149 @@ fn no_part_of_a_set_that_a_producer_makes_once_it_was_lost_takes_the_place_of_wh
     net.settle();
     assert_eq!(net.seen_by(ONE)[1], 5);
     assert_ne!(net.seen_by(ONE)[0], 7, "its set was {{0, 1}}");
+}
+
+/// The rows after each of some sets, of which one has the rows of a range and all its rows have its value.
+fn history(slots: u32, sets: &[(std::ops::Range<u32>, u64)]) -> Vec<Vec<u64>> {
+    let mut rows = vec![0; slots as usize];
+    let after = sets.iter().map(|(range, value)| {
+        rows[range.start as usize..range.end as usize].fill(*value);
+        rows.clone()
+    });
+    after.collect()
+}
+
+/// A producer near its home makes some sets. One consumer has the first two, and another the first only, since its line was busy,
+/// when the producer is lost; it makes the rest before it hears of that.
+fn lost_behind_the_second(sets: &[(std::ops::Range<u32>, u64)], slots: u32) -> (Net, Writer) {
+    let (mut net, mut producer) = Net::producing(slots, Propagation::Eager, true);
+    [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+    net.settle();
+    for (at, (rows, value)) in sets.iter().enumerate() {
+        set(&mut producer, at as u64 + 1, &rows.clone().collect::<Vec<u32>>(), *value);
+        match at {
+            0 => {
+                net.settle();
+                net.silent.insert(ONE);
+            }
+            1 => {
+                net.settle();
+                net.go(PRODUCER);
+            }
+            _ => {}
+        }
+    }
+    net.silent.clear();
+    (net, producer)
+}
+
+// The rows that were overwritten twice were left out, and the rest of the set that was due went out: half a set.
+#[test]
+fn what_was_due_of_a_lost_producer_comes_as_it_was_at_some_moment_however_much_it_sets_later() {
+    for slots in [2, 3, 256, 300] {
+        let (all, one, last, most) = (0..slots, 0..1, slots - 1..slots, 0..slots - 1);
+        let later = [
+            vec![one.clone(), one.clone()],
+            vec![one.clone(), last.clone()],
+            vec![last.clone(), last, one.clone(), one.clone(), one.clone()],
+            vec![all.clone(), all.clone()],
+            vec![all.clone(), one.clone()],
+            vec![one.clone(), all.clone(), one],
+            vec![most.clone(), most.clone(), most],
+        ];
+        for later in later {
+            let sets = [all.clone(), all.clone()].into_iter().chain(later.iter().cloned());
+            let sets: Vec<_> = sets.zip(5..).collect();
+            let (mut net, _producer) = lost_behind_the_second(&sets, slots);
+            assert!(net.flushes(ONE) && net.flushes(TWO), "{slots} rows, {later:?}");
+            let (history, seen) = (history(slots, &sets), net.seen_by(ONE));
+            let found = history[1..].contains(&seen);
+            assert!(found, "{slots} rows, {later:?}: I-3: {seen:?}");
+            assert_eq!(net.seen_by(TWO), history[1], "{slots} rows, {later:?}: what it had is not followed");
+        }
+    }
+}
+
+#[test]
+fn of_a_lost_producer_that_sets_rows_without_end_no_half_set_is_passed_on() {
+    for slots in [2, 256] {
+        let mut net = Net::new(slots, Propagation::Eager);
+        let mut producer = writer(slots);
+        let between = net.watch(&producer);
+        net.consume(ONE);
+        net.settle();
+        let all: Vec<u32> = (0..slots).collect();
+        set(&mut producer, 1, &all, 5);
+        net.settle();
+        net.silent.insert(ONE);
+        set(&mut producer, 2, &all, 6);
+        net.settle();
+        net.go(PRODUCER);
+        let mut value = 6;
+        between.borrow_mut().before_read = Some(Box::new(move || {
+            for _ in 0..2 {
+                value += 1;
+                set(&mut producer, value, &all[..all.len() - 1], value);
+            }
+        }));
+        net.silent.clear();
+        assert_eq!(net.brings(ONE, ID), Some(false), "{slots} rows: nobody takes old rows for new ones");
+        assert_eq!(net.seen_by(ONE), vec![5; slots as usize], "{slots} rows: N-1");
+        between.borrow_mut().before_read = None;
+        assert!(net.flushes(ONE), "{slots} rows");
+        let (mut seen, last) = (net.seen_by(ONE), slots as usize - 1);
+        assert_eq!(seen.remove(last), 6, "{slots} rows");
+        assert!(seen.iter().all(|&value| value == seen[0] && value > 6), "{slots} rows: {seen:?}");
+    }
+}
+
+// Who passes rows on takes a source that goes back behind what it has sent for one that breaks the protocol.
+#[test]
+fn who_asks_for_other_rows_of_a_lost_producer_is_sent_them_as_of_no_earlier_set_than_before() {
+    let sets = [(0..2, 5), (0..2, 6), (0..1, 7), (0..1, 8)];
+    let (mut net, _producer) = lost_behind_the_second(&sets, 2);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [8, 6]);
+    let (shape, rows) = (net.shape, RowSet::from_rows([1]));
+    let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+    say(&mut net.home, ONE, &subscribe).unwrap();
+    let bytes = Net::sent(&mut net.home, ONE);
+    let (_, record) = bytes.split_first_chunk::<LENGTH_BYTES>().unwrap();
+    let message = Message::decode(record).unwrap();
+    assert!(matches!(&message, Message::Rows { head, .. } if head.done == 4), "{message:?}");
+}
+
+// When it was lost once more, what it had set meanwhile was taken for due, and some of it came.
+#[test]
+fn a_producer_that_is_lost_twice_ends_where_it_was_lost_first() {
+    let sets = [(0..2, 5), (0..1, 6), (0..2, 7)];
+    let (mut net, _producer) = lost_behind_the_second(&sets, 2);
+    net.home.forget(PRODUCER);
+    net.settle();
+    assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![6, 5], vec![6, 5]));
+}
+
+// A consumer of rows by themselves was sent what the producer set once it was lost.
+#[test]
+fn a_row_that_is_needed_of_a_lost_producer_comes_as_it_was_then_or_later_where_that_is_overwritten() {
+    for (later, expected) in [(1, 5), (2, 7)] {
+        let mut net = Net::new(2, Propagation::Bounded);
+        let mut producer = writer(2);
+        let between = net.watch(&producer);
+        net.consume(ONE);
+        net.settle();
+        set(&mut producer, 2, &[0, 1], 5);
+        net.silent.insert(ONE);
+        net.want_version(ONE, 2, 2);
+        // Begun when it is lost, and finished later.
+        between.borrow_mut().unfinished = true;
+        set(&mut producer, 3, &[0], 6);
+        net.settle();
+        net.go(PRODUCER);
+        between.borrow_mut().unfinished = false;
+        (1..later).for_each(|_| set(&mut producer, 4, &[0], 7));
+        net.silent.clear();
+        assert!(net.flushes(ONE), "{later}");
+        assert_eq!(net.seen_by(ONE), [expected, 5], "{later}");
+    }
 }

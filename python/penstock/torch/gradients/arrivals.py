@@ -1,9 +1,10 @@
 """
 Parameters that a model is given after `distribute`: their gradients are not averaged, and where all are new
 no gradient comes that could tell. So the first gradient that backward adds to one is an error. One that is
-never trained, such as a teacher's, gets none.
+never trained, such as a teacher's, gets none. Buffers that it is given travel with the others.
 
-Torch calls a hook whenever any module is given a parameter or a module, for which we look into a dictionary.
+Torch calls a hook whenever any module is given a parameter, a buffer or a module, for which we look into a
+dictionary.
 The hooks are there while a job is open.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -26,6 +28,9 @@ class Owner(Protocol):
 
     def is_given(self, parameter: torch.Tensor) -> None:
         """A part of the model was given a parameter, which it may have already."""
+
+    def may_have_buffers(self, module: torch.nn.Module | None = None, name: str = "") -> None:
+        """A part of the model was given a buffer, or a module that may have some."""
 
 
 owners_of_parameters: Any = WeakIdKeyDictionary()
@@ -40,6 +45,7 @@ def watch(model: torch.nn.Module, owner: Owner) -> None:
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(_given))
         _hooks.append(register_module_module_registration_hook(_given))
+        _hooks.append(register_module_buffer_registration_hook(_given_buffer))
     for module in model.modules():
         if _owner_of(module) is None:
             _owners[module] = weakref.ref(owner)
@@ -54,18 +60,47 @@ def look_away() -> None:
 
 def when_added_to(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     """
-    Has backward call the hook when it has added to the parameter's gradient; returns its handle. Of a frozen
-    parameter too, and of a lazy one, which has no shape yet.
+    Has backward call the hook when it has added to the parameter's gradient; returns its handle. Of a lazy
+    parameter too, which has no shape yet.
     """
     # Compiled autograd would take it into its program, where it learns nothing; so it is called, and
     # raises. (What `torch.compiler.disable` does, without its cost in each call.)
     hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return with_grad(parameter, lambda: parameter.register_post_accumulate_grad_hook(hook))
+
+
+def with_grad(parameter: torch.Tensor, register: Callable[[], Any]) -> Any:
+    """Registers a hook on a parameter that may be frozen, and unfrozen later."""
     with torch._C.DisableTorchFunctionSubclass():
         frozen = not parameter.requires_grad
         if frozen:
             parameter.requires_grad_(True)
         try:
-            return parameter.register_post_accumulate_grad_hook(hook)
+            return register()
+        finally:
+            if frozen:
+                parameter.requires_grad_(False)
+
+
+def when_computed(parameter: torch.Tensor, hook: Callable[[], object]) -> None:
+    """
+    Has autograd call the hook once, when it has a gradient of the parameter: also where `torch.autograd.grad`
+    gives it to the script, and adds it to nothing. Of a frozen parameter too.
+    """
+    handles: list[Any] = []
+
+    @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]
+    def came(_: torch.Tensor) -> None:
+        hook()
+        while handles:
+            handles.pop().remove()
+
+    with torch._C.DisableTorchFunctionSubclass():
+        frozen = not parameter.requires_grad
+        if frozen:
+            parameter.requires_grad_(True)
+        try:
+            handles.append(parameter.register_hook(came))
         finally:
             if frozen:
                 parameter.requires_grad_(False)
@@ -84,5 +119,15 @@ def _given(module: torch.nn.Module, _: str, what: Any) -> None:
         watch(what, owner)
         for parameter in what.parameters():
             owner.is_given(parameter)
+        owner.may_have_buffers()
     else:
         owner.is_given(what)
+
+
+def _given_buffer(module: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+    # A compiled forward pass that assigns to its buffers takes this into its program, which then has no more.
+    if torch.compiler.is_compiling():
+        return
+    owner = _owner_of(module)
+    if owner is not None and buffer is not None:
+        owner.may_have_buffers(module, name)

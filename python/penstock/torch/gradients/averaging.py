@@ -25,12 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
-from .arrivals import owners_of_parameters, watch, when_added_to
+from .arrivals import owners_of_parameters, watch, when_added_to, with_grad
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
@@ -55,6 +56,9 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 class Averaging:
     """Averages the gradients of a model over the job's workers. Made by `ps.torch.distribute`."""
+
+    when_dropped: Callable[[str], None] | None = None
+    """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
 
     def __init__(
         self,
@@ -102,15 +106,25 @@ class Averaging:
         self._ask = self._compare = False
         self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
+        self._given = (0, 0)
+        """What the buffers are known by that the model was given since the last pass."""
         self._same = 0
         self._epochs = 0
         self._warned = False
         """That epochs differ."""
+        # One worker's sum is its mean.
         self._idempotent = (
-            declaration["reduce"] == "mean" and declaration["rescale"] == 1 and declaration["clip"] is None
+            (declaration["reduce"] == "mean" or job.size == 1)
+            and declaration["rescale"] == 1
+            and declaration["clip"] is None
         )
-        self.when_dropped: Callable[[str], None] | None = None
-        """Hears the prefix, when the script has dropped all of the model after a pass that ended well."""
+        self._averaged: set[int] = set()
+        """
+        Places of members that may still hold an average of an earlier pass; none where an average of averages
+        is what they are.
+        """
+        self._looked = -1
+        """The last pass before which it was looked whether they do."""
         self.times: Times | None = None
         """Once somebody has asked for them."""
         self._ours: list[tuple[Member, int]] = []
@@ -124,13 +138,22 @@ class Averaging:
         self._refusing: list[Any] = []
         """The handles of hooks on them."""
         if job.size == 1:
-            return
+            if self._idempotent and not declaration["refuse_nonfinite"]:
+                return
+            # Nobody else could be given the same.
+            self._same = -1
         trained = [member for member in self._members if parameters[member.name].requires_grad]
         for number, group in enumerate(buckets_of(trained, bucket_bytes)):
             self._buckets.append(self._bucket(str(number), group))
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
+        if not self._idempotent:
+            self._handles += [self._hook_before(member) for member in self._members]
+        for name, parameter in parameters.items():
+            # Frozen, as yet.
+            if parameter.dtype not in _DTYPES and (parameter.is_floating_point() or parameter.is_complex()):
+                self._handles.append(when_added_to(parameter, _refusal_of(name)))
         loaded = _Loaded(self)
         for module in model.modules():
             # A part of the model may be loaded by itself.
@@ -159,6 +182,8 @@ class Averaging:
 
         def came(_: torch.Tensor) -> None:
             if not self._synchronized:
+                if place in self._averaged:
+                    self._refuse_leftover(place)
                 self.unsent = True
                 return
             if backward.known != _this_pass():
@@ -197,7 +222,8 @@ class Averaging:
                     "the job has ended, and this model's gradients are averaged by it",
                     "`ps.torch.unwrap(model)` makes it an ordinary model again",
                 )
-            self._refuse_leftovers(member)
+            if self._averaged:
+                self._refuse_leftover(min(self._averaged))
             self.unsent = True
             self._backward.reach(self)
             self._come_last(member)
@@ -220,21 +246,40 @@ class Averaging:
             # Taken out and put in again: autograd reads the dictionary beneath, which `move_to_end` leaves.
             hooks[ours] = hooks.pop(ours)
 
-    def _refuse_leftovers(self, member: Member) -> None:
+    def _hook_before(self, member: Member) -> Any:
+        """Has it looked, before a pass adds to any gradient, which of them are averages of another."""
+        parameter = member.parameter
+        assert parameter is not None
+
+        def comes(_: torch.Tensor) -> None:
+            if self._looked != _this_pass():
+                self._look_for_leftovers()
+
+        # See `when_added_to`; and where a parameter is saved, torch need not say that this is not.
+        comes._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return with_grad(parameter, lambda: parameter.register_hook(unserializable_hook(comes)))
+
+    @torch.no_grad()
+    def _look_for_leftovers(self) -> None:
         """
-        Where averages are not what remains when they are averaged again, an average must not be sent a second
-        time.
+        Whatever the script has made of an average, it is none any more once it was seen to be gone, or zero.
+        That lasts until this model's next pass has ended: one that is nested in it finds what this one added.
         """
-        if self._idempotent:
-            return
-        for one in self._members:
-            gradient = one.gradient
-            if one is not member and gradient is not None and gradient.any():
-                raise OptionError(
-                    f"backward began while `{one.name}` still had a gradient: with reduce='sum', rescale or "
-                    "clip what was summed before would be summed again",
-                    "clear gradients before each pass, or collect them inside no_sync()",
-                )
+        with self._beginning:
+            if self._looked == _this_pass():
+                return
+            for place in list(self._averaged):
+                gradient = self._members[place].gradient
+                if gradient is None or not gradient.any():
+                    self._averaged.discard(place)
+            self._looked = _this_pass()
+
+    def _refuse_leftover(self, place: int) -> None:
+        raise OptionError(
+            f"backward began while `{self._members[place].name}` still had a gradient: with reduce='sum', "
+            "rescale or clip what was summed before would be summed again",
+            "clear gradients before each pass, or collect them inside no_sync()",
+        )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -262,7 +307,8 @@ class Averaging:
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
         self._epochs = epochs_of(self.job)
-        self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
+        self._given = self._buffers.look()
+        self._roll.call(used, self._count, self._epochs, self._inputs, self._given, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -311,11 +357,17 @@ class Averaging:
 
         self._refusing.append(when_added_to(parameter, came))
 
+    def may_have_buffers(self, module: torch.nn.Module | None = None, name: str = "") -> None:
+        """A part of the model was given a buffer, or a module that may have some."""
+        if self._handles:
+            self._buffers.may_be_given(module, name)
+
     def _look_for_new(self) -> None:
         """For those that came in a way which torch does not tell of."""
         model = self._model()
         for parameter in model.parameters() if model is not None else ():
             self.is_given(parameter)
+        self._buffers.may_be_given()
 
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
@@ -349,6 +401,14 @@ class Averaging:
                 "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
+        if not heard.same_buffers(self._given):
+            mine = ", ".join(f"`{one.label}` of {one.dtype} {tuple(one.shape)}" for one in self._buffers.new)
+            raise DeclarationConflict(
+                f"the models of `{self.prefix}` were not given the same buffers on all workers after "
+                f"`distribute`; worker {self.job.rank}'s: {mine or 'none'}",
+                "give every worker's model the same buffers between the same passes, or pass buffers='local' "
+                "to `ps.torch.distribute`",
+            )
         if self._marks is not None and (apart := heard.apart(self._marks)) is not None:
             raise DeclarationConflict(
                 f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
@@ -369,23 +429,28 @@ class Averaging:
             elif member.gradient is None:
                 member.bucket.give(member)
         self._learn()
+        if not self._idempotent:
+            self._averaged.update(range(len(self._members)))
         self._count += 1
         self.unsent = False
-        return bool(self._found)
+        return bool(self._found or self._buffers.new)
 
     @torch.no_grad()
     def send_found(self) -> None:
         for member in self._found:
             self._buckets.append(self._bucket(f"of {member.name}", [member]))
             self._buckets[-1].send()
+        if self._buffers.new:
+            self._buffers.send_new()
 
     @torch.no_grad()
     def take_found(self) -> None:
-        for bucket in self._buckets[-len(self._found) :]:
+        for bucket in self._buckets[len(self._buckets) - len(self._found) :]:
             bucket.take()
             member = bucket.members[0]
             if member.gradient is None:
                 bucket.give(member)
+        self._buffers.take_new()
 
     def begin_anew(self) -> None:
         self._reached = False
@@ -515,11 +580,7 @@ def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
                 f"parameter `{name}` has no shape yet", "call the model once before `distribute`"
             )
         if parameter.requires_grad and parameter.dtype not in _DTYPES:
-            raise DtypeError(
-                f"parameter `{name}` is {str(parameter.dtype).removeprefix('torch.')}, expected float32, "
-                "float64, float16 or bfloat16",
-                "for complex parameters keep real and imaginary part, as by torch.view_as_real",
-            )
+            raise _of_another_type(name, parameter)
         if parameter.device.type not in ("cpu", "cuda"):
             raise OptionError(
                 f"expected parameters on the CPU or a CUDA device, `{name}` is on {parameter.device}",
@@ -530,6 +591,23 @@ def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, parameter in parameters.items()
         if parameter.numel() and parameter.dtype in _DTYPES
     }
+
+
+def _of_another_type(name: str, parameter: torch.Tensor) -> DtypeError:
+    return DtypeError(
+        f"parameter `{name}` is {str(parameter.dtype).removeprefix('torch.')}, expected float32, float64, "
+        "float16 or bfloat16",
+        "for complex parameters keep real and imaginary part, as by torch.view_as_real",
+    )
+
+
+def _refusal_of(name: str) -> Callable[[torch.Tensor], None]:
+    """What raises when the parameter of that name has a gradient: it is of no type that can be averaged."""
+
+    def came(parameter: torch.Tensor) -> None:
+        raise _of_another_type(name, parameter)
+
+    return came
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,22 +1,27 @@
 """
 Buffers, such as batch statistics: they travel with the gradients, at the end of each pass.
 
-"rank0", as DistributedDataParallel has it: every worker continues with rank 0's (when rank 0 has left, with
-those of the first that is there). It sends them before each
-forward pass; sent after each backward pass they are the same by then, and also where a model is only
-evaluated, without a collective in a forward pass that one worker may do alone. "mean": the average over the
-workers; whole numbers and flags are rank 0's. "local": they stay each worker's own.
+"rank0": every worker continues with rank 0's (when rank 0 has left, with those of the first that is there).
+DistributedDataParallel sends them before each forward pass that follows one with gradients outside `no_sync`,
+so also between two of one backward pass. Here they are the same after each backward pass that reaches the
+model outside `no_sync`, and what forward passes make of them from there on is each worker's own until the
+next: no forward pass, which one worker may do alone, waits for others. "mean": the average over the workers;
+whole numbers and flags are rank 0's. "local": they stay each worker's own.
+
+A buffer that the model was given after `distribute`, such as a pruning mask, travels from the end of the pass
+on that finds it, if every worker's has it then.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...arrays import Array
 from ...exceptions import DtypeError, ShapeError
@@ -24,6 +29,7 @@ from ...job import Job
 from ...optim import Replace
 from ...tensor import Tensor
 from .patience import patiently
+from .roll import numbers_of
 
 KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
@@ -44,7 +50,7 @@ class _Buffer:
     """What holds the model's buffers must not keep the model."""
     name: str
     held: torch.Tensor
-    """As it was last: if the script drops the module."""
+    """As it was last: if the script drops the module, or takes the buffer out of it."""
     dtype: torch.dtype
     shape: torch.Size
 
@@ -60,9 +66,10 @@ class _Buffer:
 
     def now(self) -> torch.Tensor:
         module = self.module()
-        if module is not None:
-            # It may have put another in its place.
-            self.held = cast(torch.Tensor, module._buffers[self.name])
+        there = None if module is None else module._buffers.get(self.name)
+        if there is not None:
+            # The module may have put another in its place.
+            self.held = there
         buffer = self.held
         if buffer.shape == self.shape:
             return buffer
@@ -71,6 +78,11 @@ class _Buffer:
             f"{tuple(buffer.shape)} now",
             _LOCAL,
         )
+
+    def was_taken_out(self) -> bool:
+        """What the script does with it then is its own."""
+        module = self.module()
+        return module is not None and module._buffers.get(self.name) is None
 
 
 @dataclass(eq=False)
@@ -140,14 +152,34 @@ class Buffers:
         timeout: float | None,
         patience: float,
     ) -> None:
+        self._job, self._name, self._model = job, name, weakref.ref(model)
         self._rank = job.rank
         self._giver = 0
+        self._mean = kind == "mean"
+        self._travel = kind != "local" and job.size > 1
+        self._timeout = timeout
         self._patience = patience
+        self._places: Any = WeakIdKeyDictionary()
+        """Which names of which modules travel, by the module."""
+        self._grown = False
+        """Whether there may be others."""
+        self.new: list[_Buffer] = []
+        """What this pass found."""
+        self._groups: list[_Group] = []
+        self._late: list[_Group] = []
+        """Those of the new ones."""
+        if self._travel:
+            self._declare(self._found(), as_first=True)
+
+    def _declare(self, buffers: Sequence[_Buffer], *, as_first: bool) -> list[_Group]:
+        """
+        Has them travel. Raises DtypeError if one has no mean, and as `Job.tensor`.
+        """
         groups: dict[tuple[bool, torch.dtype | None], _Group] = {}
-        for one in _buffers(model) if kind != "local" and job.size > 1 else ():
+        for one in buffers:
             # Of a complex one, of its real and imaginary parts.
             real = one.dtype.to_real() if one.dtype.is_complex else one.dtype
-            mean = kind == "mean" and real.is_floating_point
+            mean = self._mean and real.is_floating_point
             if mean and real not in _FLOATS:
                 kind_of_number = str(one.dtype).removeprefix("torch.")
                 raise DtypeError(
@@ -156,21 +188,74 @@ class Buffers:
                 )
             dtype = real if mean or one.dtype in _FLOATS else None
             groups.setdefault((mean, dtype), _Group(mean, dtype)).of.append(one)
-        self._groups = list(groups.values())
-        for number, group in enumerate(self._groups):
-            group.tensor = job.tensor(
-                f"{name}{number}",
+        for group in groups.values():
+            name = f"{self._name}{len(self._groups)}"
+            if not as_first:
+                # Another model that uses this one's memory may be given others.
+                name += f" of {group.elements} {'mean' if group.mean else 'given'} {group.dtype}"
+            group.tensor = self._job.tensor(
+                name,
                 shape=group.elements,
                 dtype=str(group.dtype or torch.float32).removeprefix("torch."),
                 optimizer=Replace(),
                 consistency="bsp",
                 reduce="mean" if group.mean else "sum",
-                timeout=timeout,
+                timeout=self._timeout,
             )
+            self._groups.append(group)
+        for one in buffers:
+            self._places.setdefault(one.module(), set()).add(one.name)
+        return list(groups.values())
+
+    def _found(self) -> list[_Buffer]:
+        """The model's that do not travel yet, each once."""
+        found: list[_Buffer] = []
+        model = self._model()
+        places = list(_places_of(model)) if model is not None else []
+        seen = {id(buffer) for _, module, name, buffer in places if name in self._places.get(module, ())}
+        for prefix, module, name, buffer in places:
+            if id(buffer) in seen or name in self._places.get(module, ()):
+                continue
+            seen.add(id(buffer))
+            label = f"{prefix}.{name}" if prefix else name
+            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
+        return found
+
+    def may_be_given(self, module: torch.nn.Module | None = None, name: str = "") -> None:
+        """The model may have buffers that do not travel: this one, if it is said, or any."""
+        if module is None or name not in self._places.get(module, ()):
+            self._grown = self._travel
+
+    def look(self) -> tuple[int, int]:
+        """Whether there are new ones: what they are known by, or zeros."""
+        if not self._grown:
+            self.new = []
+            return 0, 0
+        self.new = self._found()
+        self._grown = bool(self.new)
+        if not self.new:
+            return 0, 0
+        told = [(one.label, str(one.dtype), tuple(one.shape)) for one in self.new]
+        return numbers_of(repr(told).encode())
+
+    def send_new(self) -> None:
+        """All workers have found the same new ones: from now on they travel."""
+        self._late = self._declare(self.new, as_first=False)
+        self.new, self._grown = [], False
+        self._send(self._late)
+
+    def take_new(self) -> None:
+        """Takes them in."""
+        for group in self._late:
+            self._take(group, given=True)
+        self._late = []
 
     def send(self) -> None:
         """Contributes what all are to have: one worker alone, or everyone to a mean."""
-        for group in self._groups:
+        self._send(self._groups)
+
+    def _send(self, groups: Sequence[_Group]) -> None:
+        for group in groups:
             if group.mean or self._rank == self._giver:
                 group.send()
 
@@ -178,10 +263,13 @@ class Buffers:
         """Takes in what all have now. `present`: the ranks that took part in this pass."""
         given, self._giver = self._giver in present, min(present)
         for group in self._groups:
-            assert group.tensor is not None
-            value = patiently(group.tensor.pull, self._patience)
-            if group.mean or (given and self._rank != self._giver):
-                group.take(value)
+            self._take(group, given)
+
+    def _take(self, group: _Group, given: bool) -> None:
+        assert group.tensor is not None
+        value = patiently(group.tensor.pull, self._patience)
+        if group.mean or (given and self._rank != self._giver):
+            group.take(value)
 
 
 def _plain(one: _Buffer) -> torch.Tensor:
@@ -195,6 +283,8 @@ def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     saved, but not used in training: autograd need not know that they have changed. It does of other buffers,
     and of statistics where they are used, and refuses such a pass, unless they have not.
     """
+    if one.was_taken_out():
+        return
     buffer, module = one.now(), one.module()
     if one.name in _STATISTICS and module is not None and module.training:
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
@@ -214,15 +304,9 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype in _FLOATS and torch.equal(one, other)
 
 
-def _buffers(model: torch.nn.Module) -> list[_Buffer]:
-    """Each buffer once."""
-    found: list[_Buffer] = []
-    seen: set[int] = set()
+def _places_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
+    """Where the model has buffers: the module's prefix, the module, the buffer's name in it, the buffer."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is None or id(buffer) in seen or not buffer.numel():
-                continue
-            seen.add(id(buffer))
-            label = f"{prefix}.{name}" if prefix else name
-            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
-    return found
+            if buffer is not None and buffer.numel():
+                yield prefix, module, name, buffer

@@ -7,6 +7,7 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, cast
@@ -22,6 +23,7 @@ from ...optim import updates_in
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
 from ..copies import Ours, leave_hooks_behind
+from ..gradients.arrivals import when_computed
 from .attendance import Attendance
 from .bits import same_bits
 from .clipping import Clipping, check_limit
@@ -91,8 +93,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._beside = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
         """The model's parameters that the optimizer does not have."""
+        self._reached: set[int] = set()
+        """Those of which a gradient was computed, by their id."""
+        for _, parameter in self._beside:
+            if parameter.is_floating_point() or parameter.is_complex():
+                when_computed(parameter, functools.partial(self._reached.add, id(parameter)))
         self._copies: dict[int, torch.Tensor] = {}
-        """Of those that have gradients, as they were after the last step."""
+        """Of those that are not frozen, as they were after the last step."""
         self._rules: list[GroupRule] = []
         self._steps = 0
         """That were taken."""
@@ -115,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
+        self._keep_copies()
         self._ready = True
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
@@ -553,7 +561,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "call optimizer.publish(), on every worker, after such a change",
                 )
         for name, parameter in self._others():
-            copy = self._copies.get(id(parameter))
+            # What had no gradient, such as a moving average, was not stepped by one.
+            copy = self._copies.get(id(parameter)) if id(parameter) in self._reached else None
             if copy is not None and not same_bits(parameter.detach(), copy):
                 raise OptionError(
                     f"parameter `{name}` was changed outside of step(), and is not in the optimizer that was "
@@ -563,12 +572,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """
-        Parameters that a script may step by hand: backward has reached them, and the servers have none of
-        them. What has no gradient, such as a moving average, is not stepped by one.
-        """
+        """The model's parameters that are not frozen, and of which the servers have none."""
         for name, parameter in self._beside:
-            if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._shared:
+            if parameter.requires_grad and id(parameter) not in self._shared:
                 yield name, parameter
 
     def _keep_copies(self) -> None:
@@ -583,13 +589,14 @@ class _AfterLoad(Ours):
         self._optimizer = optimizer
         self._part = part
 
-    def __call__(self, *_: Any) -> None:
-        if self._optimizer is None:
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        optimizer = self._optimizer
+        if optimizer is None:
             return
-        if self._part:
-            self._optimizer._loaded = self._part
-        else:
-            self._optimizer.publish()
+        if not self._part:
+            optimizer.publish()
+        elif any(id(parameter) in optimizer._shared for parameter in module.parameters()):
+            optimizer._loaded = self._part
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:

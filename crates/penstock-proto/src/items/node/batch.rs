@@ -237,11 +237,12 @@ pub(super) fn eager<M: Memory>(
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
+    let ended = partition.ended.is_some();
     for attempt in 0..ATTEMPTS {
-        let ended = partition.ended.is_some();
-        let torn_stays = ended && attempt + 1 == ATTEMPTS;
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
+        // As long as no later set is finished, each row that its producer left whole can be read.
+        let torn_stays = ended && attempt + 1 == ATTEMPTS && partition.memory.now().done <= now.done;
         collect(partition, scratch);
         let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
         else {
@@ -266,9 +267,18 @@ pub(super) fn eager<M: Memory>(
             batch.take(&partition.memory, range.clone(), place, now, subscriber.done, torn_stays)
         });
         match taken {
-            Ok(()) => {}
-            Err(Halt::Torn) => continue,
             Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
+            Ok(()) if !torn_stays || partition.memory.now().done <= now.done => {}
+            Err(Halt::Torn) | Ok(()) => {
+                let later = partition.memory.now();
+                if ended && later.done > now.done {
+                    // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
+                    // of them may have been set by then, and no subscriber that is still sent some goes back behind that.
+                    partition.ended = Some(later);
+                    partition.subscribers.values_mut().for_each(|subscriber| subscriber.all = true);
+                }
+                continue;
+            }
         }
         subscriber.dirty = !ended && (!subscriber.changed.is_empty() || subscriber.all);
         let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
@@ -296,9 +306,11 @@ pub(super) fn bounded<M: Memory>(
     scratch: &mut Vec<Changed>,
 ) -> Result<Option<Batch>, Exhausted> {
     let row_bytes = partition.shape.row_bytes as usize;
-    let now = partition.memory.now();
+    let ended = partition.ended.is_some();
+    let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     collect(partition, scratch);
-    let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(None) };
+    let Partition { memory, subscribers, .. } = partition;
+    let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(None) };
     subscriber.floor = now.floor;
     let slots = candidates(subscriber, now);
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
@@ -310,7 +322,10 @@ pub(super) fn bounded<M: Memory>(
         let at = needs.partition_point(|&need| need <= version);
         let Some(&need) = needs.get(at) else { continue };
         let start = batch.room(1)?;
-        match partition.memory.read(slot, now, &mut batch.values[start..]) {
+        let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
+        // What a lost producer has overwritten since is taken as it is by now: each row says until when it was current.
+        let look = read(now).or_else(|torn| if ended { read(memory.now()) } else { Err(torn) });
+        match look {
             Ok(look) if look.clock >= need => {
                 let value = look.number != number;
                 if !value {
@@ -341,8 +356,10 @@ pub(super) fn whole<M: Memory>(
     let row_bytes = partition.shape.row_bytes as usize;
     let subscriber = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over);
     let Some(subscriber) = subscriber else { return Ok(None) };
-    for _ in 0..ATTEMPTS {
-        let now = partition.memory.now();
+    for attempt in 0..ATTEMPTS {
+        // What a lost producer has overwritten since is taken as it was later.
+        let ended = partition.ended.filter(|_| attempt == 0);
+        let now = ended.unwrap_or_else(|| partition.memory.now());
         let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize, account)?;
         let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
             let start = batch.room(1)?;

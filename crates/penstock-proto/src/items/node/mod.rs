@@ -119,7 +119,8 @@ struct Partition<M> {
     upstream: Option<Upstream>,
     /// Whether the host made the memory for rows of a peer.
     made: bool,
-    /// The moment at which the producer had gone, if it has: what was here then is all that ever comes.
+    /// The moment at which the producer had gone, if it has: what was here then is all that ever comes. Or a later one,
+    /// if it has overwritten since what was still due.
     ended: Option<Moment>,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
@@ -148,18 +149,26 @@ struct Told {
     paid: Vec<Shared>,
 }
 
+/// What a peer was given and may not have read.
+#[derive(Debug, Default)]
+struct Given {
+    /// What it was told for others' sake.
+    told: Told,
+    /// What it pays for itself.
+    own: Vec<Charge>,
+}
+
 #[derive(Debug, Default)]
 struct Connection {
     account: Account,
     messages: Vec<u8>,
-    /// What it was told for others' sake.
-    told: Told,
+    given: Given,
     /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that the peer
     /// that flushes knows of it.
     flushed: Vec<u8>,
     /// Partitions of this peer of which others want something other than what it knows.
     wanted: BTreeSet<PartitionId>,
-    /// What of the messages, here and on their way, was charged.
+    /// What of the messages that are here was charged: for what is on its way its taker still has room.
     unread: Charge,
     batch: Option<Batch>,
     /// Why the peer is to be taken for lost.
@@ -190,6 +199,8 @@ pub struct Node<H: Host> {
     scratch: Vec<Changed>,
     /// Tables that all have dropped: what is still under way of them no longer matters.
     dropped: RowSet,
+    /// Partitions of which a peer that has gone may still pay for what others want too. Many may go in one turn.
+    to_share: BTreeSet<PartitionId>,
     /// Peers that have gone for good.
     gone: BTreeSet<PeerId>,
     /// By source: the changes of all its partitions.
@@ -211,6 +222,7 @@ impl<H: Host> Node<H> {
             turn: 0,
             scratch: Vec::new(),
             dropped: RowSet::default(),
+            to_share: BTreeSet::new(),
             gone: BTreeSet::new(),
             changes: BTreeMap::new(),
         }
@@ -376,7 +388,7 @@ impl<H: Host> Node<H> {
                 partition.end_with_its_producer(&mut self.scratch);
             }
         }
-        asked.into_iter().for_each(|id| self.share(id));
+        self.to_share.extend(asked);
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -461,7 +473,11 @@ impl<M: Memory> Partition<M> {
     }
 
     /// No peer is asked any more, and no reader waits for rows that have not come by now: it is as if those had never been set.
+    /// That it has gone may be said more than once, and what it has set between is not followed.
     fn end_with_its_producer(&mut self, scratch: &mut Vec<Changed>) {
+        if self.ended.is_some() {
+            return;
+        }
         self.away.clear();
         if self.upstream.take().is_some() {
             self.memory.abort();
@@ -506,6 +522,14 @@ impl Connection {
             && let Err(why) = self.unread.grow(more)
         {
             self.overdrawn = Some(Broken::Exhausted { what: "messages that it does not read", why });
+        }
+    }
+
+    /// All messages have been given: what was charged for them goes with them, and pays for none that comes later.
+    fn give_charge(&mut self) {
+        if self.unread.amount() > 0 {
+            let none = self.account.charge(Resource::Bytes, 0).unwrap_or_default();
+            self.given.own.push(std::mem::replace(&mut self.unread, none));
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use super::kept::{FREE_BYTES, Shared, fetch_bytes, keep};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, Host, Node, Partition, Told};
-use crate::account::{Account, Exhausted};
+use super::{Broken, Connection, Given, Host, Node, Partition};
+use crate::account::{Account, Charge, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, PartitionId};
@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
+        std::mem::take(&mut self.to_share).into_iter().for_each(|id| self.share(id));
         let Self { partitions, scratch, .. } = self;
         for partition in partitions.values_mut().filter(|partition| !partition.subscribers.is_empty()) {
             collect(partition, scratch);
@@ -51,14 +52,13 @@ impl<H: Host> Node<H> {
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
             // What was taken before has gone: its taker takes no more until then.
             if out.is_empty() {
-                connection.unread.shrink_to(0);
-                connection.note_messages();
-                connection.told = Told::default();
+                connection.given = Given::default();
             }
             hand_over(&mut connection.messages, out);
             self.say_wanted(peer, out);
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
             hand_over(&mut connection.flushed, out);
+            connection.give_charge();
             while let Some(batch) = &mut connection.batch {
                 if out.len() >= limit {
                     return true;
@@ -105,7 +105,8 @@ impl<H: Host> Node<H> {
     /// Bytes that were paid for when they were put together, of those that [`Node::transmit`] gave since its taker last had
     /// none: who takes them does not pay once more, and a source does not pay for what others ask of it.
     pub fn paid(&self, peer: PeerId) -> u64 {
-        self.peers.get(&peer).map_or(0, |connection| connection.told.bytes + connection.unread.amount())
+        let paid = |Given { told, own }: &Given| told.bytes + own.iter().map(Charge::amount).sum::<u64>();
+        self.peers.get(&peer).map_or(0, |connection| paid(&connection.given))
     }
 
     /// What was due to a peer of a partition in some turn has been sent. What is not finished yet is not due.

@@ -1,10 +1,11 @@
 //! Peers that subscribe to a partition, wait for a partition that is not here yet, or are away and may come back.
 
 use super::batch::collect;
-use super::kept::{Away, Kept, Needs, keep, wanted_bytes};
+use super::kept::{Away, Kept, Needs, Shared, keep, wanted_bytes};
 use super::subscriber::Subscriber;
+use super::upstream::Upstream;
 use super::{Broken, Host, Node};
-use crate::account::Resource;
+use crate::account::{Account, Charge, Resource};
 use crate::items::row_memory::Changed;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
@@ -113,9 +114,9 @@ impl<H: Host> Node<H> {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
         let differs = shape != partition.shape;
-        self.unsubscribe(id, peer);
+        let before = self.unsubscribe(id, peer).map(|Subscriber { rows, kept, .. }| Away { rows, kept });
         let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
-        partition.away.remove(&peer);
+        let before = partition.away.remove(&peer).or(before);
         if differs {
             // A peer that expects other rows than there are hears nothing; its own wait ends it.
             partition.mistaken.insert(peer);
@@ -127,13 +128,15 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         partition.mistaken.remove(&peer);
-        let kept = keep(&account, "a subscription", wanted_bytes(&rows))?;
-        // Which of the rows have changed, and what it has of each.
-        let bounded = shape.propagation == Propagation::Bounded;
-        let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        let noted = (rows.len() + 1024) * size_of::<Changed>() as u64 + had;
-        let noted = account.charge(Resource::Bytes, noted);
-        let noted = noted.map_err(|why| Broken::Exhausted { what: "a subscription", why })?;
+        let upstream = partition.upstream.as_mut();
+        let (kept, noted) = match pay(&account, &rows, shape.propagation, before, upstream) {
+            Ok(paid) => paid,
+            Err(why) => {
+                // What it needed before is not needed for it any more.
+                self.merge_needs(id);
+                return Err(why);
+            }
+        };
         // It is not told what was heard before it came.
         collect(partition, &mut self.scratch);
         let have = match shape.propagation {
@@ -156,7 +159,7 @@ impl<H: Host> Node<H> {
             needs: Needs::default(),
             fetches: VecDeque::new(),
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
-            kept: Arc::new(kept),
+            kept,
             _noted: noted,
         };
         partition.subscribers.insert(peer, subscriber);
@@ -187,4 +190,55 @@ impl<H: Host> Node<H> {
             partition.away.insert(peer, Away { rows, kept });
         }
     }
+}
+
+/// Charges a peer for a subscription: for the rows, and for what is noted of each.
+fn pay(
+    account: &Account,
+    rows: &RowSet,
+    propagation: Propagation,
+    before: Option<Away>,
+    upstream: Option<&mut Upstream>,
+) -> Result<(Shared, Charge), Broken> {
+    // Which of the rows have changed, and what it has of each.
+    let bounded = propagation == Propagation::Bounded;
+    let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
+    let noted = (rows.len() + 1024) * size_of::<Changed>() as u64 + had;
+    let noted = account.charge(Resource::Bytes, noted);
+    let noted = noted.map_err(|why| Broken::Exhausted { what: "a subscription", why })?;
+    let kept = match before {
+        // It has paid for the same, which may be on its way to the source.
+        Some(Away { rows: same, kept }) if same == *rows => kept,
+        Some(Away { kept, .. }) => pay_instead(account, rows, kept, upstream)?,
+        None => Arc::new(keep(account, "a subscription", wanted_bytes(rows))?),
+    };
+    Ok((kept, noted))
+}
+
+/// Charges a peer for other rows than `before`, which the source is asked for no more once it is told; only what is on its way there
+/// costs both. A peer that cannot pay goes on paying for what it wanted: that is wanted of the source all the same.
+fn pay_instead(
+    account: &Account,
+    rows: &RowSet,
+    before: Shared,
+    mut upstream: Option<&mut Upstream>,
+) -> Result<Shared, Broken> {
+    if let Some(upstream) = &mut upstream {
+        upstream.paid.retain(|paid| !Arc::ptr_eq(paid, &before));
+    }
+    let bytes = wanted_bytes(rows);
+    let (paid, before) = match Arc::try_unwrap(before) {
+        Ok(mut kept) => {
+            kept[0].shrink_to(bytes);
+            match kept[0].grow(bytes - kept[0].amount()) {
+                Ok(()) => return Ok(Arc::new(kept)),
+                Err(why) => (Err(Broken::Exhausted { what: "a subscription", why }), Arc::new(kept)),
+            }
+        }
+        Err(before) => (keep(account, "a subscription", bytes).map(Arc::new), before),
+    };
+    if let (Err(_), Some(upstream)) = (&paid, upstream) {
+        upstream.paid.push(before);
+    }
+    paid
 }

@@ -161,10 +161,10 @@ impl<H: Host> Node<H> {
         for id in std::mem::take(&mut connection.wanted) {
             let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
             if let Some(upstream) = upstream.filter(|upstream| upstream.peer == source) {
-                upstream.say(id, out, &mut connection.told);
+                upstream.say(id, out, &mut connection.given.told);
             }
         }
-        connection.told.bytes += (out.len() - before) as u64;
+        connection.given.told.bytes += (out.len() - before) as u64;
     }
 
     /// What is wanted of a partition may have changed: by a peer's `first` subscription to it, of which there is only one, or

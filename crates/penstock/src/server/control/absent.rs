@@ -1,6 +1,7 @@
 //! What goes: connections that end, workers that are lost, leases.
 
 use super::{Control, HELLO_WITHIN_MS, Last, RETURN_WITHIN_MS};
+use crate::log::LOSSES;
 use crate::options::OnWorkerLoss;
 use crate::server::client::{Channel, Client, Worker};
 use crate::server::items;
@@ -142,7 +143,12 @@ impl Control {
         match self.config.options.on_worker_loss {
             OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
             OnWorkerLoss::Continue => {
-                tracing::warn!(rank, %loss, "a worker was lost, and the others go on without it");
+                tracing::warn!(
+                    target: LOSSES,
+                    rank,
+                    %loss,
+                    "a worker was lost, and the others go on without it"
+                );
                 self.go_on_without(rank);
             }
         }
