@@ -5,7 +5,7 @@
 //! that it has heard. Until it hangs up, it may also say that it failed before it heard so, and has not left well then: the worker
 //! itself, the server and the others are to know the same of it.
 
-use super::control::{Answered, Control, Last, plain};
+use super::control::{Answered, Control, Last, RETURN_WITHIN_MS, plain};
 use crate::options::OnWorkerLoss;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
@@ -81,8 +81,10 @@ impl Control {
     /// its launcher says so, what it submitted counts, and they hear how it ended. Not where the job has ended, which then
     /// counts for the worker too.
     ///
-    /// This answer may be lost as well: until the worker says that it has heard it, it may come again.
+    /// This answer may be lost as well: until the worker says that it has heard it, it may come again, for as long as it waits
+    /// for it. That it has heard may be lost too, with the connection that it ends.
     pub(super) fn leave_again(&mut self, peer: PeerId, how: Departure) -> Option<Answered> {
+        let fails = !matches!(how, Departure::Done);
         let loss = match how.brief() {
             Departure::Done => None,
             Departure::Failed { what } => Some(Loss::Failed { what }),
@@ -92,6 +94,10 @@ impl Control {
         };
         if let Some(loss) = loss.as_ref().filter(|_| self.is_open()) {
             self.disown(peer, loss);
+        }
+        let soon = self.clock.now() + RETURN_WITHIN_MS;
+        if let Some(until) = self.partings.get_mut(&peer).filter(|_| fails) {
+            *until = soon.min(*until);
         }
         let rank = self.rank_of(peer)?;
         match self.roster.of(rank) {

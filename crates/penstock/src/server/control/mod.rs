@@ -44,7 +44,7 @@ const MAX_STRANGERS: usize = 256;
 /// Longest time that a connection may take to say who it is, in milliseconds.
 const HELLO_WITHIN_MS: u64 = 10_000;
 /// How long a worker whose connection broke while it was told the last word may take to come and ask for it, in milliseconds.
-const RETURN_WITHIN_MS: u64 = 2_000;
+pub(super) const RETURN_WITHIN_MS: u64 = 2_000;
 /// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
 const ROUNDS: usize = 32;
 /// Events taken in one look.
