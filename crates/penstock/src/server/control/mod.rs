@@ -293,7 +293,9 @@ impl Control {
             true => look_every(self.config.options.lease),
             false => Duration::ZERO,
         };
-        if self.full || !self.hearsay.is_empty() || self.tables.is_unsealed() {
+        // However long a lease is: what is waited for here ends by itself, and sooner.
+        let ends = !self.hearsay.is_empty() || !self.partings.is_empty();
+        if self.full || ends || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
         // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
