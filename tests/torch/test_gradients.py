@@ -103,7 +103,7 @@ def test_parameters_that_only_the_optimizer_has_are_refused_with_what_to_give(
     optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
     with pytest.raises(OptionError, match=r"a parameter of shape \(3,\) that the model lacks") as told:
         ps.torch.distribute(encoder, optimizer, job=job, where=where)
-    assert "torch.nn.ModuleList([model, other])" in str(told.value.hint)
+    assert "nn.ModuleList([model, other])" in str(told.value.hint)
     _, optimizer = ps.torch.distribute(nn.ModuleList([encoder, decoder]), optimizer, job=job, where=where)
     decoder(encoder(torch.ones(4, 3))).sum().backward()
     optimizer.step()
@@ -132,6 +132,12 @@ def test_a_model_of_which_ddp_ignores_a_part_is_refused(job: ps.Job, where: str,
     assert 'buffers="local"' in str(told.value.hint)
     ignore(net, [])
     ps.torch.distribute(model, torch.optim.SGD(net.parameters(), lr=0.1), job=job, where=where)
+
+
+def test_buffers_that_ddp_ignores_are_each_workers_own_as_all_are(job: ps.Job) -> None:
+    net = nn.BatchNorm1d(3)
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["running_mean"])
+    ps.torch.distribute(net, job=job, buffers="local")
 
 
 def test_no_sync_is_for_distributed_models(job: ps.Job) -> None:
@@ -382,7 +388,6 @@ def hooks_of_all():
     of_optimizers = sys.modules["torch.optim.optimizer"]
     return [len(hooks) for hooks in (
         of_modules._global_module_registration_hooks, of_modules._global_parameter_registration_hooks,
-        of_modules._global_buffer_registration_hooks,
         of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks)]
 
 with ps.init() as job:
@@ -741,9 +746,22 @@ def nothing_but_new_parameters(job):
         prune.l1_unstructured(model[0][0], "weight", amount=0.5)
     def in_an_outer_model(model):
         nn.Sequential(model, nn.Linear(6, 6))
+    def teacher_without_gradients(model):
+        model.teacher = nn.Linear(2, 2).requires_grad_(False)
+        model.teacher.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+        with torch.inference_mode():
+            model.loaded = nn.Linear(2, 2).requires_grad_(False)
+        model.forward = lambda x: nn.Sequential.forward(model[:2], x)
+    def a_part_of_another_before(model):
+        critic = nn.Sequential(nn.Linear(6, 6))
+        model.critic = critic
+        critic = ps.torch.distribute(critic, check_every=0)
+        del model.critic
+        critic.append(nn.Linear(6, 6))
+        critic(torch.ones(1, 6)).sum().backward()
     for change in (assigned, another_head, midway, into_what_came_without, beside_the_call, lazy, unfrozen,
-                   into_the_dictionary, pruned, in_an_outer_model, teacher, averaged_by_another,
-                   taken_out_again):
+                   into_the_dictionary, pruned, in_an_outer_model, teacher, teacher_without_gradients,
+                   averaged_by_another, taken_out_again, a_part_of_another_before):
         model = distributed(job, check_every=0)[0]
         for step in range(5):
             model(batch(job, step)).square().mean().backward()
@@ -1036,6 +1054,8 @@ def test_what_cannot_be_averaged_is_a_typed_error(
         ("into_the_dictionary", "2."),
         ("lazy", "2."),
         ("unfrozen", "2."),
+        # The outer model, of which it had been a part, was told of its layers still.
+        ("a_part_of_another_before", "1."),
     ],
 )
 def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradient(
@@ -1048,7 +1068,15 @@ def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradie
 
 
 @pytest.mark.parametrize(
-    "change", ["pruned", "in_an_outer_model", "teacher", "averaged_by_another", "taken_out_again"]
+    "change",
+    [
+        "pruned",
+        "in_an_outer_model",
+        "teacher",
+        "teacher_without_gradients",
+        "averaged_by_another",
+        "taken_out_again",
+    ],
 )
 def test_what_is_known_elsewhere_or_never_trained_here_is_no_reason_to_refuse(
     told: list[dict[str, Any]], change: str

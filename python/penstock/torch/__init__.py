@@ -167,7 +167,7 @@ def distribute(
     ----------
     model
         Any module, on the device that it trains on. Its parameters and buffers become rank 0's. Several that
-        one optimizer trains, or a loss that has parameters: `nn.ModuleList([model, loss])`.
+        one optimizer trains, or a loss that has parameters: an `nn.ModuleList([model, loss])` that you keep.
     optimizer
         With "gradients": any optimizer, or none; its state becomes rank 0's. With "servers":
         torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW, starting from rank 0's state.
@@ -266,7 +266,7 @@ def distribute(
     >>> net = torch.nn.Linear(4, 2)
     >>> net, optimizer = ps.torch.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
     """
-    _check_types(model, optimizer)
+    _check_types(model, optimizer, buffers)
     job = job or current()
     where = _where(where, consistency, job)
     if where == "servers":
@@ -494,7 +494,7 @@ def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _check_types(model: object, optimizer: object) -> None:
+def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
     if optimizer is not None and (
         not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer)
     ):
@@ -522,7 +522,12 @@ def _check_types(model: object, optimizer: object) -> None:
                 "call torch.distributed.init_process_group() first, or keep ordinary batch norms: with "
                 'buffers="mean" their running statistics are averaged',
             )
-        if ignored := list(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
+        ignored = list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        if buffers == "local":
+            # Those stay each worker's own.
+            own = {one for one, _ in module.named_buffers()}
+            ignored = [one for one in ignored if one not in own]
+        if ignored:
             told = ", ".join(f"`{one}`" for one in ignored[:4]) + (", ..." if len(ignored) > 4 else "")
             raise OptionError(
                 f"DistributedDataParallel is to ignore {told} of "
@@ -572,9 +577,10 @@ def _of_another_module(parameter: torch.nn.Parameter) -> OptionError:
     shape = "without a shape" if lazy else f"of shape {tuple(parameter.shape)}"
     return OptionError(
         f"the optimizer has a parameter {shape} that the model lacks",
-        "give all that the optimizer trains as one model, also a loss or a head with parameters: "
-        "ps.torch.distribute(torch.nn.ModuleList([model, other]), optimizer); or make the optimizer anew, if "
-        "the model was given other parameters since",
+        "give all that the optimizer trains as one module, and keep it: "
+        "`whole = nn.ModuleList([model, other])`, with `nn.ParameterList([it])` for a parameter alone, then "
+        "`ps.torch.distribute(whole, optimizer)`; or make the optimizer anew, if the model was given other "
+        "parameters since",
     )
 
 

@@ -1,10 +1,9 @@
 """
 Parameters that a model is given after `distribute`: their gradients are not averaged, and where all are new
 no gradient comes that could tell. So the first gradient that backward adds to one is an error. One that is
-never trained, such as a teacher's, gets none. Buffers that it is given travel with the others.
+never trained, such as a teacher's, gets none.
 
-Torch calls a hook whenever any module is given a parameter, a buffer or a module, for which we look into a
-dictionary.
+Torch calls a hook whenever any module is given a parameter or a module, for which we look into a dictionary.
 The hooks are there while a job is open.
 """
 
@@ -16,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -29,9 +27,6 @@ class Owner(Protocol):
     def is_given(self, parameter: torch.Tensor) -> None:
         """A part of the model was given a parameter, which it may have already."""
 
-    def may_have_buffers(self, module: torch.nn.Module | None = None, name: str = "") -> None:
-        """A part of the model was given a buffer, or a module that may have some."""
-
 
 owners_of_parameters: Any = WeakIdKeyDictionary()
 """A weak reference to what each parameter's gradient is averaged by, or its steps taken."""
@@ -40,14 +35,13 @@ _owners: Any = WeakIdKeyDictionary()
 _hooks: list[Any] = []
 
 
-def watch(model: torch.nn.Module, owner: Owner) -> None:
-    """Has the owner told from now on."""
+def watch(model: torch.nn.Module, owner: Owner, *, instead: bool = False) -> None:
+    """Has the owner told from now on; `instead` of another that was, of which the model was a part."""
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(_given))
         _hooks.append(register_module_module_registration_hook(_given))
-        _hooks.append(register_module_buffer_registration_hook(_given_buffer))
     for module in model.modules():
-        if _owner_of(module) is None:
+        if instead or _owner_of(module) is None:
             _owners[module] = weakref.ref(owner)
 
 
@@ -95,15 +89,7 @@ def when_computed(parameter: torch.Tensor, hook: Callable[[], object]) -> None:
         while handles:
             handles.pop().remove()
 
-    with torch._C.DisableTorchFunctionSubclass():
-        frozen = not parameter.requires_grad
-        if frozen:
-            parameter.requires_grad_(True)
-        try:
-            handles.append(parameter.register_hook(came))
-        finally:
-            if frozen:
-                parameter.requires_grad_(False)
+    handles.append(with_grad(parameter, lambda: parameter.register_hook(came)))
 
 
 def _owner_of(module: torch.nn.Module) -> Owner | None:
@@ -119,15 +105,5 @@ def _given(module: torch.nn.Module, _: str, what: Any) -> None:
         watch(what, owner)
         for parameter in what.parameters():
             owner.is_given(parameter)
-        owner.may_have_buffers()
     else:
         owner.is_given(what)
-
-
-def _given_buffer(module: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
-    # A compiled forward pass that assigns to its buffers takes this into its program, which then has no more.
-    if torch.compiler.is_compiling():
-        return
-    owner = _owner_of(module)
-    if owner is not None and buffer is not None:
-        owner.may_have_buffers(module, name)

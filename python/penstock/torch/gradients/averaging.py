@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import unserializable_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
@@ -106,8 +107,6 @@ class Averaging:
         self._ask = self._compare = False
         self._marks: list[tuple[float, float]] | None = None
         self._inputs: tuple[int, int] | None = None
-        self._given = (0, 0)
-        """What the buffers are known by that the model was given since the last pass."""
         self._same = 0
         self._epochs = 0
         self._warned = False
@@ -135,8 +134,8 @@ class Averaging:
         """All parameters that the model and the optimizer had."""
         self._new = Known()
         """Parameters that came since."""
-        self._refusing: list[Any] = []
-        """The handles of hooks on them."""
+        self._refusing: Any = WeakIdKeyDictionary()
+        """The handles of hooks on them: a script may give the model new ones again and again."""
         if job.size == 1:
             if self._idempotent and not declaration["refuse_nonfinite"]:
                 return
@@ -159,7 +158,7 @@ class Averaging:
             # A part of the model may be loaded by itself.
             self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._see_calls()
-        watch(model, self)
+        watch(model, self, instead=True)
         leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
@@ -307,8 +306,7 @@ class Averaging:
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
         self._epochs = epochs_of(self.job)
-        self._given = self._buffers.look()
-        self._roll.call(used, self._count, self._epochs, self._inputs, self._given, self._ask, self._marks)
+        self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
 
     def _refuse_theft(self, used: list[bool]) -> None:
         for member, has, to_come, expected in zip(
@@ -347,6 +345,11 @@ class Averaging:
             return
         if not isinstance(parameter, torch.nn.Parameter):
             return
+        with torch._C.DisableTorchFunctionSubclass():
+            # Numbers of a quantized teacher have no gradient, nor has what was made to be evaluated only.
+            trainable = parameter.is_floating_point() or parameter.is_complex()
+            if not trainable or parameter.is_inference():
+                return
         self._new.add(parameter)
         owner = weakref.ref(self)
 
@@ -355,19 +358,13 @@ class Averaging:
             if averaging is not None and averaging._handles and not averaging.job.closed:
                 averaging._refuse_new(parameter)
 
-        self._refusing.append(when_added_to(parameter, came))
-
-    def may_have_buffers(self, module: torch.nn.Module | None = None, name: str = "") -> None:
-        """A part of the model was given a buffer, or a module that may have some."""
-        if self._handles:
-            self._buffers.may_be_given(module, name)
+        self._refusing[parameter] = when_added_to(parameter, came)
 
     def _look_for_new(self) -> None:
         """For those that came in a way which torch does not tell of."""
         model = self._model()
         for parameter in model.parameters() if model is not None else ():
             self.is_given(parameter)
-        self._buffers.may_be_given()
 
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
@@ -401,14 +398,6 @@ class Averaging:
                 "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
-        if not heard.same_buffers(self._given):
-            mine = ", ".join(f"`{one.label}` of {one.dtype} {tuple(one.shape)}" for one in self._buffers.new)
-            raise DeclarationConflict(
-                f"the models of `{self.prefix}` were not given the same buffers on all workers after "
-                f"`distribute`; worker {self.job.rank}'s: {mine or 'none'}",
-                "give every worker's model the same buffers between the same passes, or pass buffers='local' "
-                "to `ps.torch.distribute`",
-            )
         if self._marks is not None and (apart := heard.apart(self._marks)) is not None:
             raise DeclarationConflict(
                 f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
@@ -433,24 +422,21 @@ class Averaging:
             self._averaged.update(range(len(self._members)))
         self._count += 1
         self.unsent = False
-        return bool(self._found or self._buffers.new)
+        return bool(self._found)
 
     @torch.no_grad()
     def send_found(self) -> None:
         for member in self._found:
             self._buckets.append(self._bucket(f"of {member.name}", [member]))
             self._buckets[-1].send()
-        if self._buffers.new:
-            self._buffers.send_new()
 
     @torch.no_grad()
     def take_found(self) -> None:
-        for bucket in self._buckets[len(self._buckets) - len(self._found) :]:
+        for bucket in self._buckets[-len(self._found) :]:
             bucket.take()
             member = bucket.members[0]
             if member.gradient is None:
                 bucket.give(member)
-        self._buffers.take_new()
 
     def begin_anew(self) -> None:
         self._reached = False
@@ -541,13 +527,14 @@ class Averaging:
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
-        for handle in self._handles + self._refusing:
+        for handle in [*self._handles, *self._refusing.values()]:
             handle.remove()
         if self._calls is not None:
             self._calls.remove()
         if self.times is not None:
             self.times.stop()
-        self._handles, self._refusing, self._ours, self._calls = [], [], [], None
+        self._handles, self._ours, self._calls = [], [], None
+        self._refusing.clear()
 
 
 class _Loaded(Ours):

@@ -8,20 +8,18 @@ model outside `no_sync`, and what forward passes make of them from there on is e
 next: no forward pass, which one worker may do alone, waits for others. "mean": the average over the workers;
 whole numbers and flags are rank 0's. "local": they stay each worker's own.
 
-A buffer that the model was given after `distribute`, such as a pruning mask, travels from the end of the pass
-on that finds it, if every worker's has it then.
+A buffer that the model was given after `distribute`, such as a pruning mask or a cache, is each worker's own.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.nn.modules.batchnorm import _NormBase
 
 from ...arrays import Array
 from ...exceptions import DtypeError, ShapeError
@@ -29,12 +27,11 @@ from ...job import Job
 from ...optim import Replace
 from ...tensor import Tensor
 from .patience import patiently
-from .roll import numbers_of
 
 KINDS = ("rank0", "mean", "local")
 _LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Of a batch norm, by the names that all give them."""
+"""Of a batch norm."""
 _ALIGNMENT = 16
 """Bytes: the largest type's."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -50,7 +47,7 @@ class _Buffer:
     """What holds the model's buffers must not keep the model."""
     name: str
     held: torch.Tensor
-    """As it was last: if the script drops the module, or takes the buffer out of it."""
+    """As it was last: if the script drops the module."""
     dtype: torch.dtype
     shape: torch.Size
 
@@ -66,10 +63,10 @@ class _Buffer:
 
     def now(self) -> torch.Tensor:
         module = self.module()
-        there = None if module is None else module._buffers.get(self.name)
-        if there is not None:
-            # The module may have put another in its place.
-            self.held = there
+        now = module._buffers.get(self.name) if module is not None else None
+        if now is not None:
+            # Another may stand in its place. One that was taken out is nobody's: it travels as it was.
+            self.held = now
         buffer = self.held
         if buffer.shape == self.shape:
             return buffer
@@ -78,11 +75,6 @@ class _Buffer:
             f"{tuple(buffer.shape)} now",
             _LOCAL,
         )
-
-    def was_taken_out(self) -> bool:
-        """What the script does with it then is its own."""
-        module = self.module()
-        return module is not None and module._buffers.get(self.name) is None
 
 
 @dataclass(eq=False)
@@ -152,34 +144,14 @@ class Buffers:
         timeout: float | None,
         patience: float,
     ) -> None:
-        self._job, self._name, self._model = job, name, weakref.ref(model)
         self._rank = job.rank
         self._giver = 0
-        self._mean = kind == "mean"
-        self._travel = kind != "local" and job.size > 1
-        self._timeout = timeout
         self._patience = patience
-        self._places: Any = WeakIdKeyDictionary()
-        """Which names of which modules travel, by the module."""
-        self._grown = False
-        """Whether there may be others."""
-        self.new: list[_Buffer] = []
-        """What this pass found."""
-        self._groups: list[_Group] = []
-        self._late: list[_Group] = []
-        """Those of the new ones."""
-        if self._travel:
-            self._declare(self._found(), as_first=True)
-
-    def _declare(self, buffers: Sequence[_Buffer], *, as_first: bool) -> list[_Group]:
-        """
-        Has them travel. Raises DtypeError if one has no mean, and as `Job.tensor`.
-        """
         groups: dict[tuple[bool, torch.dtype | None], _Group] = {}
-        for one in buffers:
+        for one in _buffers(model) if kind != "local" and job.size > 1 else ():
             # Of a complex one, of its real and imaginary parts.
             real = one.dtype.to_real() if one.dtype.is_complex else one.dtype
-            mean = self._mean and real.is_floating_point
+            mean = kind == "mean" and real.is_floating_point
             if mean and real not in _FLOATS:
                 kind_of_number = str(one.dtype).removeprefix("torch.")
                 raise DtypeError(
@@ -188,74 +160,21 @@ class Buffers:
                 )
             dtype = real if mean or one.dtype in _FLOATS else None
             groups.setdefault((mean, dtype), _Group(mean, dtype)).of.append(one)
-        for group in groups.values():
-            name = f"{self._name}{len(self._groups)}"
-            if not as_first:
-                # Another model that uses this one's memory may be given others.
-                name += f" of {group.elements} {'mean' if group.mean else 'given'} {group.dtype}"
-            group.tensor = self._job.tensor(
-                name,
+        self._groups = list(groups.values())
+        for number, group in enumerate(self._groups):
+            group.tensor = job.tensor(
+                f"{name}{number}",
                 shape=group.elements,
                 dtype=str(group.dtype or torch.float32).removeprefix("torch."),
                 optimizer=Replace(),
                 consistency="bsp",
                 reduce="mean" if group.mean else "sum",
-                timeout=self._timeout,
+                timeout=timeout,
             )
-            self._groups.append(group)
-        for one in buffers:
-            self._places.setdefault(one.module(), set()).add(one.name)
-        return list(groups.values())
-
-    def _found(self) -> list[_Buffer]:
-        """The model's that do not travel yet, each once."""
-        found: list[_Buffer] = []
-        model = self._model()
-        places = list(_places_of(model)) if model is not None else []
-        seen = {id(buffer) for _, module, name, buffer in places if name in self._places.get(module, ())}
-        for prefix, module, name, buffer in places:
-            if id(buffer) in seen or name in self._places.get(module, ()):
-                continue
-            seen.add(id(buffer))
-            label = f"{prefix}.{name}" if prefix else name
-            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
-        return found
-
-    def may_be_given(self, module: torch.nn.Module | None = None, name: str = "") -> None:
-        """The model may have buffers that do not travel: this one, if it is said, or any."""
-        if module is None or name not in self._places.get(module, ()):
-            self._grown = self._travel
-
-    def look(self) -> tuple[int, int]:
-        """Whether there are new ones: what they are known by, or zeros."""
-        if not self._grown:
-            self.new = []
-            return 0, 0
-        self.new = self._found()
-        self._grown = bool(self.new)
-        if not self.new:
-            return 0, 0
-        told = [(one.label, str(one.dtype), tuple(one.shape)) for one in self.new]
-        return numbers_of(repr(told).encode())
-
-    def send_new(self) -> None:
-        """All workers have found the same new ones: from now on they travel."""
-        self._late = self._declare(self.new, as_first=False)
-        self.new, self._grown = [], False
-        self._send(self._late)
-
-    def take_new(self) -> None:
-        """Takes them in."""
-        for group in self._late:
-            self._take(group, given=True)
-        self._late = []
 
     def send(self) -> None:
         """Contributes what all are to have: one worker alone, or everyone to a mean."""
-        self._send(self._groups)
-
-    def _send(self, groups: Sequence[_Group]) -> None:
-        for group in groups:
+        for group in self._groups:
             if group.mean or self._rank == self._giver:
                 group.send()
 
@@ -263,13 +182,10 @@ class Buffers:
         """Takes in what all have now. `present`: the ranks that took part in this pass."""
         given, self._giver = self._giver in present, min(present)
         for group in self._groups:
-            self._take(group, given)
-
-    def _take(self, group: _Group, given: bool) -> None:
-        assert group.tensor is not None
-        value = patiently(group.tensor.pull, self._patience)
-        if group.mean or (given and self._rank != self._giver):
-            group.take(value)
+            assert group.tensor is not None
+            value = patiently(group.tensor.pull, self._patience)
+            if group.mean or (given and self._rank != self._giver):
+                group.take(value)
 
 
 def _plain(one: _Buffer) -> torch.Tensor:
@@ -283,10 +199,8 @@ def _overwrite(one: _Buffer, value: torch.Tensor) -> None:
     saved, but not used in training: autograd need not know that they have changed. It does of other buffers,
     and of statistics where they are used, and refuses such a pass, unless they have not.
     """
-    if one.was_taken_out():
-        return
     buffer, module = one.now(), one.module()
-    if one.name in _STATISTICS and module is not None and module.training:
+    if one.name in _STATISTICS and isinstance(module, _NormBase) and module.training:
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
             buffer.copy_(value)
     elif not _same(buffer, value.to(buffer)):
@@ -304,9 +218,15 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype in _FLOATS and torch.equal(one, other)
 
 
-def _places_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
-    """Where the model has buffers: the module's prefix, the module, the buffer's name in it, the buffer."""
+def _buffers(model: torch.nn.Module) -> list[_Buffer]:
+    """Each buffer once."""
+    found: list[_Buffer] = []
+    seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.numel():
-                yield prefix, module, name, buffer
+            if buffer is None or id(buffer) in seen or not buffer.numel():
+                continue
+            seen.add(id(buffer))
+            label = f"{prefix}.{name}" if prefix else name
+            found.append(_Buffer(label, weakref.ref(module), name, buffer, buffer.dtype, buffer.shape))
+    return found

@@ -9,7 +9,6 @@ as one more tensor, of which every worker reads the mean.
 | count | its passes so far | not its own: another has had more or fewer |
 | epochs | how often its samplers' epochs have moved on | not its own: it shuffles otherwise than others |
 | inputs | a digest of the first batches | its own: all were given the same |
-| buffers | a digest of those that came to the model since | its own: all were given the same |
 | ask | 1 after a load of a state | above 0: the next pass compares parameters |
 | norms, sums | of each parameter, in passes that compare | not its own: models have come apart |
 
@@ -57,7 +56,6 @@ class Roll:
             "count": 1,
             "epochs": 1,
             "inputs": 2,
-            "buffers": 2,
             "ask": 1,
             "norms": parameters,
             "sums": parameters,
@@ -77,7 +75,6 @@ class Roll:
         count: int,
         epochs: int,
         inputs: tuple[int, int] | None,
-        buffers: tuple[int, int],
         ask: bool,
         marks: Sequence[tuple[float, float]] | None,
     ) -> None:
@@ -90,7 +87,6 @@ class Roll:
         lane[self._parts["epochs"]] = epochs % COUNTS
         if inputs is not None:
             lane[self._parts["inputs"]] = inputs
-        lane[self._parts["buffers"]] = buffers
         lane[self._parts["ask"]] = ask
         if marks is not None:
             lane[self._parts["norms"]], lane[self._parts["sums"]] = np.asarray(marks, dtype=np.float32).T
@@ -144,14 +140,7 @@ class Heard:
 
     def same_inputs(self, inputs: tuple[int, int]) -> bool:
         """Whether all workers gave these inputs."""
-        return self._all_said("inputs", inputs)
-
-    def same_buffers(self, buffers: tuple[int, int]) -> bool:
-        """Whether all workers' models were given these buffers."""
-        return self._all_said("buffers", buffers)
-
-    def _all_said(self, part: str, mine: tuple[int, int]) -> bool:
-        return bool((np.abs(self._parts[part] - np.asarray(mine)) < 0.5).all())
+        return bool((np.abs(self._parts["inputs"] - np.asarray(inputs)) < 0.5).all())
 
     def apart(self, marks: Sequence[tuple[float, float]]) -> int | None:
         """The first parameter whose norm or sum is not everybody's."""
@@ -166,7 +155,7 @@ class Heard:
 
 
 def digest_of(inputs: Any) -> tuple[int, int]:
-    """What a batch is known by: its first tensor."""
+    """What a batch is known by: 40 bits of a hash of its first tensor, as numbers that a float32 holds."""
     for value in _flat(inputs):
         if isinstance(value, torch.Tensor) and value.numel():
             data = value.detach()
@@ -177,14 +166,9 @@ def digest_of(inputs: Any) -> tuple[int, int]:
             except (RuntimeError, TypeError, NotImplementedError):
                 # Inside torch.func's transforms, on the meta device: there are no bytes to look at.
                 return 0, 0
-            return numbers_of(raw.tobytes())
+            found = hashlib.sha256(raw.tobytes()).digest()
+            return int.from_bytes(found[:3], "little") >> 4, int.from_bytes(found[3:6], "little") >> 4
     return 0, 0
-
-
-def numbers_of(data: bytes) -> tuple[int, int]:
-    """40 bits of a hash, as numbers that a float32 holds."""
-    found = hashlib.sha256(data).digest()
-    return int.from_bytes(found[:3], "little") >> 4, int.from_bytes(found[3:6], "little") >> 4
 
 
 def _flat(inputs: Any) -> Any:
