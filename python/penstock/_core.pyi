@@ -223,6 +223,16 @@ class Tensor:
         version 0. Other ranks: does nothing.
         """
 
+    def pushpull(
+        self,
+        data: Any | None,
+        settings: tuple[float, float, float, float, float],
+        timeout: float | None,
+    ) -> int:
+        """
+        `push`, then `pull` with the tensor's own slack, both within `timeout`. Returns the version read.
+        """
+
     def push(
         self,
         data: Any | None,

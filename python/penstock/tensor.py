@@ -256,16 +256,20 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
-        # There is no `_lane` before the first `lane()`: None must not be taken for it.
-        in_lane = grad is _LANE or (grad is self._lane and grad is not None)
-        data = None if in_lane else self._outgoing(grad)
-        stamp = self._core.push(data, settings, more, timeout)
+        stamp = self._core.push(self._contribution(grad), settings, more, timeout)
         unsent = self._job._unsent
         if more:
             unsent.add(self._name)
         elif unsent:
             unsent.discard(self._name)
         return stamp
+
+    def _contribution(self, grad: ArrayLike) -> Any | None:
+        # None for what is in the lane. There is no `_lane` before the first `lane()`: a `grad` of None must not
+        # be taken for it.
+        if grad is _LANE or (grad is self._lane and grad is not None):
+            return None
+        return self._outgoing(grad)
 
     def pull(
         self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
@@ -372,7 +376,12 @@ class Tensor(Sealed):
         >>> w.pushpull(np.ones(3, dtype=np.float32))
         array([1., 1., 1.], dtype=float32)
         """
-        return self._pushpull(grad, self._optimizer._packed, out, slack, timeout)
+        settings = self._optimizer._packed
+        # The usual case is one call of the core.
+        if out is None and slack is None and self._stable and not self._job._unsent:
+            self._core.pushpull(self._contribution(grad), settings, timeout)
+            return self._model if self._model is not None else self._model_view()
+        return self._pushpull(grad, settings, out, slack, timeout)
 
     def _pushpull(
         self,

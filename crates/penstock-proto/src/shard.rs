@@ -451,7 +451,9 @@ impl Shard {
             // To fold it now would take the new numbers for the old ones, or lose the update: C-2.
             return Err(SubmissionRefused::StillPending { name: name(), pending: last - 1, got: stamp });
         }
-        if let Err(error) = settings.check(tensor.spec.rule) {
+        // What the worker's last push brought was judged then.
+        let is_new = last == 0 || tensor.settings[writer as usize] != *settings;
+        if is_new && let Err(error) = settings.check(tensor.spec.rule) {
             return Err(SubmissionRefused::BadSettings { name: name(), reason: error.to_string() });
         }
         Ok(())

@@ -9,8 +9,29 @@ use penstock_kernels::Settings;
 use penstock_proto::adaptive::Adaptive;
 use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use std::sync::Arc;
+
+/// An optimizer's settings, as Python's side packs them. Taken out of a tuple of floats, which they are, item by item: to go by
+/// the protocol of sequences would be a twentieth of a push of a small tensor.
+struct Numbers(Settings);
+
+impl FromPyObject<'_, '_> for Numbers {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let mut numbers = Settings([0.0; 5]);
+        match given.cast_exact::<PyTuple>() {
+            Ok(packed) if packed.len() == numbers.0.len() => {
+                for (number, item) in numbers.0.iter_mut().zip(packed.iter_borrowed()) {
+                    *number = item.extract()?;
+                }
+            }
+            _ => numbers.0 = given.extract()?,
+        }
+        Ok(Self(numbers))
+    }
+}
 
 /// A tensor of a job.
 #[pyclass(frozen, module = "penstock._core")]
@@ -134,7 +155,7 @@ impl Tensor {
         &self,
         py: Python<'_>,
         data: Option<&Bound<'_, PyAny>>,
-        settings: [f64; 5],
+        settings: Numbers,
         more: bool,
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
@@ -142,7 +163,23 @@ impl Tensor {
         let held = data.map(Held::new).transpose()?;
         detached(py, |free| {
             let data = held.as_ref().map(Held::bytes);
-            self.tensor.on(free).push_from(data, Settings(settings), more, timeout)
+            self.tensor.on(free).push_from(data, settings.0, more, timeout)
+        })
+    }
+
+    /// A push, then a pull in place.
+    fn pushpull(
+        &self,
+        py: Python<'_>,
+        data: Option<&Bound<'_, PyAny>>,
+        settings: Numbers,
+        timeout: Option<Seconds>,
+    ) -> PyResult<u64> {
+        let timeout = span(timeout)?;
+        let held = data.map(Held::new).transpose()?;
+        detached(py, |free| {
+            let data = held.as_ref().map(Held::bytes);
+            self.tensor.on(free).pushpull_from(data, settings.0, timeout)
         })
     }
 

@@ -119,7 +119,7 @@ impl<'a> Patience<'a> {
             return true;
         }
         self.yields = self.yields.wrapping_add(1);
-        if self.yields % YIELDS_A_LOOK == 1 && self.waited() > YIELDING {
+        if self.yields.is_multiple_of(YIELDS_A_LOOK) && self.waited() > YIELDING {
             return false;
         }
         sched_yield();

@@ -6,7 +6,7 @@ use crate::worker::Error;
 use crate::worker::link::{Waited, lock};
 use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::ForeignMut;
+use penstock_kernels::{Foreign, ForeignMut, Settings};
 use penstock_proto::consistency::MAX_SLACK;
 use penstock_proto::remote::asking::{self, AtPull, Changes, Known};
 use penstock_proto::submission::NO_TICKET;
@@ -54,13 +54,29 @@ impl Tensor {
     /// Waits until the value is fresh enough and stands still until this worker's next push, so that it may be looked at in
     /// place; returns its version.
     pub fn pull(&self, slack: Option<i64>, timeout: Option<Duration>) -> Result<u64, Error> {
+        // A look at the clock on the wall would cost as much as the rest of a pull in place that need not wait.
+        self.pull_within(slack, || self.job.deadline(timeout))
+    }
+
+    /// [`Tensor::push_from`], then [`Tensor::pull`]; the timeout is for both together.
+    pub fn pushpull_from(
+        &self,
+        data: Option<Foreign<'_>>,
+        settings: Settings,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        let deadline = self.job.deadline(timeout);
+        self.push_within(data, settings, false, deadline)?;
+        self.pull_within(None, || deadline)
+    }
+
+    fn pull_within(&self, slack: Option<i64>, deadline: impl FnOnce() -> Deadline) -> Result<u64, Error> {
         let (position, requirement) = self.requirement(slack)?;
         if !requirement.stands_still {
             return Err(Error::NotStill { name: self.spec.name.clone() });
         }
-        // A look at the clock on the wall would cost as much as the rest of a pull in place that need not wait.
         if !self.is_there(&requirement) {
-            self.wait_for_version(&requirement, timeout)?;
+            self.wait_for_version(&requirement, deadline())?;
         }
         let version = self.homes.iter().map(|home| self.progress(home)).min().unwrap_or(0).saturating_sub(1);
         self.count_pull(position, version);
@@ -101,7 +117,8 @@ impl Tensor {
         let out = out.into();
         self.check_size(out.len())?;
         let Asked { position, requirement } = asked;
-        let deadline = self.wait_for_version(&requirement, timeout)?;
+        let deadline = self.job.deadline(timeout);
+        self.wait_for_version(&requirement, deadline)?;
         self.copy_value(out, position, deadline)
     }
 
@@ -124,7 +141,8 @@ impl Tensor {
     pub fn pull_mirror(&self, slack: Option<i64>, timeout: Option<Duration>) -> Result<u64, Error> {
         let mirror = self.mirrored()?;
         let (position, requirement) = self.requirement(slack)?;
-        let deadline = self.wait_for_version(&requirement, timeout)?;
+        let deadline = self.job.deadline(timeout);
+        self.wait_for_version(&requirement, deadline)?;
         let what = || format!("copying `{}`", self.spec.name);
         let _turn = mirror.turn.take(|| self.job.look(&what(), deadline))?;
         self.copy_value(lock(&mirror.copy).out(), position, deadline)
@@ -139,12 +157,7 @@ impl Tensor {
         self.homes.iter().all(|home| home.remote.is_none() && self.is_fresh(home, requirement))
     }
 
-    fn wait_for_version(
-        &self,
-        requirement: &Requirement,
-        timeout: Option<Duration>,
-    ) -> Result<Deadline, Error> {
-        let deadline = self.job.deadline(timeout);
+    fn wait_for_version(&self, requirement: &Requirement, deadline: Deadline) -> Result<(), Error> {
         let tickets = self.freshen(requirement, deadline)?;
         let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
         // Waiting for the others is what more slack would save; it would save nothing of the wait for this worker's own
@@ -157,7 +170,7 @@ impl Tensor {
             lock(controller).waited(since.elapsed());
         }
         if waited == Waited::Done {
-            return Ok(deadline);
+            return Ok(());
         }
         let (name, version, waited) = (self.spec.name.clone(), requirement.version, deadline.waited());
         if self.version().is_none() {

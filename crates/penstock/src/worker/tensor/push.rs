@@ -41,6 +41,16 @@ impl Tensor {
         more: bool,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        self.push_within(data, settings, more, self.job.deadline(timeout))
+    }
+
+    pub(super) fn push_within(
+        &self,
+        data: Option<Foreign<'_>>,
+        settings: Settings,
+        more: bool,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
         self.job.fate.check()?;
         self.job.touch();
         if let Some(data) = data {
@@ -49,7 +59,6 @@ impl Tensor {
         settings
             .check(self.spec.rule)
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
-        let deadline = self.job.deadline(timeout);
         let _turn = self.take_turn(deadline)?;
         let (clock, _stands_still) = self.job.clock(deadline)?;
         let position = *lock(&self.position);
