@@ -265,8 +265,8 @@ class Tensor(Sealed):
         return stamp
 
     def _contribution(self, grad: ArrayLike) -> Any | None:
-        # None for what is in the lane. There is no `_lane` before the first `lane()`: a `grad` of None must not
-        # be taken for it.
+        # None for what is in the lane. There is no `_lane` before the first `lane()`: a `grad` of None must
+        # not be taken for it.
         if grad is _LANE or (grad is self._lane and grad is not None):
             return None
         return self._outgoing(grad)

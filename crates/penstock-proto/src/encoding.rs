@@ -14,6 +14,7 @@
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 
+use crate::checksum::OncePublished;
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Raw};
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,8 @@ pub enum Unexpected {
 pub enum Source<'a> {
     /// In memory that does not change until it is sent.
     Stands(&'a [u8]),
+    /// The same, which others are sent as well: what its checksum is known by, and the publication that it is.
+    Published(&'a [u8], &'a OncePublished, u64),
     /// In memory that others may be writing: it is copied out, and the copy is sent.
     Lane(Foreign<'a>),
 }
@@ -130,6 +133,8 @@ pub struct Encoded<'a> {
     pub base: u64,
     /// Its bytes.
     pub payload: Payload<'a>,
+    /// Their checksum, if it did not have to be taken.
+    pub checksum: Option<u64>,
 }
 
 impl Agreed {
@@ -179,9 +184,13 @@ impl Agreed {
         for &Member { encoding, codec } in self.members() {
             let chunk = match sent.source {
                 Source::Stands(bytes) if codec.is_verbatim() => {
-                    return Encoded { encoding, base: 0, payload: Payload::Stands(bytes) };
+                    return Encoded { encoding, base: 0, payload: Payload::Stands(bytes), checksum: None };
                 }
-                Source::Stands(bytes) => Foreign::of(bytes),
+                Source::Published(bytes, sum, publication) if codec.is_verbatim() => {
+                    let checksum = Some(sum.of(publication, bytes));
+                    return Encoded { encoding, base: 0, payload: Payload::Stands(bytes), checksum };
+                }
+                Source::Stands(bytes) | Source::Published(bytes, ..) => Foreign::of(bytes),
                 Source::Lane(lane) => lane,
             };
             let end = at + codec.lengths(chunk.len()).end();
@@ -193,7 +202,8 @@ impl Agreed {
             {
                 debug_assert!(codec.lengths(chunk.len()).contains(&length), "{codec:?} keeps to its bounds");
                 let base = shadow.map_or(0, |shadow| shadow.publication);
-                return Encoded { encoding, base, payload: Payload::Buffered(at..at + length) };
+                let payload = Payload::Buffered(at..at + length);
+                return Encoded { encoding, base, payload, checksum: None };
             }
         }
         unreachable!("raw is the last, and always pays")
@@ -227,10 +237,11 @@ mod tests {
         let shadow = Some(Shadow { publication: 3, bytes: &[0; 4] });
         let sent = |source| Sent { source, shadow, position: 3 };
         let agreed = Agreed::default();
+        let raw = |payload| Encoded { encoding: Encoding::RAW, base: 0, payload, checksum: None };
         let stands = agreed.encode(&sent(Source::Stands(&chunk)), &mut buffer, 2);
-        assert_eq!(stands, Encoded { encoding: Encoding::RAW, base: 0, payload: Payload::Stands(&chunk) });
+        assert_eq!(stands, raw(Payload::Stands(&chunk)));
         let lane = agreed.encode(&sent(Source::Lane(Foreign::of(&chunk))), &mut buffer, 2);
-        assert_eq!(lane, Encoded { encoding: Encoding::RAW, base: 0, payload: Payload::Buffered(2..6) });
+        assert_eq!(lane, raw(Payload::Buffered(2..6)));
         assert_eq!(buffer, [9, 9, 1, 2, 3, 4]);
     }
 

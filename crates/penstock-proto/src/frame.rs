@@ -196,13 +196,18 @@ impl Header {
     }
 
     /// The same for a payload in any encoding, and for a value the publication that it is a difference against; 0 if it is whole.
-    pub fn with_encoded(mut self, encoding: Encoding, base: u64, payload: &[u8]) -> Self {
+    pub fn with_encoded(self, encoding: Encoding, base: u64, payload: &[u8]) -> Self {
+        self.with_sum(encoding, base, payload.len(), checksum::of(payload))
+    }
+
+    /// The same for a payload of which length and checksum are known.
+    pub fn with_sum(mut self, encoding: Encoding, base: u64, length: usize, checksum: u64) -> Self {
         self.encoding = encoding;
         if let Body::Notice(Notice::Value { base: of_value, .. }) = &mut self.body {
             *of_value = base;
         }
-        self.length = u32::try_from(payload.len()).expect("what is sent has bounds");
-        self.checksum = checksum::of(payload);
+        self.length = u32::try_from(length).expect("what is sent has bounds");
+        self.checksum = checksum;
         self
     }
 

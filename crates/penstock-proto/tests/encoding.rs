@@ -114,7 +114,7 @@ type Bytes = ([u8; HEADER_BYTES], Vec<u8>);
 /// A frame's bytes, as both ends make them.
 fn frame(header: Header, sent: &Sent<'_>) -> Bytes {
     let mut buffer = Vec::new();
-    let Encoded { encoding, base, payload } = AGREED.encode(sent, &mut buffer, 0);
+    let Encoded { encoding, base, payload, .. } = AGREED.encode(sent, &mut buffer, 0);
     let payload = match payload {
         Payload::Stands(bytes) => bytes.to_vec(),
         Payload::Buffered(range) => buffer[range].to_vec(),

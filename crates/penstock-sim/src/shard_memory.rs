@@ -8,6 +8,7 @@ use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_kernels::filter::Filter;
 use penstock_kernels::{Foreign, Plan};
+use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -121,6 +122,8 @@ struct Chunk {
     held: Vec<u8>,
     /// Publications so far.
     sequence: u64,
+    /// What stands there, as it is sent to several.
+    sum: OncePublished,
     /// A fold that waits for its commit.
     aside: Option<(Fold, Vec<Rank>)>,
 }
@@ -187,6 +190,7 @@ impl Memory {
                     loaded: [None, None],
                     held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
                     sequence: 0,
+                    sum: OncePublished::default(),
                     aside: None,
                 },
             )
@@ -482,11 +486,11 @@ impl Homed for Memory {
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
         let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
         let chunk = homed[local];
-        let Chunk { mirror, sequence, .. } = &chunks[&chunk];
+        let Chunk { mirror, sequence, sum, .. } = &chunks[&chunk];
         let value = &mirror.as_ref().expect("what is sent is published").value;
         let sent = match streams {
             Some(streams) => streams.send(local, *sequence, value, position),
-            None => Sent { source: Source::Stands(value), shadow: None, position },
+            None => Sent { source: Source::Published(value, sum, *sequence), shadow: None, position },
         };
         (chunk, values, sent)
     }

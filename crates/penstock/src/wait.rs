@@ -29,6 +29,9 @@ const LOOKS_A_COUNT: u32 = 64;
 /// Longest time of yielding before sleep. Some times a wake-up's cost: longer buys nothing, since then the sleep is the
 /// smaller part of the wait.
 const YIELDING: Duration = Duration::from_micros(150);
+/// The same where cores are shared and what is looked at is a socket: each look takes system calls, and so does each of the
+/// others', which a thread that yields runs between its own.
+const YIELDING_AT_SOCKETS: Duration = Duration::from_micros(20);
 /// Yields between two looks at the time.
 const YIELDS_A_LOOK: u32 = 8;
 
@@ -90,6 +93,8 @@ pub(crate) struct Patience<'a> {
     few: u32,
     /// Shards that are surely awake, or about to be.
     shards: u32,
+    /// Whether a look takes system calls.
+    at_sockets: bool,
     crowded: bool,
     spun: bool,
     yields: u32,
@@ -99,13 +104,28 @@ pub(crate) struct Patience<'a> {
 impl<'a> Patience<'a> {
     /// Fresh patience, for a thread that waits for a shard or is one.
     pub(crate) fn new(crowd: &'a Crowd) -> Self {
-        Self { crowd, looks: 0, few: 0, shards: 1, crowded: false, spun: false, yields: 0, since: None }
+        Self {
+            crowd,
+            looks: 0,
+            few: 0,
+            shards: 1,
+            at_sockets: false,
+            crowded: false,
+            spun: false,
+            yields: 0,
+            since: None,
+        }
     }
 
     /// Fresh patience, for a thread that waits for another worker and looks at memory only: that worker has a core of its own
     /// as often as not, even where the job has more threads than there are cores.
     pub(crate) fn for_memory(crowd: &'a Crowd) -> Self {
         Self { few: FEW_SPINS, shards: 0, ..Self::new(crowd) }
+    }
+
+    /// Fresh patience, for a thread that looks at sockets.
+    pub(crate) fn at_sockets(crowd: &'a Crowd) -> Self {
+        Self { at_sockets: true, ..Self::new(crowd) }
     }
 
     /// Passes a little time; `false` when it is time to sleep.
@@ -119,7 +139,12 @@ impl<'a> Patience<'a> {
             return true;
         }
         self.yields = self.yields.wrapping_add(1);
-        if self.yields.is_multiple_of(YIELDS_A_LOOK) && self.waited() > YIELDING {
+        // A yield may take as long as others work.
+        let (every, longest) = match self.at_sockets && self.crowded {
+            true => (1, YIELDING_AT_SOCKETS),
+            false => (YIELDS_A_LOOK, YIELDING),
+        };
+        if self.yields.is_multiple_of(every) && self.waited() > longest {
             return false;
         }
         sched_yield();
@@ -287,6 +312,9 @@ mod tests {
                 while patience.pause() {}
                 assert!(patience.waited() > YIELDING);
             }
+            let mut patience = Patience::at_sockets(&crowd);
+            while patience.pause() {}
+            assert!(patience.waited() > YIELDING_AT_SOCKETS);
         }
     }
 

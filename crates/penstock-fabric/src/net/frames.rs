@@ -8,6 +8,7 @@
 
 use super::backlog::Backlog;
 use super::link::{Got, Link};
+use penstock_proto::checksum;
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
@@ -291,13 +292,14 @@ impl<'a> Batch<'a> {
 
     /// A frame with a chunk.
     pub fn push_chunk(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>) {
-        let Encoded { encoding, base, payload } = agreed.encode(sent, self.buffer, self.used);
+        let Encoded { encoding, base, payload, checksum } = agreed.encode(sent, self.buffer, self.used);
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
         }
         let bytes = bytes(self.buffer, &payload);
         self.bytes += bytes.len();
-        self.headers.push(header.with_encoded(encoding, base, bytes).encode());
+        let checksum = checksum.unwrap_or_else(|| checksum::of(bytes));
+        self.headers.push(header.with_sum(encoding, base, bytes.len(), checksum).encode());
         self.payloads.push(payload);
     }
 

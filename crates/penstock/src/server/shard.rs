@@ -202,6 +202,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         running: true,
         failed: false,
         next_vigil: Instant::now(),
+        now: Instant::now(),
         pace: Pace::of_frames(Instant::now()),
         out: false,
         moved: false,
@@ -233,6 +234,8 @@ struct Loop {
     failed: bool,
     /// When connections are next looked at for silence.
     next_vigil: Instant,
+    /// When the look at hand began, where some peer is on another host.
+    now: Instant,
     /// What all connections together may say that moves no values, beside other jobs; whether they have said it all.
     pace: Pace,
     out: bool,
@@ -252,7 +255,10 @@ impl Loop {
         // Which threads of other hosts are awake cannot be seen from here, and looking at connections takes system calls,
         // unlike looking at memory.
         let everybody = Crowd::Taken(self.setup.others.saturating_add(self.setup.shards) > self.setup.cores);
-        let fresh = |networked: bool| Patience::new(if networked { &everybody } else { &crowd });
+        let fresh = |networked: bool| match networked {
+            true => Patience::at_sockets(&everybody),
+            false => Patience::new(&crowd),
+        };
         let mut patience = fresh(self.networked);
         while self.running {
             let busy = self.look();
@@ -292,8 +298,9 @@ impl Loop {
         }
         if self.networked {
             self.poll(Duration::ZERO);
+            self.now = Instant::now();
             self.keep_to_share();
-            self.out = self.pace.is_out(Instant::now()) && self.is_shared();
+            self.out = self.pace.is_out(self.now) && self.is_shared();
         }
         for place in self.ports.places() {
             busy |= self.take_turn(place);
@@ -365,7 +372,7 @@ impl Loop {
     /// Sizes the connections' buffers anew when jobs or connections behind the acceptor have come or gone.
     fn keep_to_share(&mut self) {
         let Some(place) = &self.setup.place else { return };
-        place.shares.look(Instant::now());
+        place.shares.look(self.now);
         let generation = place.shares.generation();
         if generation == self.generation {
             return;
@@ -615,7 +622,7 @@ impl Loop {
 
     /// Keeps workers that share a link in step: one that is far ahead of another that is sending is not read for now.
     fn hold_back(&mut self, place: usize) -> bool {
-        let now = Instant::now();
+        let now = self.now;
         let others = self.ports.remotes().filter(|(other, _)| *other != place);
         let least = others.filter_map(|(_, remote)| remote.progress(now)).min();
         let Some(remote) = self.ports.remote_at(place) else { return false };

@@ -5,6 +5,7 @@ use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
+use penstock_proto::checksum::OncePublished;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -46,6 +47,8 @@ struct TensorMemory {
     lanes: Vec<Option<LaneView>>,
     /// Of each chunk homed here.
     published: Vec<Published>,
+    /// Likewise: what stands there, as it is sent to several.
+    sums: Vec<OncePublished>,
 }
 
 impl Memory {
@@ -89,7 +92,8 @@ impl Memory {
         let lanes = (0..workers).map(|_| None).collect();
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
         let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
-        let tensor = TensorMemory { plan, terms, streams, home, lanes, published };
+        let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
+        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums };
         self.tensors.insert(id, tensor);
     }
 
@@ -182,12 +186,16 @@ impl Homed for Memory {
     }
 
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
-        let TensorMemory { home, terms, streams, .. } = self.look(id);
-        let chunk = home.chunks()[local];
+        let TensorMemory { home, terms, streams, sums, .. } = self.look(id);
+        let (chunk, sequence) = (home.chunks()[local], home.sequence(local));
+        debug_assert!(sequence.is_multiple_of(2), "what is sent is published, and nobody is inside");
         let value = home.value(chunk);
         let sent = match streams {
-            None => Sent { source: Source::Stands(value), shadow: None, position },
-            Some(streams) => streams.send(local, home.sequence(local), value, position),
+            None => {
+                let source = Source::Published(value, &sums[local], sequence);
+                Sent { source, shadow: None, position }
+            }
+            Some(streams) => streams.send(local, sequence, value, position),
         };
         (chunk, &terms.values, sent)
     }

@@ -198,8 +198,9 @@ impl Link {
         let dialer = Arc::new(dialer);
         let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
-        // The server's cores are not ours: here a proxy a shard and the worker itself want one.
-        let crowd = Arc::new(Crowd::Taken(welcome.shards + 1 > cores()));
+        // The servers' cores are not ours: here a proxy a shard, of each server, and the worker itself want one.
+        let proxies = welcome.shards.saturating_mul(welcome.servers);
+        let crowd = Arc::new(Crowd::Taken(proxies.saturating_add(1) > cores()));
         let region =
             |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;

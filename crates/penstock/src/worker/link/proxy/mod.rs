@@ -34,6 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+/// Looks in vain for each of which the socket is asked: asking takes a system call, and a look at the ring a hundredth of that.
+const LOOKS_A_READ: u32 = 4;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
 
@@ -141,6 +143,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
+        in_vain: 0,
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -154,6 +157,8 @@ struct Proxy {
     redial: Redial,
     vigil: Vigil,
     progress: Arc<Progress>,
+    /// Looks that found nothing, since one did.
+    in_vain: u32,
 }
 
 /// What a proxy is told, and what it has been told so far.
@@ -211,17 +216,17 @@ impl Caller for Connecting<'_> {
 impl Proxy {
     fn run(mut self) {
         let crowd = Arc::clone(&self.setup.crowd);
-        let mut patience = Patience::new(&crowd);
+        let mut patience = Patience::at_sockets(&crowd);
         while self.orders.running {
             if self.remote.link().is_none() {
                 self.connect();
                 continue;
             }
             if self.look() {
-                patience = Patience::new(&crowd);
+                patience = Patience::at_sockets(&crowd);
             } else if !patience.pause() {
                 self.sleep();
-                patience = Patience::new(&crowd);
+                patience = Patience::at_sockets(&crowd);
             }
         }
     }
@@ -284,7 +289,9 @@ impl Proxy {
 
     fn look(&mut self) -> bool {
         let mut busy = self.orders.take(&mut self.remote);
-        self.poll_link();
+        if self.in_vain.is_multiple_of(LOOKS_A_READ) {
+            self.poll_link();
+        }
         let Self { remote, orders, .. } = self;
         let Looked { busy: looked, over } = remote.look(FRAMES, |remote| _ = orders.take(remote));
         match over {
@@ -293,6 +300,7 @@ impl Proxy {
             Some(Over::Broke(what)) => self.fail(format!("it broke the protocol: {what}")),
         }
         busy |= looked;
+        self.in_vain = if busy { 0 } else { self.in_vain.wrapping_add(1) };
         if busy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
