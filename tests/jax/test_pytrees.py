@@ -78,7 +78,8 @@ def test_a_mean_of_weakly_typed_numbers_is_typed_as_jax_types_it(spawn_job: Any,
             def trees(r):
                 one = jnp.asarray(1.0 + r)
                 return {
-                    "python": 1.0 + r, "complex": 1j * r, "array": one, "several": jnp.broadcast_to(one, (3,)),
+                    "python": 1.0 + r, "complex": 1j * r, "array": one,
+                    "several": jnp.broadcast_to(one, (3,)),
                     "gradient": jax.grad(lambda x: x * x)(1.0 + r), "strong": jnp.float32(r),
                     "large": jnp.broadcast_to(one, (700, 500)), "numpy": np.full(2, r, np.float32),
                 }

@@ -114,7 +114,9 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
             return shared.average(job, layout, lines, flats, timeout)
 
     means = packed(job, host, layout, [tree.values[place] for place in places])
-    return tree.rebuilt({place: tree.weakened(place, mean) for place, mean in zip(places, means, strict=True)})
+    return tree.rebuilt(
+        {place: tree.weakened(place, mean) for place, mean in zip(places, means, strict=True)}
+    )
 
 
 def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
