@@ -612,6 +612,31 @@ def two_jobs(job):
         told["two_jobs"] = np.concatenate([flat(model) for model in models])
         told["two_jobs/plain"] = np.concatenate([flat(model) for model in plain])
 
+def from_one_job_to_another(job):
+    '''What has averaged in a job that has ended is still there, and is told of no layers any more.'''
+    held = []
+    def given(**options):
+        model, part = net(), net(1).requires_grad_(False)
+        next_job()
+        with ps.init() as first:
+            for one in (model, part):
+                ps.torch.distribute(one, job=first)
+                held.append(ps.torch._owner_of(one))
+        ps.torch.distribute(model, job=job, check_every=0)
+        return model, part
+    def directly(model, part):
+        model.append(nn.Linear(6, 6))
+    def by_a_part(model, part):
+        model.append(part)
+        part.append(nn.Linear(6, 6))
+    for way in (directly, by_a_part):
+        model, part = given()
+        way(model, part)
+        try:
+            model(batch(job, 0)).square().mean().backward()
+        except OptionError as error:
+            told[f"new: {way.__name__}"] = np.array([str(error)])
+
 def another_model(job):
     '''A pass that reaches the second model on one worker only.'''
     first, one = distributed(job)
@@ -759,7 +784,28 @@ def nothing_but_new_parameters(job):
         del model.critic
         critic.append(nn.Linear(6, 6))
         critic(torch.ones(1, 6)).sum().backward()
+    def in_a_list_that_went(_):
+        model = net()
+        ps.torch.distribute(nn.ModuleList([net(1), model]), check_every=0)
+        model[1].requires_grad_(False)
+        model.append(nn.Linear(6, 6))
+        model(batch(job, 0)).square().mean().backward()
+    def in_the_dictionary_of_what_is_left(_):
+        model = net()
+        ps.torch.distribute(nn.Sequential(nn.ModuleList([model]), nn.Linear(6, 6)), check_every=0)
+        model._modules["2"] = nn.Linear(6, 6)
+        model[1].requires_grad_(False)
+        model.load_state_dict(model.state_dict())
+        for step in range(3):
+            model(batch(job, step)).square().mean().backward()
+    def taken_out_of_what_is_left(_):
+        model, head = net(), nn.Linear(6, 6)
+        ps.torch.distribute(nn.ModuleList([model]), check_every=0)
+        model.append(head)
+        del model[2]
+        head(model(batch(job, 0))).square().mean().backward()
     for change in (assigned, another_head, midway, into_what_came_without, beside_the_call, lazy, unfrozen,
+                   in_a_list_that_went, in_the_dictionary_of_what_is_left, taken_out_of_what_is_left,
                    into_the_dictionary, pruned, in_an_outer_model, teacher, teacher_without_gradients,
                    averaged_by_another, taken_out_again, a_part_of_another_before):
         model = distributed(job, check_every=0)[0]
@@ -966,7 +1012,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          other_settings, other_options, another_order, another_order_of_lbfgs, a_load_in_another_order,
          stepping_on_what_was_put_into_the_average,
          a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
-         two_jobs, another_model, stepping_inside_no_sync,
+         two_jobs, from_one_job_to_another, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off,
@@ -986,7 +1032,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=40, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=43, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1056,6 +1102,12 @@ def test_what_cannot_be_averaged_is_a_typed_error(
         ("unfrozen", "2."),
         # The outer model, of which it had been a part, was told of its layers still.
         ("a_part_of_another_before", "1."),
+        # Once the list was gone, each worker trained such layers by itself.
+        ("in_a_list_that_went", "1.2."),
+        ("in_the_dictionary_of_what_is_left", "0.0.2."),
+        ("directly", "2."),
+        # A part that had been averaged in a job before.
+        ("by_a_part", "2.2."),
     ],
 )
 def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradient(
@@ -1076,6 +1128,7 @@ def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradie
         "teacher_without_gradients",
         "averaged_by_another",
         "taken_out_again",
+        "taken_out_of_what_is_left",
     ],
 )
 def test_what_is_known_elsewhere_or_never_trained_here_is_no_reason_to_refuse(

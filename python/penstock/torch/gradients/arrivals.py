@@ -22,7 +22,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Owner(Protocol):
-    """Who averages a model."""
+    """Who averages a model, or has its steps taken."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to be told still: not once its job has ended, or its model was unwrapped."""
 
     def is_given(self, parameter: torch.Tensor) -> None:
         """A part of the model was given a parameter, which it may have already."""
@@ -93,8 +97,9 @@ def when_computed(parameter: torch.Tensor, hook: Callable[[], object]) -> None:
 
 
 def _owner_of(module: torch.nn.Module) -> Owner | None:
-    owner = _owners.get(module)
-    return None if owner is None else owner()
+    held = _owners.get(module)
+    owner: Owner | None = None if held is None else held()
+    return owner if owner is not None and owner.watches else None
 
 
 def _given(module: torch.nn.Module, _: str, what: Any) -> None:

@@ -36,7 +36,7 @@ from .arrivals import owners_of_parameters, watch, when_added_to, with_grad
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
-from .known import Known
+from .known import Known, Parts
 from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Averaging:
         patience: float,
     ) -> None:
         self._model = weakref.ref(model)
+        self._parts = Parts(model)
         self.job = job
         self.prefix = prefix
         self._declaration = declaration
@@ -338,6 +339,10 @@ class Averaging:
 
     # -- parameters that come after `distribute`
 
+    @property
+    def watches(self) -> bool:
+        return bool(self._handles) and not self.job.closed
+
     def is_given(self, parameter: torch.Tensor) -> None:
         """Has a gradient of it refused, if it is new."""
         # What `torch.func.functional_call` puts in a parameter's place for a while is none.
@@ -355,22 +360,19 @@ class Averaging:
 
         def came(parameter: torch.Tensor) -> None:
             averaging = owner()
-            if averaging is not None and averaging._handles and not averaging.job.closed:
+            if averaging is not None and averaging.watches:
                 averaging._refuse_new(parameter)
 
         self._refusing[parameter] = when_added_to(parameter, came)
 
     def _look_for_new(self) -> None:
         """For those that came in a way which torch does not tell of."""
-        model = self._model()
-        for parameter in model.parameters() if model is not None else ():
+        for _, parameter in self._parts.parameters():
             self.is_given(parameter)
 
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
-        model = self._model()
-        named = model.named_parameters() if model is not None else ()
-        name = next((name for name, one in named if one is parameter), None)
+        name = next((name for name, one in self._parts.parameters() if one is parameter), None)
         owner = owners_of_parameters.get(parameter)
         # The model may have lost it again, or another `distribute` may have it.
         owner = owner() if owner is not None else None
