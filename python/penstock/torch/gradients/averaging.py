@@ -32,7 +32,7 @@ from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionErro
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
-from .arrivals import owners_of_parameters, watch, when_added_to, with_grad
+from .arrivals import may_be_trained, owned_elsewhere, watch, when_added_to, with_grad
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
@@ -345,16 +345,10 @@ class Averaging:
 
     def is_given(self, parameter: torch.Tensor) -> None:
         """Has a gradient of it refused, if it is new."""
-        # What `torch.func.functional_call` puts in a parameter's place for a while is none.
         if not self._handles or parameter in self.known or parameter in self._new:
             return
-        if not isinstance(parameter, torch.nn.Parameter):
+        if not may_be_trained(parameter):
             return
-        with torch._C.DisableTorchFunctionSubclass():
-            # Numbers of a quantized teacher have no gradient, nor has what was made to be evaluated only.
-            trainable = parameter.is_floating_point() or parameter.is_complex()
-            if not trainable or parameter.is_inference():
-                return
         self._new.add(parameter)
         owner = weakref.ref(self)
 
@@ -373,10 +367,8 @@ class Averaging:
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
         name = next((name for name, one in self._parts.parameters() if one is parameter), None)
-        owner = owners_of_parameters.get(parameter)
         # The model may have lost it again, or another `distribute` may have it.
-        owner = owner() if owner is not None else None
-        if name is not None and (owner is None or owner.job.closed):
+        if name is not None and not owned_elsewhere(parameter, self):
             raise OptionError(
                 f"parameter `{name}` came after `distribute`: its gradient is not averaged",
                 "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new; "
