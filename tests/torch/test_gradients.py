@@ -717,6 +717,41 @@ def stepping_on_what_was_put_into_the_average(job):
         parameter.grad.copy_(gradient)
     optimizer.step()
 
+def steps_back(job):
+    '''Line search: what a step went too far is taken back, by the average that the script has changed.'''
+    model, optimizer = distributed(job)
+    lone = nn.Linear(2, 2)
+    plain = copy.deepcopy(model)
+    alone = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    # Each worker by itself: of no model, nobody else need come.
+    if job.rank == 0:
+        by = torch.optim.SGD(lone.parameters(), lr=0.1)
+        lone(torch.ones(1, 2)).sum().backward()
+        by.step()
+        lone.weight.grad.mul_(2)
+        by.step()
+    for step in range(3):
+        for one, by in ((model, optimizer), (plain, alone)):
+            by.zero_grad()
+            one(batch(job, step) if one is model else both(step)).square().mean().backward()
+            by.step()
+            for parameter in one.parameters():
+                parameter.grad.mul_(-0.5)
+            by.step()
+            for parameter in one.parameters():
+                parameter.grad = parameter.grad * 0.5
+            by.step()
+    told["steps_back"] = np.stack([flat(model), flat(plain)])
+
+def stepping_back_alone(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(2))
+    if job.rank == 0:
+        for parameter in model.parameters():
+            parameter.grad.mul_(-0.5)
+        optimizer.step()
+    train(job, model, optimizer, range(2, 4))
+
 def a_new_layer(job):
     model, optimizer = distributed(job)
     model.append(nn.Linear(6, 6))
@@ -1014,7 +1049,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
          two_jobs, from_one_job_to_another, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
-         stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
+         stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
@@ -1024,6 +1059,7 @@ for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
 told_of("patient", patient)
+told_of("stepping_back_alone", stepping_back_alone)
 save(**told)
 """
 )
@@ -1032,7 +1068,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=43, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=45, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1071,6 +1107,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
             "OptionError",
             "averaged gradients since the last step",
         ),
+        ("stepping_back_alone", "OptionError", "worker 1 took no such step within 1 s"),
         ("a_new_layer", "OptionError", "` came after `distribute`"),
         ("unfrozen_of_another_type", "DtypeError", "parameter `turn` is complex64"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
@@ -1140,6 +1177,16 @@ def test_what_is_known_elsewhere_or_never_trained_here_is_no_reason_to_refuse(
 
 def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:
     assert all("steps without a pass" in one for one in told)
+
+
+# It was refused as this worker's own.
+def test_a_step_on_an_average_that_all_have_changed_in_the_same_way_is_taken(
+    told: list[dict[str, Any]],
+) -> None:
+    for one in told:
+        mine, plain = one["steps_back"]
+        np.testing.assert_array_equal(mine, told[0]["steps_back"][0])
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(

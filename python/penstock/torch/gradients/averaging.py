@@ -447,6 +447,13 @@ class Averaging:
                 self._expected[place] -= min(to_come, 0)
         self._learned = True
 
+    def gradients_of(self, parameters: Known) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of those parameters, by their names."""
+        for member in self._members:
+            parameter = member.parameter
+            if parameter is not None and parameter.grad is not None and parameter in parameters:
+                yield member.name, parameter.grad
+
     # -- what is noticed on the way
 
     def _notice_same_inputs(self, heard: Heard) -> None:
