@@ -105,9 +105,9 @@ class Gathering:
         limit = self._limit(job, timeout)
         words = _named(how, name)
         given = _taken(x, how)
-        gathered = self._gather(job, f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit)
+        call = _Call(f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit)
         values = []
-        for rank, data in enumerate(gathered):
+        for rank, data in enumerate(self._gather(job, call)):
             if data is not None:
                 try:
                     values.append(given.read(data))
@@ -120,9 +120,8 @@ class Gathering:
         limit = self._limit(job, timeout)
         words = _named("all_gather", name)
         # Whoever may have code executed here may as well take memory.
-        gathered = self._gather(
-            job, "job.all_gather", words, _pickled(obj), None, limit, lambda data: _pickles(obj, data)
-        )
+        call = _Call("job.all_gather", words, _pickled(obj), None, limit, lambda data: _pickles(obj, data))
+        gathered = self._gather(job, call)
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
 
     def bytes_of_all(
@@ -134,7 +133,7 @@ class Gathering:
 
         Raises as `Job.mean`.
         """
-        return self._gather(job, call, words, data, most, self._limit(job, timeout))
+        return self._gather(job, _Call(call, words, data, most, self._limit(job, timeout)))
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float]:
         core = job._core
@@ -144,63 +143,44 @@ class Gathering:
             raise JobClosed("the job has ended")
         return Limit(core.deadline if timeout is None else timeout)
 
-    def _gather(
-        self,
-        job: Job,
-        call: str,
-        words: str,
-        data: bytes,
-        most: int | None,
-        limit: Limit[float],
-        says: Callable[[bytes], bool] = lambda _: False,
-    ) -> list[bytes | None]:
-        """
-        Everybody's data, by rank; None of a worker that was lost. Collective. `says`: whether other data than
-        this say the same.
-        """
+    def _gather(self, job: Job, call: _Call) -> list[bytes | None]:
+        """Everybody's data, by rank; None of a worker that was lost. Collective."""
         if job.size == 1:
-            return [data]
-        if not self._turn.acquire(timeout=min(limit.left(), threading.TIMEOUT_MAX)):
+            return [call.data]
+        if not self._turn.acquire(timeout=min(call.limit.left(), threading.TIMEOUT_MAX)):
             raise GetTimeout(
-                f"`{call}` waited {limit.waited():.3g} s for a gather of another thread of worker {job.rank}",
+                f"`{call.name}` waited {call.limit.waited():.3g} s for a gather of another thread of worker "
+                f"{job.rank}",
                 "gather from one thread",
-                waited=limit.waited(),
+                waited=call.limit.waited(),
             )
         try:
             if self._busy:
                 raise OptionError(
-                    f"`{call}` was called by a signal handler during another gather of the same thread",
+                    f"`{call.name}` was called by a signal handler during another gather of the same thread",
                     "gather outside of signal handlers",
                 )
             try:
                 self._busy = True
-                return self._finish(job, call, words, data, most, limit, says)
+                return self._finish(job, call)
             finally:
                 self._busy = False
         finally:
             self._turn.release()
 
-    def _finish(
-        self,
-        job: Job,
-        call: str,
-        words: str,
-        data: bytes,
-        most: int | None,
-        limit: Limit[float],
-        says: Callable[[bytes], bool],
-    ) -> list[bytes | None]:
+    def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
+        words, data, limit = call.words, call.data, call.limit
         gather = self._last
         if gather.over:
             gather = self._last = _Gather(words, data, gather.next, gather.took_part())
-        elif gather.words != words or (gather.data != data and not says(gather.data)):
+        elif gather.words != words or (gather.data != data and not call.says(gather.data)):
             raise OptionError(
                 f"worker {job.rank} has begun a gather, {gather.words}, that has not ended; "
                 f"now it gives {words}{'' if words != gather.words else ', with another value'}",
                 "repeat the call that was broken off, with the same value, to continue waiting",
             )
         try:
-            result = self._run(job, gather, most, limit)
+            result = self._run(job, gather, call.most, limit)
         except CircularWait:
             raise
         except DeadlineExceeded as error:
@@ -211,8 +191,8 @@ class Gathering:
                 else "the others"
             )
             raise GetTimeout(
-                f"`{call}` of worker {job.rank} waited {limit.waited():.3g} s for {who}",
-                f"every worker must call `{call}` as often as the others; repeat it to continue waiting",
+                f"`{call.name}` of worker {job.rank} waited {limit.waited():.3g} s for {who}",
+                f"every worker must call `{call.name}` as often as the others; repeat it to continue waiting",
                 missing=missing,
                 waited=limit.waited(),
             ) from error
@@ -245,6 +225,21 @@ class Gathering:
                     heads[rank] = None if row is None else head.extended(gather.round, row)
             gather.round += 1
         return [None if head is None else bytes(head.data) for head in heads]
+
+
+@dataclass
+class _Call:
+    """One call of this worker's script."""
+
+    name: str
+    words: str
+    """What it gives. They are compared with the others'."""
+    data: bytes
+    most: int | None
+    """Bytes that another's data may have, unless this worker's are more; None: any number."""
+    limit: Limit[float]
+    says: Callable[[bytes], bool] = lambda _: False
+    """Whether other data than this call's say the same."""
 
 
 @dataclass

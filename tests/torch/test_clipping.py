@@ -151,6 +151,8 @@ def loaded(job):
             if step == 3:
                 optimizer.load_state_dict(states[0])
             if step == 4:
+                if parts is not plain:
+                    outer.append(parts[2])
                 optimizer.add_param_group({"params": list(parts[2].parameters())})
             optimizer.zero_grad()
             losses = []

@@ -612,6 +612,31 @@ def two_jobs(job):
         told["two_jobs"] = np.concatenate([flat(model) for model in models])
         told["two_jobs/plain"] = np.concatenate([flat(model) for model in plain])
 
+def from_one_job_to_another(job):
+    '''What has averaged in a job that has ended is still there, and is told of no layers any more.'''
+    held = []
+    def given(**options):
+        model, part = net(), net(1).requires_grad_(False)
+        next_job()
+        with ps.init() as first:
+            for one in (model, part):
+                ps.torch.distribute(one, job=first)
+                held.append(ps.torch._owner_of(one))
+        ps.torch.distribute(model, job=job, check_every=0)
+        return model, part
+    def directly(model, part):
+        model.append(nn.Linear(6, 6))
+    def by_a_part(model, part):
+        model.append(part)
+        part.append(nn.Linear(6, 6))
+    for way in (directly, by_a_part):
+        model, part = given()
+        way(model, part)
+        try:
+            model(batch(job, 0)).square().mean().backward()
+        except OptionError as error:
+            told[f"new: {way.__name__}"] = np.array([str(error)])
+
 def another_model(job):
     '''A pass that reaches the second model on one worker only.'''
     first, one = distributed(job)
@@ -692,6 +717,41 @@ def stepping_on_what_was_put_into_the_average(job):
         parameter.grad.copy_(gradient)
     optimizer.step()
 
+def steps_back(job):
+    '''Line search: what a step went too far is taken back, by the average that the script has changed.'''
+    model, optimizer = distributed(job)
+    lone = nn.Linear(2, 2)
+    plain = copy.deepcopy(model)
+    alone = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    # Each worker by itself: of no model, nobody else need come.
+    if job.rank == 0:
+        by = torch.optim.SGD(lone.parameters(), lr=0.1)
+        lone(torch.ones(1, 2)).sum().backward()
+        by.step()
+        lone.weight.grad.mul_(2)
+        by.step()
+    for step in range(3):
+        for one, by in ((model, optimizer), (plain, alone)):
+            by.zero_grad()
+            one(batch(job, step) if one is model else both(step)).square().mean().backward()
+            by.step()
+            for parameter in one.parameters():
+                parameter.grad.mul_(-0.5)
+            by.step()
+            for parameter in one.parameters():
+                parameter.grad = parameter.grad * 0.5
+            by.step()
+    told["steps_back"] = np.stack([flat(model), flat(plain)])
+
+def stepping_back_alone(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(2))
+    if job.rank == 0:
+        for parameter in model.parameters():
+            parameter.grad.mul_(-0.5)
+        optimizer.step()
+    train(job, model, optimizer, range(2, 4))
+
 def a_new_layer(job):
     model, optimizer = distributed(job)
     model.append(nn.Linear(6, 6))
@@ -759,7 +819,28 @@ def nothing_but_new_parameters(job):
         del model.critic
         critic.append(nn.Linear(6, 6))
         critic(torch.ones(1, 6)).sum().backward()
+    def in_a_list_that_went(_):
+        model = net()
+        ps.torch.distribute(nn.ModuleList([net(1), model]), check_every=0)
+        model[1].requires_grad_(False)
+        model.append(nn.Linear(6, 6))
+        model(batch(job, 0)).square().mean().backward()
+    def in_the_dictionary_of_what_is_left(_):
+        model = net()
+        ps.torch.distribute(nn.Sequential(nn.ModuleList([model]), nn.Linear(6, 6)), check_every=0)
+        model._modules["2"] = nn.Linear(6, 6)
+        model[1].requires_grad_(False)
+        model.load_state_dict(model.state_dict())
+        for step in range(3):
+            model(batch(job, step)).square().mean().backward()
+    def taken_out_of_what_is_left(_):
+        model, head = net(), nn.Linear(6, 6)
+        ps.torch.distribute(nn.ModuleList([model]), check_every=0)
+        model.append(head)
+        del model[2]
+        head(model(batch(job, 0))).square().mean().backward()
     for change in (assigned, another_head, midway, into_what_came_without, beside_the_call, lazy, unfrozen,
+                   in_a_list_that_went, in_the_dictionary_of_what_is_left, taken_out_of_what_is_left,
                    into_the_dictionary, pruned, in_an_outer_model, teacher, teacher_without_gradients,
                    averaged_by_another, taken_out_again, a_part_of_another_before):
         model = distributed(job, check_every=0)[0]
@@ -966,9 +1047,9 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          other_settings, other_options, another_order, another_order_of_lbfgs, a_load_in_another_order,
          stepping_on_what_was_put_into_the_average,
          a_function_in_a_group, apart, loaded_on_one, a_part_loaded_on_one, optimizer_loaded_on_one,
-         two_jobs, another_model, stepping_inside_no_sync,
+         two_jobs, from_one_job_to_another, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
-         stepping_on_what_came_after_the_average, a_new_layer, nothing_but_new_parameters,
+         stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
@@ -978,6 +1059,7 @@ for part in PARTS:
     told_of(part.__name__, part)
 os.environ["PENSTOCK_DEADLINE"] = "1"
 told_of("patient", patient)
+told_of("stepping_back_alone", stepping_back_alone)
 save(**told)
 """
 )
@@ -986,7 +1068,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=40, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=45, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1025,6 +1107,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
             "OptionError",
             "averaged gradients since the last step",
         ),
+        ("stepping_back_alone", "OptionError", "worker 1 took no such step within 1 s"),
         ("a_new_layer", "OptionError", "` came after `distribute`"),
         ("unfrozen_of_another_type", "DtypeError", "parameter `turn` is complex64"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
@@ -1056,6 +1139,12 @@ def test_what_cannot_be_averaged_is_a_typed_error(
         ("unfrozen", "2."),
         # The outer model, of which it had been a part, was told of its layers still.
         ("a_part_of_another_before", "1."),
+        # Once the list was gone, each worker trained such layers by itself.
+        ("in_a_list_that_went", "1.2."),
+        ("in_the_dictionary_of_what_is_left", "0.0.2."),
+        ("directly", "2."),
+        # A part that had been averaged in a job before.
+        ("by_a_part", "2.2."),
     ],
 )
 def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradient(
@@ -1076,6 +1165,7 @@ def test_parameters_that_come_after_distribute_are_refused_by_their_first_gradie
         "teacher_without_gradients",
         "averaged_by_another",
         "taken_out_again",
+        "taken_out_of_what_is_left",
     ],
 )
 def test_what_is_known_elsewhere_or_never_trained_here_is_no_reason_to_refuse(
@@ -1087,6 +1177,16 @@ def test_what_is_known_elsewhere_or_never_trained_here_is_no_reason_to_refuse(
 
 def test_a_second_step_on_the_same_average_is_taken(told: list[dict[str, Any]]) -> None:
     assert all("steps without a pass" in one for one in told)
+
+
+# It was refused as this worker's own.
+def test_a_step_on_an_average_that_all_have_changed_in_the_same_way_is_taken(
+    told: list[dict[str, Any]],
+) -> None:
+    for one in told:
+        mine, plain = one["steps_back"]
+        np.testing.assert_array_equal(mine, told[0]["steps_back"][0])
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(

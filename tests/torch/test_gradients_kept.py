@@ -293,6 +293,22 @@ def test_one_worker_rescales_and_clips_too(job: ps.Job, options: dict[str, Any],
     assert gone() is None
 
 
+# Each had its own, for the rest of the job.
+@pytest.mark.parametrize("unwrapped", [False, True])
+def test_one_workers_next_model_uses_the_memory_of_the_last_too(job: ps.Job, unwrapped: bool) -> None:
+    sizes = []
+    for _ in range(3):
+        model = ps.torch.distribute(nn.Linear(4, 1), job=job, rescale=0.5)
+        model(torch.ones(1, 4)).sum().backward()
+        assert model.weight.grad.tolist() == [[0.5] * 4]
+        if unwrapped:
+            ps.torch.unwrap(model)
+        del model
+        gc.collect()
+        sizes.append(len(job._tensors))
+    assert len(set(sizes)) == 1
+
+
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:
     model = ps.torch.distribute(nn.Linear(4, 1), job=job, refuse_nonfinite=True)
     with pytest.raises(ps.PenstockError, match=r"finite|NaN"):

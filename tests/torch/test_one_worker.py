@@ -617,6 +617,100 @@ def test_a_parameter_unfrozen_later_and_a_group_added_later_are_trained(job: ps.
     assert_close(model, plain)
 
 
+# They were stepped on the servers, and their module's buffers stayed each worker's own.
+def test_a_group_of_another_modules_parameters_is_refused(job: ps.Job) -> None:
+    model, other, averaged = net(), nn.Linear(2, 2), ps.torch.distribute(nn.Linear(2, 2), job=job)
+    model, optimizer = distribute(model, torch.optim.SGD(model.first.parameters(), lr=0.1), job=job)
+    for parameters in (other.parameters(), [*model.last.parameters(), other.weight], other.bias):
+        with pytest.raises(ps.exceptions.OptionError, match="that the model lacks") as told:
+            optimizer.add_param_group({"params": parameters})
+        assert "add it to the model first" in str(told.value.hint)
+        assert len(optimizer.param_groups) == 1
+    model.averaged = averaged
+    with pytest.raises(ps.exceptions.OptionError, match=r"`averaged\.weight` is distributed already"):
+        optimizer.add_param_group({"params": averaged.parameters()})
+    model.other = other
+    picture = torch.zeros(2, requires_grad=True)
+    optimizer.add_param_group({"params": [*other.parameters(), picture], "lr": 0.5})
+    before = other.bias.detach().clone()
+    other(picture).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(other.bias.detach(), before - 0.5)
+    assert picture.any()
+    with pytest.raises(ps.exceptions.OptionError, match="in this worker alone, apart from others"):
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+
+
+def _by_another_optimizer(model: Any, loss: Any) -> None:
+    new = torch.optim.SGD(model.late.parameters(), lr=0.1)
+    loss().backward()
+    new.step()
+
+
+def _by_hand(model: Any, loss: Any) -> None:
+    late = list(model.late.parameters())
+    gradients = torch.autograd.grad(loss(), late)
+    with torch.no_grad():
+        for parameter, gradient in zip(late, gradients, strict=True):
+            parameter -= 0.1 * gradient
+
+
+def _unfrozen(model: Any, loss: Any) -> None:
+    model.late.requires_grad_(False)
+    loss().backward()
+    model.late.requires_grad_(True)
+    loss().backward()
+
+
+def _given_past_torch(model: Any, loss: Any) -> None:
+    model.late._modules["more"] = nn.Linear(2, 2)
+    model.late.requires_grad_(False)
+    model.optimizer[0].step()
+    model.late.more.requires_grad_(True)
+    model.late.more(torch.ones(1, 2)).sum().backward()
+
+
+# Each worker stepped them by its own gradient, and the models came apart without a word.
+@pytest.mark.parametrize("step", [_by_another_optimizer, _by_hand, _unfrozen, _given_past_torch])
+@pytest.mark.parametrize("check", [True, False])
+def test_parameters_that_come_later_and_that_the_servers_do_not_step_are_refused(
+    job: ps.Job, step: Any, check: bool
+) -> None:
+    model = net()
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, check=check)
+    model.optimizer = [optimizer]
+    model.late = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(
+        ps.exceptions.OptionError, match=r"parameter `late\..*` came after `distribute`"
+    ) as told:
+        step(model, lambda: model.late(model(torch.ones(3, 6))).sum())
+    assert "add_param_group" in str(told.value.hint)
+
+
+def test_parameters_that_come_later_and_that_nobody_else_trains_are_no_reason_to_refuse(job: ps.Job) -> None:
+    model = net()
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+    model.teacher, model.late, model.gone = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    model.averaged = ps.torch.distribute(nn.Linear(2, 2), job=job)
+    gone = model.gone
+    del model.gone
+    optimizer.add_param_group({"params": model.late.parameters()})
+    for _ in range(3):
+        optimizer.zero_grad()
+        h = model.late(model(torch.ones(3, 6)))
+        with torch.no_grad():
+            target = model.teacher(h)
+        (gone(model.averaged(h)) - target).square().sum().backward()
+        optimizer.step()
+    # A lazy one too.
+    model.lazy = nn.LazyLinear(2)
+    with pytest.raises(ps.exceptions.OptionError, match=r"parameter `lazy\..*` came after `distribute`"):
+        model.lazy(model(torch.ones(3, 6))).sum().backward()
+    model.lazy = nn.LazyLinear(2)
+    with pytest.raises(ps.exceptions.OptionError, match="has no shape yet"):
+        optimizer.add_param_group({"params": model.lazy.parameters()})
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_checkpoint_goes_from_plain_torch_to_the_servers_and_back(job: ps.Job, name: str) -> None:
     make = OPTIMIZERS[name]
@@ -800,6 +894,10 @@ def test_a_model_whose_job_has_ended_is_an_ordinary_model(overlap: Any) -> None:
         line.w.sum().backward()
     original.step()
     assert line.w.tolist() == [-3.0] * 4
+    # It was published, to nobody.
+    line.load_state_dict(line.state_dict())
+    line.late = nn.Linear(2, 2)
+    line.late(torch.ones(1, 2)).sum().backward()
     with pytest.raises(ps.exceptions.JobClosed):
         optimizer.step()
 

@@ -324,7 +324,7 @@ def distribute(
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
     kind = _kind_of(named, options)
     freed = _freed.setdefault(job, {}).setdefault(kind, []) if chosen else []
-    if chosen and number and job.size > 1:
+    if chosen and number:
         freed += _dropped_by_all(job, kind, timeout)
     # One that unwraps a model which another keeps would name other tensors.
     options["memory"] = memory = freed[-1] if freed else prefix

@@ -1,7 +1,8 @@
 """
 Parameters that a model is given after `distribute`: their gradients are not averaged, and where all are new
 no gradient comes that could tell. So the first gradient that backward adds to one is an error. One that is
-never trained, such as a teacher's, gets none.
+never trained, such as a teacher's, gets none. Where the servers step, a gradient that is computed is one too,
+unless the optimizer was given the parameter.
 
 Torch calls a hook whenever any module is given a parameter or a module, for which we look into a dictionary.
 The hooks are there while a job is open.
@@ -22,7 +23,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Owner(Protocol):
-    """Who averages a model."""
+    """Who averages a model, or has its steps taken."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to be told still: not once its job has ended, or its model was unwrapped."""
 
     def is_given(self, parameter: torch.Tensor) -> None:
         """A part of the model was given a parameter, which it may have already."""
@@ -50,6 +55,23 @@ def look_away() -> None:
     while _hooks:
         _hooks.pop().remove()
     _owners.clear()
+
+
+def may_be_trained(parameter: torch.Tensor) -> bool:
+    """Whether what a module was given can have a gradient, now or later, that somebody would step by."""
+    # What `torch.func.functional_call` puts in a parameter's place for a while is none.
+    if not isinstance(parameter, torch.nn.Parameter):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        # Numbers of a quantized teacher have no gradient, nor has what was made to be evaluated only.
+        return (parameter.is_floating_point() or parameter.is_complex()) and not parameter.is_inference()
+
+
+def owned_elsewhere(parameter: torch.Tensor, owner: Owner) -> bool:
+    """Whether another than `owner` averages its gradient, or takes its steps."""
+    held = owners_of_parameters.get(parameter)
+    found = held() if held is not None else None
+    return found is not None and found is not owner and not found.job.closed
 
 
 def when_added_to(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
@@ -93,8 +115,9 @@ def when_computed(parameter: torch.Tensor, hook: Callable[[], object]) -> None:
 
 
 def _owner_of(module: torch.nn.Module) -> Owner | None:
-    owner = _owners.get(module)
-    return None if owner is None else owner()
+    held = _owners.get(module)
+    owner: Owner | None = None if held is None else held()
+    return owner if owner is not None and owner.watches else None
 
 
 def _given(module: torch.nn.Module, _: str, what: Any) -> None:

@@ -32,11 +32,11 @@ from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionErro
 from ...job import Job
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
-from .arrivals import owners_of_parameters, watch, when_added_to, with_grad
+from .arrivals import may_be_trained, owned_elsewhere, watch, when_added_to, with_grad
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
-from .known import Known
+from .known import Known, Parts
 from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Averaging:
         patience: float,
     ) -> None:
         self._model = weakref.ref(model)
+        self._parts = Parts(model)
         self.job = job
         self.prefix = prefix
         self._declaration = declaration
@@ -338,43 +339,36 @@ class Averaging:
 
     # -- parameters that come after `distribute`
 
+    @property
+    def watches(self) -> bool:
+        return bool(self._handles) and not self.job.closed
+
     def is_given(self, parameter: torch.Tensor) -> None:
         """Has a gradient of it refused, if it is new."""
-        # What `torch.func.functional_call` puts in a parameter's place for a while is none.
         if not self._handles or parameter in self.known or parameter in self._new:
             return
-        if not isinstance(parameter, torch.nn.Parameter):
+        if not may_be_trained(parameter):
             return
-        with torch._C.DisableTorchFunctionSubclass():
-            # Numbers of a quantized teacher have no gradient, nor has what was made to be evaluated only.
-            trainable = parameter.is_floating_point() or parameter.is_complex()
-            if not trainable or parameter.is_inference():
-                return
         self._new.add(parameter)
         owner = weakref.ref(self)
 
         def came(parameter: torch.Tensor) -> None:
             averaging = owner()
-            if averaging is not None and averaging._handles and not averaging.job.closed:
+            if averaging is not None and averaging.watches:
                 averaging._refuse_new(parameter)
 
         self._refusing[parameter] = when_added_to(parameter, came)
 
     def _look_for_new(self) -> None:
         """For those that came in a way which torch does not tell of."""
-        model = self._model()
-        for parameter in model.parameters() if model is not None else ():
+        for _, parameter in self._parts.parameters():
             self.is_given(parameter)
 
     def _refuse_new(self, parameter: torch.Tensor) -> None:
         """It was given to the model, and has a gradient."""
-        model = self._model()
-        named = model.named_parameters() if model is not None else ()
-        name = next((name for name, one in named if one is parameter), None)
-        owner = owners_of_parameters.get(parameter)
+        name = next((name for name, one in self._parts.parameters() if one is parameter), None)
         # The model may have lost it again, or another `distribute` may have it.
-        owner = owner() if owner is not None else None
-        if name is not None and (owner is None or owner.job.closed):
+        if name is not None and not owned_elsewhere(parameter, self):
             raise OptionError(
                 f"parameter `{name}` came after `distribute`: its gradient is not averaged",
                 "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new; "
@@ -452,6 +446,13 @@ class Averaging:
             for place, to_come in enumerate(self._to_come):
                 self._expected[place] -= min(to_come, 0)
         self._learned = True
+
+    def gradients_of(self, parameters: Known) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of those parameters, by their names."""
+        for member in self._members:
+            parameter = member.parameter
+            if parameter is not None and parameter.grad is not None and parameter in parameters:
+                yield member.name, parameter.grad
 
     # -- what is noticed on the way
 

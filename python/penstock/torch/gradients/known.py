@@ -1,6 +1,6 @@
 """
-Parameters that are known, and not kept: what averages them hangs on hooks of theirs, beneath which Python's
-collector does not see, so it must not hold them.
+Parameters and modules that are known, and not kept: what averages them hangs on hooks of theirs, beneath
+which Python's collector does not see, so it must not hold them.
 """
 
 from __future__ import annotations
@@ -32,3 +32,25 @@ class Known:
         for held in list(self._by_id.values()):
             if (parameter := held()) is not None:
                 yield parameter
+
+
+class Parts:
+    """
+    What there is of a model. The script may drop it, such as a list that only `distribute` was given, and
+    keep its parts: what they are given is the model's still.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        # Each before those inside it.
+        self._modules = [(name, weakref.ref(module)) for name, module in model.named_modules()]
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """All that it has now, by their names in it: of the outermost modules that there are."""
+        within = None
+        for name, held in self._modules:
+            if within is not None and name.startswith(within):
+                continue
+            module = held()
+            if module is not None:
+                within = f"{name}." if name else ""
+                yield from module.named_parameters(prefix=name)

@@ -5,19 +5,22 @@ looked after by hooks that torch has for that; the optimizer stays the same obje
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ...exceptions import OptionError
+from ...exceptions import DeadlineExceeded, OptionError
+from ...gather import Gathering
 from ...job import Job
 from ..broadcast import broadcast_bytes
 from .averaging import Averaging
+from .known import Known
 
 
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
@@ -136,17 +139,26 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
             )
         if last.passes != averaging.passes:
             return
-        for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
-            gradient = parameter.grad
-            # Zeros leave nobody apart: by such a step torch.distributed.checkpoint has state made.
-            if gradient is not None and not last.had(parameter) and gradient.any():
-                raise OptionError(
-                    "no backward pass has averaged gradients "
-                    + ("since the last step" if last.passes else "yet")
-                    + ", so the gradients of this step are this worker's alone",
-                    "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets or "
-                    "changes itself, is not averaged",
-                )
+        parameters = [parameter for group in stepped.param_groups for parameter in group["params"]]
+        # Zeros leave nobody apart: by such a step torch.distributed.checkpoint has state made.
+        if not any(
+            parameter.grad is not None and not last.had(parameter) and parameter.grad.any()
+            for parameter in parameters
+        ):
+            return
+        own = "no backward pass has averaged gradients yet"
+        if last.passes:
+            # The script may have scaled the last average, to take back a part of a step.
+            differs = _difference_of_gradients(averaging, parameters)
+            if differs is None:
+                return
+            own = f"no backward pass has averaged gradients since the last step, and {differs}"
+        raise OptionError(
+            f"{own}, so the gradients of this step are this worker's alone",
+            "let loss.backward() make them; what `torch.autograd.grad` gives, or the script sets or changes "
+            "itself, is not averaged. An average that a step was taken on may be changed, on every worker in "
+            "the same way",
+        )
 
     def refuse_new(stepped: torch.optim.Optimizer) -> None:
         for parameter in (parameter for group in stepped.param_groups for parameter in group["params"]):
@@ -178,6 +190,33 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
             optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded()),
         ]
     )
+
+
+def _difference_of_gradients(averaging: Averaging, parameters: Iterable[torch.Tensor]) -> str | None:
+    """
+    None if all workers have the same gradients of the parameters, bit for bit: then whoever made them has
+    made them of averages. Else how they differ. Collective, and only where a script steps again without a
+    pass in between; the others may not, so it waits no longer than the job's deadline.
+    """
+    job = averaging.job
+    digest = hashlib.sha256()
+    for name, gradient in averaging.gradients_of(Known(parameters)):
+        digest.update(name.encode())
+        digest.update(gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    gathering = _gatherings.setdefault(job, Gathering("penstock/torch/steps", all_needed=False))
+    words = f"gradients of `{averaging.prefix}` that no backward pass has averaged"
+    try:
+        found = gathering.bytes_of_all(
+            job, "optimizer.step", words, digest.digest(), digest.digest_size, None
+        )
+    except DeadlineExceeded as error:
+        others = ", ".join(map(str, error.missing)) or "another"
+        return f"worker{'s' * (len(error.missing) > 1)} {others} took no such step within {job.deadline:g} s"
+    return None if len({one for one in found if one is not None}) == 1 else "they are not the same everywhere"
+
+
+_gatherings: weakref.WeakKeyDictionary[Job, Gathering] = weakref.WeakKeyDictionary()
+"""By which workers compare gradients."""
 
 
 class _Step:

@@ -8,12 +8,15 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
+from torch.utils.hooks import unserializable_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
@@ -23,7 +26,16 @@ from ...optim import updates_in
 from ...tensor import _as_buffer
 from ..broadcast import broadcast
 from ..copies import Ours, leave_hooks_behind
-from ..gradients.arrivals import when_computed
+from ..gradients.arrivals import (
+    may_be_trained,
+    owned_elsewhere,
+    owners_of_parameters,
+    watch,
+    when_computed,
+    with_grad,
+)
+from ..gradients.averaging import CHECK_EVERY
+from ..gradients.known import Known
 from .attendance import Attendance
 from .bits import same_bits
 from .clipping import Clipping, check_limit
@@ -124,6 +136,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state: Any = OnServers()
         self._keep_copies()
         self._ready = True
+        self._known = Known([*model.parameters(), *self._mine()])
+        """All parameters that the model and the optimizer have had."""
+        self._refusing: Any = WeakIdKeyDictionary()
+        """The handles of hooks on those that came since, and that the servers do not step."""
+        watch(model, self, instead=True)
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
             part.register_load_state_dict_post_hook(_AfterLoad(self, name))
@@ -219,6 +236,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._delivery.check()
         self._refuse_changes()
+        if self._steps < 2 or self._steps % CHECK_EVERY == 0:
+            self._look_for_new()
         self._take_in()
         self._delivery.finish()
         if self._clipping is None:
@@ -257,6 +276,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         ValueError, TypeError
             As torch's.
+        OptionError
+            A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
+            added.
         DeclarationConflict
             The workers' groups differ.
         """
@@ -265,8 +287,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # together, afterwards.
         if self.__dict__.get("_ready"):
             group = self.param_groups[-1]
-            self._rules.append(self._rule_of(group))
+            try:
+                self._check_group(group["params"])
+                self._rules.append(self._rule_of(group))
+            except BaseException:
+                self.param_groups.pop()
+                raise
             self._pull_all(self._take_in())
+            for parameter in group["params"]:
+                owners_of_parameters[parameter] = weakref.ref(self)
+                self._known.add(parameter)
+                if parameter in self._refusing:
+                    self._refusing.pop(parameter).remove()
 
     def publish(self) -> None:
         """
@@ -511,6 +543,68 @@ class DistributedOptimizer(torch.optim.Optimizer):
             moves = shared.expected is not None and shared.mean is None
             shared.transfer.receive(shared.parameter, moves=moves)
 
+    # -- parameters that come after `distribute`
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to be told of them."""
+        return not self.job.closed
+
+    def is_given(self, parameter: torch.Tensor) -> None:
+        """Has a gradient of it refused, if it is new, for as long as the optimizer has not been given it."""
+        if parameter in self._known or not may_be_trained(parameter):
+            return
+        self._known.add(parameter)
+        # The hook is the parameter's: it must not keep it.
+        owner, held = weakref.ref(self), weakref.ref(parameter)
+
+        def computed(_: torch.Tensor) -> None:
+            optimizer, late = owner(), held()
+            if optimizer is not None and late is not None and optimizer.watches:
+                optimizer._refuse_new(late)
+
+        computed._torchdynamo_disable = True  # type: ignore[attr-defined]
+        register = functools.partial(parameter.register_hook, unserializable_hook(computed))
+        self._refusing[parameter] = with_grad(parameter, register)
+
+    def _look_for_new(self) -> None:
+        """For those that came in a way which torch does not tell of."""
+        for parameter in self._model.parameters():
+            self.is_given(parameter)
+
+    def _refuse_new(self, parameter: torch.Tensor) -> None:
+        """The model was given it, and somebody has a gradient of it."""
+        name = next((name for name, one in self._model.named_parameters() if one is parameter), None)
+        # The model may have lost it again, or another `distribute` may have it.
+        if name is not None and not owned_elsewhere(parameter, self):
+            raise OptionError(
+                f"parameter `{name}` came after `distribute`: the servers do not step it, and a step in each "
+                "worker is apart from the others",
+                'optimizer.add_param_group({"params": ...}), on every worker, has the servers step it; '
+                "freeze what is not to be trained (requires_grad_(False))",
+            )
+
+    def _check_group(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Raises OptionError for a Parameter that the optimizer may not have."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for parameter in parameters:
+            if isinstance(parameter, torch.nn.UninitializedParameter):
+                raise OptionError(
+                    "a parameter of the group has no shape yet",
+                    "call the model once before `add_param_group`",
+                )
+            if isinstance(parameter, torch.nn.Parameter) and id(parameter) not in names:
+                raise OptionError(
+                    f"the group has a parameter of shape {tuple(parameter.shape)} that the model lacks",
+                    "add it to the model first, on every worker, as by `model.head = head`, with "
+                    "`nn.ParameterList([it])` for a parameter alone",
+                )
+            if owned_elsewhere(parameter, self):
+                raise OptionError(
+                    f"parameter `{names.get(id(parameter), '')}` is distributed already",
+                    "let one optimizer step it; `ps.torch.unwrap` ends what averages its gradient",
+                )
+
     def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:
         """Raises OptionError for a step that another optimizer is about to take of the model's parameters."""
         if optimizer is self._original:
@@ -591,7 +685,7 @@ class _AfterLoad(Ours):
 
     def __call__(self, module: torch.nn.Module, _: Any) -> None:
         optimizer = self._optimizer
-        if optimizer is None:
+        if optimizer is None or optimizer.job.closed:
             return
         if not self._part:
             optimizer.publish()
