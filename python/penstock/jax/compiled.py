@@ -17,11 +17,7 @@ several devices, it is an `io_callback`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import itertools
-import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,14 +25,8 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..arrays import DTYPES, Array
-from . import frame
-
-Fill = Callable[[list[Array], list[Array]], None]
-"""
-Takes arrays, and fills arrays. One to fill may be over the memory of the argument in its place: it is filled
-when the arguments have been read.
-"""
+from ..arrays import Array
+from .frame import Fill, calls, number_of
 
 _TARGET = "penstock_call"
 _struct: Any = jax.ShapeDtypeStruct
@@ -63,10 +53,7 @@ class _Called:
 
     def is_plain(self) -> bool:
         """Whether NumPy's elements are in memory as XLA's are."""
-        return all(
-            one.dtype.kind in "biufc" or one.dtype in DTYPES.values()
-            for one in (*self.arguments, *self.results)
-        )
+        return all(number_of(one.dtype) is not None for one in (*self.arguments, *self.results))
 
 
 def ordered_call(fill: Fill, results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
@@ -81,35 +68,6 @@ def ordered_call(fill: Fill, results: Sequence[Any], arguments: Sequence[Any]) -
 
 def _by_io_callback(*arguments: Any, called: _Called) -> list[Any]:
     return list(io_callback(called, called.results, *arguments, ordered=True))
-
-
-_numbers = itertools.count()
-_known: weakref.WeakValueDictionary[int, _Called] = weakref.WeakValueDictionary()
-"""Calls of compiled programs, by number. JAX keeps them for as long as it has the programs."""
-_versions: list[tuple[int, int]] = []
-"""The version of XLA's interface, once it has asked for ours."""
-
-
-def _handle(pointer: Any) -> int | None:
-    """What XLA calls. On a thread of its own; ctypes takes the interpreter's lock."""
-    asked: frame.Frame = pointer.contents
-    try:
-        if asked.asks_version():
-            _versions.append(asked.answer_version())
-            return None
-        called = _known[asked.number()]
-        # In the first place is the token.
-        called.fill(
-            [asked.argument(place, like) for place, like in enumerate(called.arguments, 1)],
-            [asked.result(place, like) for place, like in enumerate(called.results, 1)],
-        )
-    except BaseException as error:  # Python cannot raise it here: JAX does, where the result is awaited.
-        return asked.failed("".join(traceback.format_exception(error)).rstrip())
-    return None
-
-
-_handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(frame.Frame))(_handle)
-"""For as long as the process lives: XLA cannot forget it."""
 
 
 def _new_primitive() -> Any:
@@ -130,8 +88,7 @@ def _new_primitive() -> Any:
         alone = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not alone or not _is_registered(ctx):
             return otherwise(ctx, *operands, called=called)
-        number = next(_numbers)
-        _known[number] = called
+        number = calls.add(called)
         # Which keeps it for as long as the program runs, and the program out of caches on disk.
         ctx.module_context.add_host_callback(called)
         call = jax.ffi.ffi_lowering(
@@ -167,14 +124,8 @@ def _is_registered(ctx: Any) -> bool:
     return _registered()
 
 
-@functools.cache
 def _registered() -> bool:
-    try:
-        ffi: Any = jax.ffi
-        ffi.register_ffi_target(_TARGET, ffi.pycapsule(_handler), platform="cpu")
-    except Exception:  # Whatever it raises: there is another way.
-        return False
-    return bool(_versions) and _versions[-1] >= frame.LEAST and _versions[-1][0] == frame.LEAST[0]
+    return calls.taken(lambda target: jax.ffi.register_ffi_target(_TARGET, target, platform="cpu"))
 
 
 @functools.cache

@@ -1,149 +1,134 @@
 """
-What XLA hands to a function that compiled programs call: the part of its C interface that `compiled.py`
-needs. The interface is in jaxlib, xla/ffi/api/c_api.h.
-
-| structure | says |
-|---|---|
-| frame | what is asked: the interface's version, or the call itself |
-| values | the buffers of arguments, or of results |
-| attributes | constants of the call: of ours one, its number |
+What compiled programs call, by way of the extension: `crates/penstock-python/src/xla.rs` is the function that
+XLA has, and decides what XLA is told. Here are the calls by number, and arrays over XLA's memory.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from typing import Any, ClassVar
+import secrets
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import Array
+from .. import _core
+from ..arrays import DTYPES, Array
+from ..exceptions import PenstockError
 
-LEAST = (0, 3)
-"""Version of the interface that these structures are of; a later minor one only adds to them."""
+Fill = Callable[[list[Array], list[Array]], None]
+"""
+Takes arrays, and fills arrays. One to fill may be over the memory of the argument in its place: it is filled
+when the arguments have been read.
+"""
 
-_METADATA = 1
-_INTERNAL = 13
+_TOKEN = (17, ())
+_NUMBERS: dict[np.dtype[Any], int] = {
+    **{
+        np.dtype(name): number
+        for number, name in {
+            1: "bool",
+            2: "int8",
+            3: "int16",
+            4: "int32",
+            5: "int64",
+            6: "uint8",
+            7: "uint16",
+            8: "uint32",
+            9: "uint64",
+            10: "float16",
+            11: "float32",
+            12: "float64",
+            15: "complex64",
+            18: "complex128",
+        }.items()
+    },
+    DTYPES["bfloat16"]: 16,
+}
+"""XLA's numbers of the element types that are in memory as NumPy's are."""
 
-
-class _Start(Structure):
-    """What structures begin with."""
-
-    _fields_: ClassVar[Sequence[Any]] = (("struct_size", c_size_t), ("extension", c_void_p))
-
-
-class _Buffer(_Start):
-    _fields_ = (
-        ("dtype", c_int),
-        ("data", c_void_p),
-        ("rank", c_int64),
-        ("dims", POINTER(c_int64)),
-    )
-
-
-class _Values(_Start):
-    _fields_ = (
-        ("size", c_int64),
-        ("types", c_void_p),
-        ("values", POINTER(POINTER(_Buffer))),
-    )
-
-
-class _Scalar(Structure):
-    _fields_ = (("dtype", c_int), ("value", POINTER(c_uint64)))
-
-
-class _Attributes(_Start):
-    _fields_ = (
-        ("size", c_int64),
-        ("types", c_void_p),
-        ("names", c_void_p),
-        ("values", POINTER(POINTER(_Scalar))),
-    )
+Given = tuple[int, tuple[int, ...], Any]
+"""A buffer: XLA's number of its element type, its shape, and its memory, lent until the call returns."""
 
 
-class _Version(_Start):
-    _fields_ = (("major", c_int), ("minor", c_int))
+class Called(Protocol):
+    """A call, as a program has it; arguments and results are of these shapes and types."""
+
+    fill: Fill
+    arguments: Sequence[Any]
+    results: Sequence[Any]
 
 
-class _Metadata(Structure):
-    _fields_ = (("struct_size", c_size_t), ("version", _Version), ("traits", c_uint32))
+class Calls:
+    """The calls of this process's compiled programs. There is one of these, also where this is loaded again."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._taken: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, called: Called) -> int:
+        """
+        Its number, by which programs know it. JAX keeps the call itself for as long as it has the program.
+
+        By chance: a program that another process has compiled must not find a call of this one.
+        """
+        number = secrets.randbits(63)
+        self._known[number] = called
+        return number
+
+    def taken(self, register: Callable[[Any], None]) -> bool:
+        """Whether XLA takes our function, and has asked it for its version. `register` is called once."""
+        with self._lock:
+            if self._taken is None:
+                try:
+                    register(_core.xla_target())
+                    self._taken = _core.xla_has_asked()
+                except Exception:  # Whatever it raises: there is another way.
+                    self._taken = False
+            return self._taken
+
+    def __call__(self, number: int, arguments: Sequence[Given], results: Sequence[Given]) -> bool:
+        """What XLA calls, on a thread of its own. True, and nothing else, where all is done."""
+        called = self._known.get(number)
+        if called is None:
+            raise PenstockError(
+                "a compiled program makes a call that this process does not know",
+                "a program with calls of ps.jax cannot be stored, or loaded by another process: compile it there",
+            )
+        called.fill(_arrays(arguments, called.arguments), _arrays(results, called.results))
+        return True
 
 
-class _Extension(Structure):
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("type", c_int),
-        ("next", c_void_p),
-        ("metadata", POINTER(_Metadata)),
-    )
+def number_of(dtype: np.dtype[Any]) -> int | None:
+    """XLA's number of an element type; None for one that may be in memory in another way."""
+    return _NUMBERS.get(dtype)
 
 
-class _Error(_Start):
-    _fields_ = (("message", c_char_p), ("code", c_int))
+def _arrays(given: Sequence[Given], likes: Sequence[Any]) -> list[Array]:
+    """The arrays, if they are what the program was traced with. In the first place is the token."""
+    found = [(dtype, shape) for dtype, shape, _ in given]
+    expected = [_TOKEN, *((_NUMBERS[like.dtype], tuple(like.shape)) for like in likes)]
+    if found != expected:
+        raise PenstockError(f"XLA gave buffers of types and shapes {found}, expected {expected}")
+    # Which hold the memory: one that is there beyond the call is noticed, and is an error of the program.
+    return [
+        np.frombuffer(memory, like.dtype).reshape(like.shape)
+        for like, (_, _, memory) in zip(likes, given[1:], strict=True)
+    ]
 
 
-class _Interface(_Start):
-    _fields_ = (
-        ("version", _Version),
-        ("internal", c_void_p),
-        ("create_error", ctypes.CFUNCTYPE(c_void_p, POINTER(_Error))),
-    )
+def _shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
-class Frame(Structure):
-    """A call."""
-
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("extension", POINTER(_Extension)),
-        ("interface", POINTER(_Interface)),
-        ("context", c_void_p),
-        ("stage", c_int),
-        ("arguments", _Values),
-        ("results", _Values),
-        ("attributes", _Attributes),
-    )
-
-    def asks_version(self) -> bool:
-        """Whether it only asks which version of the interface the function is for."""
-        return bool(self.extension) and self.extension.contents.type == _METADATA
-
-    def answer_version(self) -> tuple[int, int]:
-        """Answers that it is for XLA's own, if that is known; returns the answer."""
-        found = self.interface.contents.version if self.interface else None
-        answer = LEAST if found is None else (int(found.major), int(found.minor))
-        metadata = self.extension.contents.metadata.contents
-        metadata.version.major, metadata.version.minor = answer
-        metadata.traits = 0
-        return answer
-
-    def number(self) -> int:
-        """The call's only attribute."""
-        return int(self.attributes.values[0].contents.value[0])
-
-    def argument(self, place: int, like: Any) -> Array:
-        """An argument, of the shape and type of `like`: its memory, until the call returns."""
-        array = _over(self.arguments, place, like)
-        array.flags.writeable = False
-        return array
-
-    def result(self, place: int, like: Any) -> Array:
-        """A result, to be filled."""
-        return _over(self.results, place, like)
-
-    def failed(self, text: str) -> int | None:
-        """What to return for an error, which JAX then raises."""
-        error = _Error(ctypes.sizeof(_Error), None, text.encode(), _INTERNAL)
-        made: int | None = self.interface.contents.create_error(ctypes.byref(error))
-        return made
-
-
-def _over(values: _Values, place: int, like: Any) -> Array:
-    # The memory is there until the call returns, and nobody keeps the array for longer. It is as large as
-    # this: XLA compiled the call for these shapes and types.
-    address = values.values[place].contents.data
-    memory = (ctypes.c_ubyte * (math.prod(like.shape) * like.dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, like.dtype).reshape(like.shape)
+calls: Calls = _core.keep_xla_call(Calls(), _shown)
+"""
+Those of this process. What was kept first stays: programs that were compiled before this was loaded again
+call it.
+"""
