@@ -359,9 +359,9 @@ def leave_at_exit(jobs: Sequence[Job], children: Sequence[tuple[int, str]]) -> b
 
 def keep_xla_call(call: Any, shown: Callable[[BaseException], str]) -> Any:
     """
-    Keeps what compiled programs of JAX call, and what makes text of its exceptions, for as long as the process
-    lives, unless something is kept already. Returns the `call` that is kept: it takes a number, arguments and
-    results, and returns True when all is done.
+    Keeps what compiled programs of JAX call, and what makes text of its exceptions, for as long as the
+    process lives, unless something is kept already. Returns the `call` that is kept: it takes a number,
+    arguments and results, and returns True when all is done.
     """
 
 def xla_target() -> object:

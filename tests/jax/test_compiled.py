@@ -1,4 +1,4 @@
-"""What compiled programs call: whatever happens in it is an error of the program, and never one of the process."""
+"""What compiled programs call: whatever happens there is an error of the program, and ends no process."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ raise KeyboardInterrupt
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         last = ""
         for line in process.stdout:
             if line == "now\n":

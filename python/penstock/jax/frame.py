@@ -62,7 +62,7 @@ class Called(Protocol):
 
 
 class Calls:
-    """The calls of this process's compiled programs. There is one of these, also where this is loaded again."""
+    """The calls of this process's compiled programs. There is one of these, also if this is loaded again."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary()
@@ -99,7 +99,7 @@ class Calls:
         if called is None:
             raise PenstockError(
                 "a compiled program makes a call that this process does not know",
-                "a program with calls of ps.jax cannot be stored, or loaded by another process: compile it there",
+                "a program with calls of ps.jax cannot be loaded by another process: compile it there",
             )
         called.fill(_arrays(arguments, called.arguments), _arrays(results, called.results))
         return True
