@@ -78,10 +78,10 @@ def fill(arguments, results):
 step = program(fill)
 step(ones)
 inside = outside = 0
-while heard < 40:
+while heard < 150:
     try:
         armed = True
-        while heard < 40:
+        while heard < 150:
             (got,) = step(ones)
             assert (got == 2).all()
     except KeyboardInterrupt:
@@ -156,6 +156,22 @@ assert "KeyboardInterrupt: pressed" in error_of(raising(KeyboardInterrupt("press
 frame.traceback.format_exception = raising(KeyboardInterrupt())
 told = error_of(raising(ValueError("lost")), ones)
 assert "ValueError" in told and "when it was to be shown" in told, told
+""")
+
+
+def test_a_process_that_ends_while_a_program_calls_ends_as_any() -> None:
+    """The interpreter unwinds threads that come back to it, and what had called them was aborted."""
+    run("""
+import threading
+inside = threading.Event()
+def endless(arguments, results):
+    inside.set()
+    while True:
+        pass
+step = program(endless)
+step.lower(ones).compile()
+threading.Thread(target=step, args=[ones], daemon=True).start()
+assert inside.wait(60)
 """)
 
 

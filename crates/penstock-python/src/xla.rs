@@ -346,10 +346,10 @@ fn run(py: Python<'_>, frame: &Frame) -> Checked<()> {
     let unseen = |_: PyErr| "what is to be called is not what was kept".to_owned();
     let kept = kept.cast_into::<PyTuple>().map_err(|error| unseen(error.into()))?;
     let (call, shown) = (kept.get_item(0).map_err(unseen)?, kept.get_item(1).map_err(unseen)?);
-    let mut lent = Vec::new();
+    let mut lent = AllLent(Vec::new());
     let told = (|| {
-        let arguments = values(py, &frame.arguments, true, &mut lent)?;
-        let results = values(py, &frame.results, false, &mut lent)?;
+        let arguments = values(py, &frame.arguments, true, &mut lent.0)?;
+        let results = values(py, &frame.results, false, &mut lent.0)?;
         (number, arguments, results).into_pyobject(py).map_err(Problem::Raised)
     })()
     .and_then(|given| guarded(&call, &given).map_err(Problem::Raised))
@@ -362,10 +362,10 @@ fn run(py: Python<'_>, frame: &Frame) -> Checked<()> {
         Problem::Raised(error) => words(py, &shown, error),
         Problem::Found(problem) => problem,
     });
-    // All of them are taken back, whatever is found.
-    let kept = lent.iter().filter(|one| !one.get().take_back()).count();
     match told {
-        Ok(()) if kept > 0 => Err("an array over XLA's memory was kept beyond the call".to_owned()),
+        Ok(()) if lent.take_back() > 0 => {
+            Err("an array over XLA's memory was kept beyond the call".to_owned())
+        }
         told => told,
     }
 }
@@ -386,6 +386,22 @@ impl Lent {
     fn take_back(&self) -> bool {
         self.data.store(null_mut(), Ordering::Relaxed);
         self.views.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// What is lent for a call. All of it is taken back, however the call ends.
+struct AllLent<'py>(Vec<Bound<'py, Lent>>);
+
+impl AllLent<'_> {
+    /// How many of them can still be reached.
+    fn take_back(&self) -> usize {
+        self.0.iter().filter(|one| !one.get().take_back()).count()
+    }
+}
+
+impl Drop for AllLent<'_> {
+    fn drop(&mut self) {
+        self.take_back();
     }
 }
 

@@ -37,8 +37,8 @@ class _Called:
 
     def __init__(self, fill: Fill, arguments: Sequence[Any], results: Sequence[Any]) -> None:
         self.fill = fill
-        self.arguments = [_struct(one.shape, np.dtype(one.dtype)) for one in arguments]
-        self.results = [_struct(one.shape, np.dtype(one.dtype)) for one in results]
+        self.arguments: Sequence[Any] = [_struct(one.shape, np.dtype(one.dtype)) for one in arguments]
+        self.results: Sequence[Any] = [_struct(one.shape, np.dtype(one.dtype)) for one in results]
 
     def __call__(self, *arrays: Any) -> list[Array]:
         """As an `io_callback`."""
