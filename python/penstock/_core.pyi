@@ -3,7 +3,7 @@ The Rust core. Use the classes of `penstock` instead: this interface takes and r
 buffers, and checks them again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final
 
@@ -356,6 +356,19 @@ def leave_at_exit(jobs: Sequence[Job], children: Sequence[tuple[int, str]]) -> b
     When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed; then
     waits for the children. False if not all of it can be done because the system has no room for it.
     """
+
+def keep_xla_call(call: Any, shown: Callable[[BaseException], str]) -> Any:
+    """
+    Keeps what compiled programs of JAX call, and what makes text of its exceptions, for as long as the
+    process lives, unless something is kept already. Returns the `call` that is kept: it takes a number,
+    arguments and results, and returns True when all is done.
+    """
+
+def xla_target() -> object:
+    """The address of the function that XLA calls, in a capsule."""
+
+def xla_has_asked() -> bool:
+    """Whether XLA has asked that function which version of the interface it is for."""
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""

@@ -664,7 +664,7 @@ def test_a_timeout_bounds_all_waits_of_a_call_together(job: ps.Job, monkeypatch:
             {
                 "load": lambda: w.load(ONE, {"exp_avg": ONE}, timeout=100),
                 "optimizer_state": lambda: w.optimizer_state(timeout=100),
-                "pushpull": lambda: w.pushpull(ONE, timeout=100),
+                "pushpull": lambda: w.pushpull(ONE, np.empty(3, np.float32), timeout=100),
                 "view": lambda: table.view([0, 1], clock=0, timeout=100).__enter__(),
             }[call]()
         given = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import Any
@@ -95,6 +96,106 @@ def test_a_mean_of_weakly_typed_numbers_is_typed_as_jax_types_it(spawn_job: Any,
             assert not any(leaf.weak_type for leaf in jax.tree.leaves(ps.jax.broadcast({"a": 1.0, "b": 3})))
         """,
     )
+
+
+def test_a_compiled_program_keeps_the_arrays_that_it_needs_after_a_call(spawn_job: Any) -> None:
+    """A mean is written over the gradients that it is of, in the program's own memory, where these are no
+    longer needed; and only there."""
+    spawn_job(
+        2,
+        PRELUDE
+        + """
+        with ps.init() as job:
+            for shape in ((5,), (300, 1024)):
+                @jax.jit
+                def step(x):
+                    once = x * 2
+                    mean = ps.jax.average({"a": once, "b": x})
+                    again = ps.jax.average(once)
+                    first = ps.jax.broadcast(once)
+                    return once, mean["a"] + again, mean["b"], first, once - mean["a"]
+
+                x = jnp.full(shape, job.rank + 1.0)
+                for _ in range(3):
+                    once, twice, mean, first, rest = step(x)
+                    for array, value in (
+                        (x, job.rank + 1), (once, 2 * job.rank + 2), (twice, 6), (mean, 1.5),
+                        (first, 2), (rest, 2 * job.rank - 1),
+                    ):
+                        assert (array == value).all(), (array, value)
+        """,
+    )
+
+
+@pytest.mark.parametrize("lacks", ["_primitive", "_registered"])
+def test_versions_of_jax_that_lack_something_make_the_same_calls(spawn_job: Any, lacks: str) -> None:
+    """By `io_callback`, as for devices that are no CPU."""
+    spawn_job(
+        2,
+        PRELUDE
+        + f"""
+        from penstock.jax import compiled
+        compiled.{lacks} = lambda: None
+        """
+        + """
+        with ps.init() as job:
+            def twice(tree):
+                again = lambda tree, _: (ps.jax.average(tree), tree["w"].sum())
+                return jax.lax.scan(again, ps.jax.broadcast(tree), length=2)
+
+            tree = {"w": jnp.full(3, 1.0 + job.rank), "c": jnp.ones((), jnp.bfloat16)}
+            got, sums = jax.jit(twice)(tree)
+            assert (got["w"] == 1).all() and got["c"].dtype == jnp.bfloat16 and got["c"] == 1
+            assert (sums == 3).all() and job.iteration == 2
+            try:
+                jax.block_until_ready(jax.jit(ps.jax.average)(jnp.ones(3 + job.rank)))
+            except jax.errors.JaxRuntimeError as error:
+                assert "DeclarationConflict: workers gave different pytrees" in str(error)
+            else:
+                raise AssertionError("no error")
+            assert len(compiled.calls) == 0
+        """,
+    )
+
+
+def test_a_compiled_program_hands_over_its_own_memory() -> None:
+    """An `io_callback` copies each array three times on the way."""
+    code = """
+import gc, jax, jax.numpy as jnp, numpy as np
+from penstock.jax.compiled import calls, ordered_call
+
+seen = []
+def fill(arguments, results):
+    seen.append([np.shares_memory(*pair) for pair in zip(arguments, results)])
+    seen.append(not arguments[0].flags.writeable)
+    for argument, result in zip(arguments, results):
+        result[...] = argument + 1
+
+@jax.jit
+def program(x):
+    used = x * 2
+    return [x + 1, *ordered_call(fill, [used, x], [used, x])]
+
+given = jnp.arange(5.0)
+got = program(given)
+assert [list(one) for one in got] == [[1, 2, 3, 4, 5], [1, 3, 5, 7, 9], [1, 2, 3, 4, 5]], got
+assert list(given) == [0, 1, 2, 3, 4], given
+assert seen == [[True, True], True], seen
+assert len(calls) == 1
+del program, got
+jax.clear_caches()
+gc.collect()
+assert len(calls) == 0
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_leaves_on_several_devices_come_back_where_they_were(spawn_job: Any) -> None:

@@ -228,6 +228,13 @@ pub(crate) fn interrupted() -> bool {
     Python::try_attach(look).unwrap_or(true)
 }
 
+/// Runs `work` with the interpreter, in a thread that is inside nothing of ours: what it calls of the core lets go again. `None`
+/// where the interpreter is not there (any more).
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
+pub(crate) fn attached<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    Python::try_attach(work)
+}
+
 /// Asked by long waits: whether nothing else can happen in this process. Any other thread of Python's could use the job, whether it
 /// has before or not; and what an alarm is set for may end the wait.
 #[expect(clippy::disallowed_methods, reason = "only this file may")]

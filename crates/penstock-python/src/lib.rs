@@ -15,6 +15,7 @@ mod service;
 mod table;
 mod tensor;
 mod tools;
+mod xla;
 
 use penstock_join::exchange::{MESSAGE_LIMIT, VERDICT_MARGIN};
 use penstock_proto::message::{MAX_SERVERS, MAX_WORKERS};
@@ -73,5 +74,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rendezvous::verdict_limit, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::late_verdict, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::judge, module)?)?;
+    module.add_function(wrap_pyfunction!(xla::keep_xla_call, module)?)?;
+    module.add_function(wrap_pyfunction!(xla::xla_target, module)?)?;
+    module.add_function(wrap_pyfunction!(xla::xla_has_asked, module)?)?;
     Ok(())
 }

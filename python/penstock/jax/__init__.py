@@ -15,6 +15,8 @@ JAX: pytrees in, pytrees out, outside of `jax.jit` and inside it.
 |---|---|
 | leaves.py | pytrees, and the tensors of the job that their leaves are in |
 | calls.py | calls on the host, at once or from a compiled program |
+| compiled.py | how a compiled program calls |
+| frame.py | what XLA hands over there |
 | together.py | averages and broadcasts |
 | served.py | parameters on the servers, which take the steps: for SSP and ASP |
 """
@@ -94,8 +96,8 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     -----
     Each call completes an iteration of the job (`job.clock`), under BSP. A tree that is given the first time
     declares tensors: one for all its leaves under 1 MiB of an element type, and one for each larger leaf.
-    Half types are summed in float32. Inside `jit` it is an ordered `io_callback`: it cannot be mapped by
-    `vmap`, differentiated, or run on several devices at once.
+    Half types are summed in float32. Inside `jit` it has its place in the order of `io_callback`s: it cannot
+    be mapped by `vmap`, differentiated, or run on several devices at once.
 
     Examples
     --------
@@ -108,10 +110,10 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     places = tree.shared("the gradient ")
     layout, lines = layout_of(tuple(tree.leaves[place] for place in places)), tree.lines()
 
-    def host(job: Job, flats: list[Array]) -> list[Array]:
+    def host(job: Job, flats: list[Array], means: list[Array]) -> None:
         shared = together(job)
         with shared.turn("ps.jax.average"):
-            return shared.average(job, layout, lines, flats, timeout)
+            shared.average(job, layout, lines, flats, means, timeout)
 
     means = packed(job, host, layout, [tree.values[place] for place in places])
     return tree.rebuilt(
@@ -173,10 +175,10 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
         jax.random.key_data(given.values[place]) if is_key[place] else given.values[place] for place in places
     ]
 
-    def host(job: Job, arrays: list[Array]) -> list[Array]:
+    def host(job: Job, arrays: list[Array], results: list[Array]) -> None:
         shared = together(job)
         with shared.turn("ps.jax.broadcast"):
-            return shared.broadcast(job, lines, arrays, timeout)
+            shared.broadcast(job, lines, arrays, results, timeout)
 
     shapes = [_struct(value.shape, value.dtype) for value in values]
     results = dict(zip(places, on_host(job, host, values, shapes, values), strict=True))

@@ -243,6 +243,7 @@ class Tensors:
         for tensor, flat in zip(self.all, flats, strict=True):
             tensor.push(flat, timeout=timeout)
 
-    def pull(self, slack: int | None, timeout: float | None) -> list[Array]:
-        """The flat arrays. Copies: JAX may keep the memory that it is given, and this is the servers'."""
-        return [np.array(tensor.pull(slack=slack, timeout=timeout)) for tensor in self.all]
+    def pull(self, flats: Sequence[Array], slack: int | None, timeout: float | None) -> None:
+        """Fills the flat arrays."""
+        for tensor, flat in zip(self.all, flats, strict=True):
+            tensor.pull(flat, slack=slack, timeout=timeout)

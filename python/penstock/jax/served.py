@@ -110,7 +110,7 @@ class Served:
         arguments = [given.values[place] for place in self._places]
         rate = [] if lr is None else [jax.numpy.asarray(lr, jax.numpy.float32)]
 
-        def host(job: Job, arrays: list[Array]) -> list[Array]:
+        def host(job: Job, arrays: list[Array], values: list[Array]) -> None:
             flats = arrays[: len(self._tensors.all)]
             # The clock is the job's: one call at a time, whichever parameters it is for.
             with together(job).turn("push_pull"):
@@ -119,7 +119,7 @@ class Served:
                         tensor.set_lr(float(arrays[-1]) / self._rate_divisor)
                 self._tensors.push(flats, self._timeout)
                 job.clock()
-                return self._tensors.pull(None, self._timeout)
+                self._tensors.pull(values, None, self._timeout)
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
@@ -155,7 +155,7 @@ class Served:
         """
         found = on_host(
             self._job,
-            lambda *_: self._tensors.pull(slack, self._timeout),
+            lambda _job, _none, values: self._tensors.pull(values, slack, self._timeout),
             [],
             self._layout.shapes(),
             self._like * len(self._tensors.all),

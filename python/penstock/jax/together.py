@@ -77,12 +77,14 @@ class Together:
         layout: Layout,
         lines: Sequence[str],
         flats: Sequence[Array],
+        means: Sequence[Array],
         timeout: float | None,
-    ) -> list[Array]:
-        """The mean of each flat array over the workers."""
+    ) -> None:
+        """Fills the mean of each flat array over the workers."""
         if job.size == 1:
             job.clock()
-            return [flat.copy() for flat in flats]
+            _copy(flats, means)
+            return
         digest = digest_of(lines)
         averages = self._averages.setdefault(digest, _Averages())
         iteration = job.iteration
@@ -99,17 +101,22 @@ class Together:
             # After the push, so that the servers fold meanwhile.
             self.agree(job, "ps.jax.average", words, lines, timeout)
             averages.agreed = iteration
-        means = averages.tensors.pull(None, timeout)
+        averages.tensors.pull(means, None, timeout)
         job.clock()
-        return means
 
     def broadcast(
-        self, job: Job, lines: Sequence[str], arrays: Sequence[Array], timeout: float | None
-    ) -> list[Array]:
-        """Rank 0's arrays, bit by bit."""
+        self,
+        job: Job,
+        lines: Sequence[str],
+        arrays: Sequence[Array],
+        results: Sequence[Array],
+        timeout: float | None,
+    ) -> None:
+        """Fills the results with rank 0's arrays, bit by bit."""
         self.agree(job, "ps.jax.broadcast", "broadcast of a pytree", lines, timeout)
         if job.size == 1:
-            return [array.copy() for array in arrays]
+            _copy(arrays, results)
+            return
         total = sum(array.nbytes for array in arrays)
         # float32 is only a wrapper: values are set and read, never computed with, so all bits survive.
         stream = np.zeros(-(-total // 4) * 4, np.uint8)
@@ -123,10 +130,8 @@ class Together:
         if total:
             # No worker may overwrite the window, in a later call, before all have read it.
             job._barrier_with_first(timeout, "broadcast", "nothing was broadcast")
-        return [
-            np.array(part).view(array.dtype).reshape(array.shape)
-            for part, array in zip(parts, arrays, strict=True)
-        ]
+        for part, result in zip(parts, results, strict=True):
+            result[...] = part.view(result.dtype).reshape(result.shape)
 
     def _send(self, job: Job, words: Array, timeout: float | None) -> None:
         """Overwrites the words with rank 0's, through a tensor that is long enough for them."""
@@ -173,6 +178,13 @@ class Together:
         for rank, theirs in enumerate(lists):
             if theirs is not None and theirs != mine:
                 raise difference(job.rank, mine, rank, theirs)
+
+
+def _copy(arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    """Fills the results with the arrays, where they are not in their memory already."""
+    for array, result in zip(arrays, results, strict=True):
+        if array.__array_interface__["data"][0] != result.__array_interface__["data"][0]:
+            np.copyto(result, array)
 
 
 def _unpacked(rank: int, data: bytes) -> list[str]:
