@@ -396,7 +396,7 @@ impl fmt::Debug for Foreign<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::naive::Aligned;
+    use crate::optimizer::naive::Aligned;
 
     #[test]
     fn copy_to_gives_every_byte_at_every_length() {

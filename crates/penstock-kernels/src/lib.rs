@@ -76,8 +76,6 @@ mod dtype;
 pub mod filter;
 mod fold;
 mod foreign;
-#[cfg(test)]
-mod naive;
 mod optimizer;
 mod sweep;
 #[cfg(test)]

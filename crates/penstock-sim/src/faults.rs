@@ -50,7 +50,7 @@ pub struct Leases {
     /// When each worker's process is suspended, if it is.
     pub suspended: Vec<Option<Range<u64>>>,
     /// When each worker's connection to the control thread falls silent, and which way.
-    pub silent: Vec<Vec<(u64, Way)>>,
+    pub falls_silent: Vec<Vec<(u64, Way)>>,
 }
 
 impl Leases {
@@ -63,7 +63,7 @@ impl Leases {
     fn some(faults: &Faults, long: bool, rng: &mut Rng) -> Self {
         let slowest = faults.delay * faults.slow.iter().max().copied().unwrap_or(1);
         let lease = Self::UNDER_WAY * slowest + 64;
-        let (mut suspended, mut silent) = (Vec::new(), Vec::new());
+        let (mut suspended, mut falls_silent) = (Vec::new(), Vec::new());
         for &remote in &faults.remote {
             let sleeps = rng.once_in(2);
             let start = rng.within(1..=2 * lease);
@@ -73,11 +73,11 @@ impl Leases {
             };
             suspended.push(sleeps.then_some(start..start + length));
             let times = 0..if remote && !sleeps { 2 } else { 0 };
-            silent.push(
+            falls_silent.push(
                 times.map(|turn| (start + turn * 2 * lease, rng.pick(&[Way::Up, Way::Down]))).collect(),
             );
         }
-        Self { lease, suspended, silent }
+        Self { lease, suspended, falls_silent }
     }
 
     /// Whether `rank` is suspended for longer than it may.

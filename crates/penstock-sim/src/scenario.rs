@@ -144,7 +144,7 @@ impl Scenario {
             Box::new(checkers::bits::Bits::new(&self.workload)),
             Box::new(checkers::asked::Asked::default()),
             Box::new(checkers::carried::Carried),
-            Box::new(checkers::together::Together::new(self.workload.workers(), shards)),
+            Box::new(checkers::membership::Membership::new(self.workload.workers(), shards)),
         ];
         checkers.extend(
             checkers::exactly_once::ExactlyOnce::new(self)

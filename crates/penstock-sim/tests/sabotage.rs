@@ -123,7 +123,7 @@ fn an_update_that_goes_out_of_a_value_again_is_seen() {
 
 #[test]
 fn who_is_told_that_a_barrier_was_in_vain_which_others_have_passed_is_seen() {
-    is_said_by(Sabotage::ForgetsWhoStood, "together", " was in vain, which worker ", 10);
+    is_said_by(Sabotage::ForgetsWhoStood, "membership", " was in vain, which worker ", 10);
 }
 
 #[test]
@@ -178,17 +178,17 @@ fn what_a_filter_holds_back_and_is_sent_all_the_same_is_seen() {
 
 #[test]
 fn a_barrier_that_opens_early_is_seen() {
-    is_seen_by(Sabotage::OpensBarriersEarly, "together", 60);
+    is_seen_by(Sabotage::OpensBarriersEarly, "membership", 60);
 }
 
 #[test]
 fn a_request_that_is_carried_out_twice_is_seen() {
-    is_seen_by(Sabotage::ForgetsAnswers, "together", 2);
+    is_seen_by(Sabotage::ForgetsAnswers, "membership", 2);
 }
 
 #[test]
 fn who_has_left_before_its_shards_let_it_go_is_seen() {
-    is_seen_by(Sabotage::LetsGoAtOnce, "together", 40);
+    is_seen_by(Sabotage::LetsGoAtOnce, "membership", 40);
 }
 
 #[test]

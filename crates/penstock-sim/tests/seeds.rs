@@ -106,7 +106,7 @@ fn a_connection_that_is_silent_to_the_server_costs_nobody_the_job_though_the_ser
     for seed in 0..600 {
         let mut scenario = Scenario::suspended(seed);
         let leases = scenario.faults.leases.as_mut().unwrap();
-        leases.silent.iter_mut().flatten().for_each(|(_, way)| *way = Way::Up);
+        leases.falls_silent.iter_mut().flatten().for_each(|(_, way)| *way = Way::Up);
         scenario.check().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     }
 }

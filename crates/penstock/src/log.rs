@@ -3,7 +3,8 @@
 //! Nothing waits for a reader: a server's thread that did would stop whenever the reader does. What is not taken at once is
 //! lost. Nor can peers make the log grow without end, or keep others' lines out of it: the same line is written once a minute, and
 //! only so many of one kind and thread: a job has threads of its own, and as many times as many lines as it has threads. How many
-//! were left out is said with a later line of their kind.
+//! were left out is said with a later line of their kind and thread, or, where that says no more, with the last of them: no job's
+//! count stands in another's line.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -26,7 +27,8 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// How long a line is not repeated: what is tried again and again, or happens at each connection, would fill a disk.
 const QUIET: Duration = Duration::from_secs(60);
-/// Lines of one kind and thread in that time. No one reads more than that, and each is remembered, in 64 KiB at most in all.
+/// Lines of one kind and thread in that time. No one reads more than that, and each is remembered: 64 KiB at most of each kind
+/// and thread that said anything in that time. Only of [`LOSSES`] there may be more, a line for each worker.
 const MOST: usize = 64;
 /// The target of warnings that a worker was lost: each is named, however many are lost together.
 pub(crate) const LOSSES: &str = "penstock::losses";
@@ -124,6 +126,8 @@ struct Unsaid {
 struct Lately {
     lines: HashMap<String, (Instant, u64)>,
     left_out: u64,
+    /// The last of those that were left out.
+    last: String,
 }
 
 impl Lately {
@@ -143,6 +147,7 @@ impl Lately {
         }
         if self.lines.len() >= most {
             self.left_out += 1;
+            text.clone_into(&mut self.last);
             return None;
         }
         self.lines.insert(text.to_owned(), (now, 0));
@@ -150,14 +155,21 @@ impl Lately {
     }
 
     fn forget_old(&mut self, now: Instant) {
-        let left_out = &mut self.left_out;
-        self.lines.retain(|_, (since, unsaid)| {
+        let Self { lines, left_out, last } = self;
+        lines.retain(|text, (since, unsaid)| {
             let old = is_old(*since, now);
-            if old {
+            if old && *unsaid > 0 {
                 *left_out += *unsaid;
+                text.clone_into(last);
             }
             !old
         });
+    }
+
+    /// What was left out, as a line of its own, where nothing else is remembered.
+    fn end(&mut self) -> Option<(String, Unsaid)> {
+        let others = self.left_out.checked_sub(1)?;
+        Some((std::mem::take(&mut self.last), Unsaid { same: 0, others }))
     }
 }
 
@@ -169,29 +181,28 @@ fn is_old(since: Instant, now: Instant) -> bool {
 #[derive(Debug, Default)]
 struct Recent {
     sources: HashMap<Source, Lately>,
-    /// By kind, what those left out of which nothing else is remembered.
-    left_out: HashMap<Identifier, u64>,
 }
 
 impl Recent {
     /// Whether this line is to be said now, as one of at most `most`, and what was not since it was said last.
     fn admits(&mut self, source: Source, text: &str, now: Instant, most: usize) -> Option<Unsaid> {
-        let Self { sources, left_out } = self;
-        if !sources.contains_key(&source) {
-            // Threads end.
-            sources.retain(|(kind, _), lately| {
+        self.sources.entry(source).or_default().admits(text, now, most)
+    }
+
+    /// Where another source comes, those that have said nothing lately are forgotten: threads end. What is to be said of them.
+    fn make_room(&mut self, source: &Source, now: Instant) -> Vec<(String, Unsaid)> {
+        let mut ended = Vec::new();
+        if !self.sources.contains_key(source) {
+            self.sources.retain(|_, lately| {
                 lately.forget_old(now);
-                let ended = lately.lines.is_empty();
-                if ended && lately.left_out > 0 {
-                    *left_out.entry(kind.clone()).or_default() += lately.left_out;
+                let stays = !lately.lines.is_empty();
+                if !stays {
+                    ended.extend(lately.end());
                 }
-                !ended
+                stays
             });
         }
-        let kind = source.0.clone();
-        let mut unsaid = sources.entry(source).or_default().admits(text, now, most)?;
-        unsaid.others += left_out.remove(&kind).unwrap_or(0);
-        Some(unsaid)
+        ended
     }
 }
 
@@ -227,10 +238,12 @@ impl Subscriber for Lines {
         let text = said.text();
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let source = (event.metadata().callsite(), std::thread::current().id());
-        let most = Self::most(event.metadata());
-        let Some(unsaid) = recent.admits(source, &text, Instant::now(), most) else { return };
+        let (now, most) = (Instant::now(), Self::most(event.metadata()));
+        let mut lines = recent.make_room(&source, now);
+        let admitted = recent.admits(source, &text, now, most);
         drop(recent);
-        self.outlet.write(&line(&text, unsaid));
+        lines.extend(admitted.map(|unsaid| (text, unsaid)));
+        lines.into_iter().for_each(|(text, unsaid)| self.outlet.write(&line(&text, unsaid)));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -447,12 +460,23 @@ mod tests {
         assert_eq!(news(&mut recent, &one, 0, now), MOST);
         assert!(recent.admits(other, "a worker was lost", now, MOST).is_some());
         assert!(recent.admits(elsewhere(), "a worker was lost", now, MOST).is_some());
-        // What a thread left out that has ended is said all the same.
-        let others = 5000 - MOST as u64;
-        let unsaid = recent.admits(elsewhere(), "a worker was lost", now + QUIET, MOST);
-        assert_eq!(unsaid, Some(Unsaid { same: 0, others }));
+        // What a thread left out that has ended is said all the same, and not in the line of another, which may be another job's.
+        let (newcomer, others) = (elsewhere(), 5000 - MOST as u64 - 1);
+        let ended = recent.make_room(&newcomer, now + QUIET);
+        assert_eq!(ended, [("4999".to_owned(), Unsaid { same: 0, others })]);
+        let unsaid = recent.admits(newcomer, "a worker was lost", now + QUIET, MOST);
+        assert_eq!(unsaid, Some(Unsaid::default()));
         assert_eq!(recent.sources.len(), 1, "of threads that have ended nothing is remembered for longer");
-        assert!(recent.left_out.is_empty());
+    }
+
+    #[test]
+    fn what_was_said_again_by_a_thread_that_has_ended_is_said_once_more() {
+        let (mut recent, now, [one, other]) = (Recent::default(), Instant::now(), sources());
+        (0..3).for_each(|_| _ = recent.admits(one.clone(), "no descriptors", now, MOST));
+        assert_eq!(recent.make_room(&one, now + QUIET), [], "it may say it itself");
+        let ended = recent.make_room(&other, now + QUIET);
+        assert_eq!(ended, [("no descriptors".to_owned(), Unsaid { same: 0, others: 1 })]);
+        assert!(recent.sources.is_empty());
     }
 
     // Of a job of which a hundred workers were lost at once, thirty-six were named nowhere.

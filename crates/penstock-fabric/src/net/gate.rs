@@ -7,7 +7,7 @@
 //!
 //! The owner of a gate polls its listeners, and keeps the strangers: see [`Strangers`].
 
-use super::inside;
+use super::loopback;
 use crate::descriptors;
 use penstock_proto::strangers::{Places, Stranger};
 use std::io::{self, ErrorKind};
@@ -127,7 +127,7 @@ pub fn listen(addresses: impl ToSocketAddrs) -> io::Result<TcpListener> {
     // std sets SO_REUSEADDR: a server that was killed can be started again at once.
     let listener = TcpListener::bind(addresses)?;
     listener.set_nonblocking(true)?;
-    inside::listens(&listener);
+    loopback::listens(&listener);
     // std asks for a queue of 128; the system takes what it allows at most.
     let _ = rustix::net::listen(&listener, QUEUE);
     Ok(listener)

@@ -8,7 +8,7 @@
 //! | [`gate`] | where connections come in, and which of them goes when there is no room for one more |
 //! | [`quiet`] | writing to a socket without a signal where its peer has gone |
 //! | [`tls`] | who is trusted, and with which certificate a server shows itself |
-//! | [`inside`] | connections that do not leave their host |
+//! | [`loopback`] | connections that do not leave their host |
 //! | [`frames`] | frames of a link and onto it |
 //! | [`records`] | control messages, likewise |
 //! | [`messages`] | messages about items, likewise |
@@ -20,8 +20,8 @@ mod backlog;
 pub mod endpoint;
 pub mod frames;
 pub mod gate;
-pub mod inside;
 pub mod link;
+pub mod loopback;
 pub mod messages;
 pub mod quiet;
 pub mod records;

@@ -6,6 +6,8 @@
 
 mod adagrad;
 mod adam;
+#[cfg(test)]
+pub(crate) mod naive;
 mod rmsprop;
 mod rules;
 mod settings;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::naive::{self, Aligned};
+use crate::optimizer::naive::{self, Aligned};
 use crate::{Dtype, Foreign, NonFinite, Plan, Settings};
 
 /// The numbers of `bytes`; exact, because f64 holds every number of every dtype.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::chunk::{Chunk, Numbers, decode, encode};
-use crate::naive::Aligned;
+use crate::optimizer::naive::Aligned;
 use crate::{ALIGNMENT, Arch, Dtype, Foreign, NonFinite, Plan, Rule, Settings, cpu_features, fold};
 
 const ADD: Plan = Plan { dtype: Dtype::F32, rule: Rule::Add, clip: None, refuse_nonfinite: false };

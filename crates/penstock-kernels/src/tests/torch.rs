@@ -4,7 +4,7 @@
 //! start at 1, -0.5 and 0.25, the gradients are `GRADIENTS`. torch fuses some multiply-adds, so the last bits differ.
 
 use super::chunk::{decode, encode};
-use crate::naive::Aligned;
+use crate::optimizer::naive::Aligned;
 use crate::{Dtype, Foreign, Plan, RULES, Rule, Settings, fold};
 
 const GRADIENTS: [[f64; 3]; 4] =

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::chunk::{Chunk, Numbers, accumulator, assert_same, decode, encode};
-use crate::naive::Aligned;
+use crate::optimizer::naive::Aligned;
 use crate::{
     Arch, Dtype, Flag, NonFinite, Plan, RULES, Row, Rule, Settings, accumulate_on, first_nonfinite_on,
     fold_on,

@@ -118,7 +118,7 @@ mod tests {
     /// Worker 0 is never suspended, worker 1 for half a lease, worker 2 for two.
     fn plan() -> Leases {
         let suspended = [None, Some(100..100 + LEASE / 2), Some(100..100 + 2 * LEASE)];
-        Leases { lease: LEASE, suspended: suspended.into(), silent: vec![Vec::new(); 3] }
+        Leases { lease: LEASE, suspended: suspended.into(), falls_silent: vec![Vec::new(); 3] }
     }
 
     /// All are there, and spoke last at tick 99.

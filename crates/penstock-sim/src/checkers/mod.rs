@@ -7,7 +7,7 @@
 //! | [`atomicity`] | a reader never sees a torn chunk |
 //! | [`loads`] | behind a barrier or its own load nobody sees an older load, and nobody half of one |
 //! | [`bits`] | under BSP equal inputs give equal bits |
-//! | [`together`] | no worker passes a barrier without the others, nor has left before its shards let it go |
+//! | [`membership`] | no worker passes a barrier without the others, nor has left before its shards let it go |
 //! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
 //! | [`carried`] | between hosts, what arrives is bit for bit what was sent, however it was encoded |
 //! | [`losses`] | no worker is lost before its lease is over, nor kept after it; the event loop tells it of signs of life |
@@ -21,8 +21,8 @@ pub mod carried;
 pub mod exactly_once;
 pub mod loads;
 pub mod losses;
+pub mod membership;
 pub mod staleness;
-pub mod together;
 
 use crate::history::Observation;
 use crate::shard_memory::Mirror;

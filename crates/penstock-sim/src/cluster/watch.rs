@@ -71,7 +71,7 @@ impl Cluster<'_> {
             if let Some(range) = range {
                 self.at(range.end, Event::Resume(rank));
             }
-            for &(at, way) in &plan.silent[rank as usize] {
+            for &(at, way) in &plan.falls_silent[rank as usize] {
                 self.at(at, Event::FallSilent(rank, way));
             }
             self.later(1, Event::Beat(rank));

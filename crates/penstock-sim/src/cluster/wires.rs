@@ -16,8 +16,9 @@ use std::cell::RefMut;
 
 /// The job's number in frames.
 pub(super) const JOB: u64 = 0x0070_656e_7374_6f63;
-/// How long an end tolerates silence, in units of the longest delay.
-const PATIENCE: u64 = 5;
+/// The lease, where the scenario says what breaks, in units of the longest delay. An end that hears nothing for half of it gives
+/// the connection up.
+const LEASE: u64 = 10;
 /// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
 
@@ -66,16 +67,16 @@ impl<'a> Cluster<'a> {
             return Ok(());
         }
         self.wires[rank as usize][shard].borrow_mut().shatter(how, self.now, &mut self.rng);
-        let patience = PATIENCE * self.scenario.faults.delay;
+        let silence = LEASE / 2 * self.scenario.faults.delay;
         let (how, at_worker, at_shard) = match how {
             Break::Cut => {
                 let (one, other) = (self.delay(), self.delay());
                 ("cut", Some(one), self.rng.once_in(2).then_some(other))
             }
             // The end that hears nothing gives the connection up, and the other then hears that it has ended.
-            Break::Silent(Way::Up) => ("silent up", None, Some(patience)),
+            Break::Silent(Way::Up) => ("silent up", None, Some(silence)),
             Break::Silent(Way::Down) => {
-                ("silent down", Some(patience), self.rng.once_in(4).then_some(patience))
+                ("silent down", Some(silence), self.rng.once_in(4).then_some(silence))
             }
         };
         let scripted = !self.is_planned(shard);

@@ -24,8 +24,8 @@ pub struct Faults {
     pub gives: usize,
 }
 
-/// How long an end tolerates silence.
-pub(super) const PATIENCE: u64 = 300;
+/// The lease. An end that hears nothing for half of it gives the connection up.
+pub(super) const LEASE: u64 = 600;
 /// So many breaks of one link, and they become as many times rarer: what comes whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
 /// One write in so many arrives in two pieces.
@@ -68,7 +68,7 @@ struct At {
     /// What says how much a read brings, where that is not all that has arrived.
     reads: Option<Rng>,
     /// When it gives the connection up, because nothing comes.
-    patience: Option<u64>,
+    silent_until: Option<u64>,
 }
 
 impl At {
@@ -77,7 +77,7 @@ impl At {
             reader: MessageReader::reading_ahead(faults.reads, Account::default()),
             writer: MessageWriter::new(Account::default()),
             reads: rng.once_in(2).then(|| Rng::new(rng.word())),
-            patience: None,
+            silent_until: None,
         }
     }
 }
@@ -118,7 +118,7 @@ impl Link {
             Way::Up => self.wire.close_at_worker(),
             Way::Down => self.wire.close_at_shard(),
         }
-        self.ends[out as usize].patience = None;
+        self.ends[out as usize].silent_until = None;
     }
 
     /// The connection breaks, if it stands unbroken; whether it did.
@@ -132,16 +132,16 @@ impl Link {
         self.wire.shatter(how, now, rng);
         if let Break::Silent(way) = how {
             // The end that hears nothing gives the connection up, and the other then reads that it has ended.
-            self.ends[way.back() as usize].patience = Some(now + PATIENCE);
+            self.ends[way.back() as usize].silent_until = Some(now + LEASE / 2);
         }
         true
     }
 
-    /// The end that has been patient for long enough, by the way on which it writes.
-    pub(super) fn impatient(&self, now: u64) -> Option<Way> {
+    /// The end on whose connection nothing came for half a lease, by the way on which it writes.
+    pub(super) fn silent(&self, now: u64) -> Option<Way> {
         [Way::Up, Way::Down].into_iter().find(|&out| {
-            let patience = self.ends[out as usize].patience;
-            self.stands(out) && patience.is_some_and(|until| until <= now)
+            let until = self.ends[out as usize].silent_until;
+            self.stands(out) && until.is_some_and(|until| until <= now)
         })
     }
 

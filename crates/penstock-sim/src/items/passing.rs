@@ -56,13 +56,13 @@ impl Run<'_> {
         }
     }
 
-    /// Time passes: ends run out of patience, and what was broken for long enough, or all that is, is made again. Whether
+    /// Time passes: ends give silent connections up, and what was broken for long enough, or all that is, is made again. Whether
     /// anything was done.
     pub(super) fn pass_time(&mut self, steps: u64, all: bool) -> bool {
         self.now += steps;
         let mut did = false;
         for rank in 0..self.workers.len() {
-            while let Some(out) = self.links[rank].impatient(self.now) {
+            while let Some(out) = self.links[rank].silent(self.now) {
                 self.give_up(rank, out);
                 did = true;
             }

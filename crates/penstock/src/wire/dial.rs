@@ -8,8 +8,8 @@ use crate::options::{Options, Security};
 use crate::wait::poll;
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
-use penstock_fabric::net::inside;
 use penstock_fabric::net::link::Link as _;
+use penstock_fabric::net::loopback;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
 use penstock_proto::error::Refusal;
@@ -135,7 +135,7 @@ impl Dialer {
             if left.is_zero() {
                 return Err(io::Error::from(ErrorKind::TimedOut).into());
             }
-            match inside::connect(address, left) {
+            match loopback::connect(address, left) {
                 Ok(socket) => return self.introduce(socket, address, purpose, until, give_up),
                 Err(error) => last = error,
             }

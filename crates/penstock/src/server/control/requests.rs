@@ -63,6 +63,8 @@ impl Control {
         let Some(client) = self.clients.get(&token) else { return };
         if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
             self.partings.remove(&peer);
+            // It does not come again, and is not waited for if it does.
+            self.departed.remove(&peer);
             self.drop_client(token);
             return;
         }

@@ -397,8 +397,8 @@ impl Wire {
                 {
                     records.count_answer();
                 }
-                let mut late = false;
-                if body == Answer::Left {
+                let (last, mut late) = (body == Answer::Left, false);
+                if last {
                     self.let_go.store(true, Ordering::Release);
                     // Before any thread looks at what follows: the server may hang up at once.
                     late = self.left.swap(true, Ordering::AcqRel);
@@ -406,15 +406,15 @@ impl Wire {
                         self.confirm();
                     }
                 }
-                let Some(answer) = lock(&self.open).settle(id) else { return true };
+                let Some(answer) = lock(&self.open).settle(id) else { return !last || late };
                 if late {
                     // Only the last word is confirmed: one that came too late to be waited for may be followed by another.
                     self.confirm();
                 }
                 let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
                 let _ = answer.try_send(heard);
-                // To the last word nothing else is answered.
-                !late
+                // To the last word nothing else is answered, and who came again when the server hangs up would ask for it anew.
+                !last
             }
             Err(error) => self.gone(fate, &format!("it sent something that is not a message: {error}")),
         }
@@ -446,5 +446,48 @@ impl Wire {
             fate.fail(lost(self.server, reason));
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_fabric::layout::flags;
+    use penstock_fabric::region::{Region, Writers};
+
+    fn wire() -> Wire {
+        let region = |bytes| Region::new("penstock-test", bytes, Writers::Holders).unwrap();
+        let (page, flags) = (region(page::bytes(1)), region(flags::BYTES));
+        let page = Arc::clone(page.mapping());
+        let wakeups = vec![crate::thread::bell().unwrap()];
+        Wire {
+            channel: Channel::Local(Connection::pair().unwrap().0),
+            outlets: Arc::new(Outlets::new(Arc::clone(&page), Arc::clone(flags.mapping()), wakeups)),
+            page,
+            open: Mutex::default(),
+            slabs: Mutex::default(),
+            server: 0,
+            rank: 0,
+            left: AtomicBool::new(false),
+            let_go: AtomicBool::new(false),
+        }
+    }
+
+    // It went on listening: when the server hung up, which waited for no one any more, it came again, and was waited for anew.
+    #[test]
+    fn who_has_heard_that_it_was_let_go_listens_no_longer() {
+        let hears = |left: bool, asked: u64, answered: u64| {
+            let (wire, (answer, receiver)) = (wire(), sync_channel(1));
+            wire.left.store(left, Ordering::Relaxed);
+            let (id, _) = lock(&wire.open).ask(Ask::Clocks, answer).unwrap();
+            assert_eq!(id, asked);
+            let left = encode(&Reply { id: answered, body: Answer::Left }).unwrap();
+            let listens = wire.hear(&Fate::default(), &left, Received::default());
+            (listens, receiver.try_recv().is_ok())
+        };
+        assert_eq!(hears(false, 1, 1), (false, true));
+        assert_eq!(hears(false, 1, 2), (false, false), "who asked has given up waiting for it");
+        assert_eq!(hears(true, 1, 1), (false, true), "it has said that it fails, and this answers that");
+        assert_eq!(hears(true, 1, 2), (true, false), "what it said after that is still to be answered");
     }
 }

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 /// Never paces; every kernel has it, and every process may choose it.
 const UNPACED: &str = "reno";
 
-fn is_inside(address: SocketAddr) -> bool {
+fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
 /// Connects, in `longest` at most.
 pub fn connect(address: SocketAddr, longest: Duration) -> io::Result<TcpStream> {
-    if !is_inside(address) {
+    if !is_loopback(address) {
         return TcpStream::connect_timeout(&address, longest);
     }
     let until = Instant::now() + longest;
@@ -61,7 +61,7 @@ fn wait_for(socket: &impl AsFd, until: Instant) -> io::Result<()> {
 
 /// What is accepted here is not paced, if the listener hears nobody but this host.
 pub fn listens(listener: &TcpListener) {
-    if listener.local_addr().is_ok_and(is_inside) {
+    if listener.local_addr().is_ok_and(is_loopback) {
         do_not_pace(listener);
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_inside_the_host_is_paced_at_neither_end() {
+    fn a_connection_over_loopback_is_paced_at_neither_end() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             // A host may have no IPv6.
             let Ok(listener) = TcpListener::bind(host) else { continue };

@@ -1,5 +1,5 @@
-//! Together: what all workers do together. No worker passes a barrier before all that may still come stand at it, nor with one
-//! that was told it did not (M-1).
+//! Membership: who passes a barrier, and who has left. No worker passes a barrier before all that may still come stand at it,
+//! nor with one that was told it did not (M-1).
 //! A worker that is told it has left has been let go by every shard, which has then taken everything from it (M-3).
 //! A request that was carried out twice would make a worker stand where it does not.
 
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Watches barriers. Each has a number, its round.
 #[derive(Debug)]
-pub struct Together {
+pub struct Membership {
     workers: u32,
     shards: usize,
     /// Where each worker stands, as far as it knows.
@@ -21,7 +21,7 @@ pub struct Together {
     let_go: BTreeMap<Rank, BTreeSet<usize>>,
 }
 
-impl Together {
+impl Membership {
     /// For a job of so many workers, and shards.
     pub fn new(workers: u32, shards: usize) -> Self {
         let (stands, passed, gone, let_go) = Default::default();
@@ -48,9 +48,9 @@ impl Together {
     }
 }
 
-impl Checker for Together {
+impl Checker for Membership {
     fn name(&self) -> &'static str {
-        "together"
+        "membership"
     }
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn after(observations: &[Observation<'_>]) -> Result<(), String> {
-        let mut checker = Together::new(2, 2);
+        let mut checker = Membership::new(2, 2);
         observations.iter().try_for_each(|observation| checker.see(observation))
     }
 
