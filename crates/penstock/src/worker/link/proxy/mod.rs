@@ -34,8 +34,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// Looks in vain for each of which the socket is asked: asking takes a system call, and a look at the ring a hundredth of that.
-const LOOKS_A_READ: u32 = 4;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
 
@@ -143,7 +141,6 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
-        in_vain: 0,
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -157,8 +154,6 @@ struct Proxy {
     redial: Redial,
     vigil: Vigil,
     progress: Arc<Progress>,
-    /// Looks that found nothing, since one did.
-    in_vain: u32,
 }
 
 /// What a proxy is told, and what it has been told so far.
@@ -289,9 +284,7 @@ impl Proxy {
 
     fn look(&mut self) -> bool {
         let mut busy = self.orders.take(&mut self.remote);
-        if self.in_vain.is_multiple_of(LOOKS_A_READ) {
-            self.poll_link();
-        }
+        self.poll_link();
         let Self { remote, orders, .. } = self;
         let Looked { busy: looked, over } = remote.look(FRAMES, |remote| _ = orders.take(remote));
         match over {
@@ -300,7 +293,6 @@ impl Proxy {
             Some(Over::Broke(what)) => self.fail(format!("it broke the protocol: {what}")),
         }
         busy |= looked;
-        self.in_vain = if busy { 0 } else { self.in_vain.wrapping_add(1) };
         if busy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
