@@ -1,8 +1,10 @@
-"""What the function that XLA calls makes of frames that are not as it knows them."""
+"""XLA's interface as its header has it, and what is made of frames that are not as it is known here."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import re
 from collections.abc import Sequence
 from ctypes import (
     CFUNCTYPE,
@@ -16,12 +18,14 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from penstock import _core
 
+ROOT = Path(__file__).parents[2]
 INTERFACE_BYTES = 56
 FRAME_BYTES = 168
 
@@ -116,9 +120,124 @@ class Xla:
         return self._told[0] if self._told else None
 
 
-def test_the_structures_are_as_long_as_xla_s() -> None:
-    assert ctypes.sizeof(Interface) == INTERFACE_BYTES
-    assert ctypes.sizeof(Frame) == FRAME_BYTES
+NAMES = {
+    "PRED": "bool",
+    **{
+        f"{letter}{bits}": f"{kind}{bits}"
+        for letter, kind in (("S", "int"), ("U", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "C128": "complex128",
+}
+"""XLA's element types that are in memory as NumPy's are."""
+
+
+STRUCTURES = {
+    "Extension": "Extension_Base",
+    "Asking": "Metadata_Extension",
+    "Version": "Api_Version",
+    "Metadata": "Metadata",
+    "Failing": "Error_Create_Args",
+    "Interface": "Api",
+    "Buffer": "Buffer",
+    "Values": "Args",
+    "Scalar": "Scalar",
+    "Attributes": "Attrs",
+    "Frame": "CallFrame",
+}
+"""XLA's names of ours."""
+
+
+@pytest.fixture(scope="module")
+def header() -> str:
+    found = importlib.util.find_spec("jaxlib")
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder, "include", "xla", "ffi", "api", "c_api.h")
+        if path.exists():
+            return path.read_text()
+    pytest.skip("there is no jaxlib that comes with xla/ffi/api/c_api.h")
+
+
+@pytest.fixture(scope="module")
+def rust() -> str:
+    return (ROOT / "crates" / "penstock-python" / "src" / "xla.rs").read_text()
+
+
+def test_xlas_numbers_are_those_of_its_header(header: str, rust: str) -> None:
+    frame = pytest.importorskip("penstock.jax.frame")
+    said = {name: int(value) for name, value in re.findall(r"XLA_FFI_(\w+) = (\d+),", header)}
+    version = {name: int(value) for name, value in re.findall(r"#define XLA_FFI_API_(M\w+) (\d+)", header)}
+    ours = {str(dtype): number for dtype, number in frame._NUMBERS.items()}
+    assert ours == {name: said[f"DataType_{theirs}"] for theirs, name in NAMES.items()}
+    assert (said["DataType_TOKEN"], ()) == frame._TOKEN
+    constants = {name: int(value) for name, value in re.findall(r"^const (\w+): c_int = (\d+);", rust, re.M)}
+    # A later minor version only adds to the interface.
+    assert constants.pop("MINOR") <= version["MINOR"]
+    assert constants == {
+        "MAJOR": version["MAJOR"],
+        "METADATA": said["Extension_Metadata"],
+        "EXECUTE": said["ExecutionStage_EXECUTE"],
+        "BUFFER": said["ArgType_BUFFER"],
+        "SCALAR": said["AttrType_SCALAR"],
+        "U64": said["DataType_U64"],
+        "INTERNAL": said["Error_Code_INTERNAL"],
+    }
+    widths = {
+        int(number): int(width)
+        for numbers, width in re.findall(r"^        ([\d| ]+) => Some\((\d+)\),", rust, re.M)
+        for number in numbers.split("|")
+    }
+    assert widths == {said["DataType_TOKEN"]: 0} | {
+        number: dtype.itemsize for dtype, number in frame._NUMBERS.items()
+    }
+
+
+def test_xlas_structures_are_those_of_its_header(header: str, rust: str) -> None:
+    """What is read of them lies where XLA has it; a later version may add more behind that."""
+    theirs = {
+        name: [
+            "*" if "*" in field or "STRUCT_FIELD" in field else field.split()[-2].removeprefix("XLA_FFI_")
+            for field in re.sub(r"//.*", "", body).split(";")
+            if field.strip()
+        ]
+        for name, body in re.findall(r"struct XLA_FFI_(\w+) \{(.*?)\n\}", header, re.DOTALL)
+    }
+    ours = {
+        name: ["*" if "*" in kind or "Option" in kind else kind for kind in re.findall(r"\w+: (.*),", body)]
+        for name, body in re.findall(
+            r"^#\[repr\(C\)\]\nstruct (\w+) \{(.*?)^\}", rust, re.DOTALL | re.MULTILINE
+        )
+    }
+    assert set(ours) - {"Start"} == set(STRUCTURES)
+    for name, their_name in STRUCTURES.items():
+        found, _ = members(name, ours)
+        assert found == members(their_name, theirs)[0][: len(found)], name
+    for one in (Version, Metadata, Asking, Failing, Interface, Values, Attributes, Scalar, Frame):
+        assert ctypes.sizeof(one) == members(one.__name__, ours)[1], one
+
+
+LONG = ("*", "size_t", "usize", "int64_t", "i64")
+
+
+def members(name: str, structures: dict[str, list[str]]) -> tuple[list[tuple[int, int]], int]:
+    """Where each plain member begins, with its bytes, those of structures inside too; and all bytes."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for kind in structures[name]:
+        if kind in structures:
+            inside, size = members(kind, structures)
+            # Each begins with a long one.
+            start = -(-end // 8) * 8
+        else:
+            # Other than long ones there are only enumerations and such, of 4 bytes.
+            size = 8 if kind in LONG else 4
+            inside, start = [(0, size)], -(-end // size) * size
+        found += [(start + at, bytes_) for at, bytes_ in inside]
+        end = start + size
+    return found, -(-end // 8) * 8
 
 
 def test_a_frame_that_is_not_as_known_is_an_error_before_it_is_read() -> None:
