@@ -327,6 +327,7 @@ class Tensor(Sealed):
             slack = check_slack(slack)
         elif out is None and self._stable:
             self._core.pull(None, timeout)
+            # As `_model_view`, here and in `pushpull`: calling it would take a quarter as long as all this.
             return self._model if self._model is not None else self._model_view()
         if out is not None:
             array = self._incoming(out)
@@ -377,7 +378,8 @@ class Tensor(Sealed):
         array([1., 1., 1.], dtype=float32)
         """
         settings = self._optimizer._packed
-        # The usual case is one call of the core.
+        # The usual case is one call of the core. Where the job has tensors that were pushed with `more=True`
+        # alone, `_push` must note that this one has been pushed as ever.
         if out is None and slack is None and self._stable and not self._job._unsent:
             self._core.pushpull(self._contribution(grad), settings, timeout)
             return self._model if self._model is not None else self._model_view()

@@ -65,7 +65,7 @@ def test_leaves_of_every_kind_come_back_as_what_they_are(spawn_job: Any) -> None
     )
 
 
-# They came back with a type of their own: times a bfloat16 array, a mean made float32 of it.
+# Means came back strongly typed: times a bfloat16 array they gave float32.
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_mean_of_weakly_typed_numbers_is_typed_as_jax_types_it(spawn_job: Any, wide: bool) -> None:
     spawn_job(

@@ -1,8 +1,8 @@
 """
 Parameters that a model is given after `distribute`: their gradients are not averaged, and where all are new
 no gradient comes that could tell. So the first gradient that backward adds to one is an error. One that is
-never trained, such as a teacher's, gets none. Where the servers step, a gradient that is computed is one too,
-unless the optimizer was given the parameter.
+never trained, such as a teacher's, gets none. Where the servers step, so is the first gradient that autograd
+computes of one, even where it is added to nothing, unless the optimizer was given the parameter.
 
 Torch calls a hook whenever any module is given a parameter or a module, for which we look into a dictionary.
 The hooks are there while a job is open.

@@ -37,7 +37,7 @@ class Known:
 class Parts:
     """
     What there is of a model. The script may drop it, such as a list that only `distribute` was given, and
-    keep its parts: what they are given is the model's still.
+    keep its parts: what is added to these still counts as the model's.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
