@@ -125,15 +125,26 @@ class Gathering:
         return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
 
     def bytes_of_all(
-        self, job: Job, call: str, words: str, data: bytes, most: int, timeout: float | None
+        self,
+        job: Job,
+        name: str,
+        words: str,
+        data: bytes,
+        most: int,
+        timeout: float | None,
+        least: int = 0,
     ) -> list[bytes | None]:
         """
         Everybody's data, `most` bytes of each, by rank; None of a worker that was lost. The words are the
         same on every worker.
 
+        The gather's number is `least` or above. By a larger `least` than before, the same on every worker, it
+        overtakes one that was broken off. All must have ended theirs by then, well or not: two numbers may
+        share a row.
+
         Raises as `Job.mean`.
         """
-        return self._gather(job, _Call(call, words, data, most, self._limit(job, timeout)))
+        return self._gather(job, _Call(name, words, data, most, self._limit(job, timeout), least=least))
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float]:
         core = job._core
@@ -171,8 +182,9 @@ class Gathering:
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
         words, data, limit = call.words, call.data, call.limit
         gather = self._last
-        if gather.over:
-            gather = self._last = _Gather(words, data, gather.next, gather.took_part())
+        if gather.over or gather.number < call.least:
+            number = max(gather.next, call.least)
+            gather = self._last = _Gather(words, data, number, gather.took_part())
         elif gather.words != words or (gather.data != data and not call.says(gather.data)):
             raise OptionError(
                 f"worker {job.rank} has begun a gather, {gather.words}, that has not ended; "
@@ -240,6 +252,8 @@ class _Call:
     limit: Limit[float]
     says: Callable[[bytes], bool] = lambda _: False
     """Whether other data than this call's say the same."""
+    least: int = 0
+    """The gather's number, or less: one before it has no need to end."""
 
 
 @dataclass

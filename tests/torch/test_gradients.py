@@ -752,6 +752,45 @@ def stepping_back_alone(job):
         optimizer.step()
     train(job, model, optimizer, range(2, 4))
 
+def stepping_back_together_after_one_did_alone(job):
+    model, optimizer = distributed(job)
+    def back(by):
+        for parameter in model.parameters():
+            parameter.grad.mul_(by)
+        optimizer.step()
+    train(job, model, optimizer, range(2))
+    said = []
+    for by in (-0.5, 0.5):
+        try:
+            back(by) if job.rank == 0 else None
+        except ps.exceptions.OptionError as error:
+            said.append(str(error))
+    job.barrier(timeout=60)
+    for step in range(2, 5):
+        train(job, model, optimizer, [step])
+        back(-0.5)
+        back(0.5)
+    told["alone and then together"] = flat(model)
+    told["said alone"] = np.array(said)
+    steps_back(job)
+
+def a_step_that_one_takes_late(job):
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(1))
+    def back():
+        for parameter in model.parameters():
+            parameter.grad.mul_(-0.5)
+        optimizer.step()
+    back()
+    for rank in (0, 1):
+        if job.rank == rank:
+            try:
+                back()
+            except ps.exceptions.OptionError:
+                told["refused at first"] = np.array(rank)
+        job.barrier(timeout=60)
+    train(job, model, optimizer, range(1, 4))
+
 def a_new_layer(job):
     model, optimizer = distributed(job)
     model.append(nn.Linear(6, 6))
@@ -1060,6 +1099,8 @@ for part in PARTS:
 os.environ["PENSTOCK_DEADLINE"] = "1"
 told_of("patient", patient)
 told_of("stepping_back_alone", stepping_back_alone)
+told_of("together", stepping_back_together_after_one_did_alone)
+told_of("a_step_that_one_takes_late", a_step_that_one_takes_late)
 save(**told)
 """
 )
@@ -1068,7 +1109,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=45, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=47, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1108,6 +1149,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
             "averaged gradients since the last step",
         ),
         ("stepping_back_alone", "OptionError", "worker 1 took no such step within 1 s"),
+        ("a_step_that_one_takes_late", "DeclarationConflict", "is not the same on all workers any more"),
         ("a_new_layer", "OptionError", "` came after `distribute`"),
         ("unfrozen_of_another_type", "DtypeError", "parameter `turn` is complex64"),
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
@@ -1187,6 +1229,19 @@ def test_a_step_on_an_average_that_all_have_changed_in_the_same_way_is_taken(
         mine, plain = one["steps_back"]
         np.testing.assert_array_equal(mine, told[0]["steps_back"][0])
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
+
+
+# From the refusal on, every such step of the job was refused, of whatever model.
+def test_a_step_that_one_worker_tried_alone_is_forgotten_in_the_next_pass(
+    told: list[dict[str, Any]],
+) -> None:
+    alone, begun = told[0]["said alone"]
+    assert "worker 1 took no such step" in alone
+    assert "has begun" in begun
+    assert [int(one["refused at first"]) for one in told if "refused at first" in one] == [0]
+    for one in told:
+        assert "together" not in one
+        np.testing.assert_array_equal(one["alone and then together"], told[0]["alone and then together"])
 
 
 def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(

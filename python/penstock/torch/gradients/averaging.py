@@ -104,6 +104,8 @@ class Averaging:
         self.unsent = False
         """Whether gradients may not be averages: the last pass was inside `no_sync`, or did not end well."""
         self._count = 0
+        self.averaged_in = 0
+        """The job's iteration when the last pass ended: the same on all workers, and it only grows."""
         self._check_every = check_every
         self._ask = self._compare = False
         self._marks: list[tuple[float, float]] | None = None
@@ -415,6 +417,7 @@ class Averaging:
         if not self._idempotent:
             self._averaged.update(range(len(self._members)))
         self._count += 1
+        self.averaged_in = self.job.iteration
         self.unsent = False
         return bool(self._found)
 
@@ -508,8 +511,8 @@ class Averaging:
 
     def loaded(self) -> None:
         """
-        A state of the model or the optimizer was loaded, here at least: the pass after the next compares
-        parameters.
+        A state of the model or the optimizer was loaded, or a step refused, here at least: the pass after the
+        next compares parameters.
         """
         self._ask = True
 

@@ -203,20 +203,35 @@ def _difference_of_gradients(averaging: Averaging, parameters: Iterable[torch.Te
     for name, gradient in averaging.gradients_of(Known(parameters)):
         digest.update(name.encode())
         digest.update(gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    gathering = _gatherings.setdefault(job, Gathering("penstock/torch/steps", all_needed=False))
-    words = f"gradients of `{averaging.prefix}` that no backward pass has averaged"
+    prefix = averaging.prefix
+    gatherings = _gatherings.setdefault(job, {})
+    gathering = gatherings.setdefault(prefix, Gathering(f"{prefix}/steps", all_needed=False))
     try:
         found = gathering.bytes_of_all(
-            job, "optimizer.step", words, digest.digest(), digest.digest_size, None
+            job,
+            "optimizer.step",
+            "gradients that no backward pass has averaged",
+            digest.digest(),
+            digest.digest_size,
+            None,
+            # By the pass: a step that one worker has tried alone is behind it then. Whoever has made another
+            # pass knows that all others are in it too, so that nobody is still comparing.
+            least=averaging.averaged_in << _STEP_BITS,
         )
     except DeadlineExceeded as error:
-        others = ", ".join(map(str, error.missing)) or "another"
-        return f"worker{'s' * (len(error.missing) > 1)} {others} took no such step within {job.deadline:g} s"
-    return None if len({one for one in found if one is not None}) == 1 else "they are not the same everywhere"
+        # The others may take the same step yet, and find that it was begun here.
+        averaging.loaded()
+        missing = ", ".join(map(str, error.missing))
+        who = f"worker{'s' * (len(error.missing) > 1)} {missing}" if missing else "another worker"
+        return f"{who} took no such step within {job.deadline:g} s"
+    return None if len({one for one in found if one is not None}) == 1 else "gradients are not the same"
 
 
-_gatherings: weakref.WeakKeyDictionary[Job, Gathering] = weakref.WeakKeyDictionary()
-"""By which workers compare gradients."""
+_STEP_BITS = 24
+"""Of the number of a comparison: the lower ones count those between two passes."""
+
+_gatherings: weakref.WeakKeyDictionary[Job, dict[str, Gathering]] = weakref.WeakKeyDictionary()
+"""By which workers compare gradients, for each model: by its prefix, which a later one may have again."""
 
 
 class _Step:
