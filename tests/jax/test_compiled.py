@@ -17,8 +17,8 @@ if importlib.util.find_spec("jax") is None:
 # Never imported here: a process that has imported JAX warns of every fork.
 PRELUDE = """
 import jax, jax.numpy as jnp, numpy as np
-from penstock.jax import compiled, frame
-from penstock.jax.compiled import calls, ordered_call
+from penstock.jax import compiled, registry
+from penstock.jax.compiled import known_calls, ordered_call
 
 def program(fill):
     return jax.jit(lambda *x: ordered_call(fill, x, x))
@@ -36,7 +36,7 @@ def adds_one(arguments, results):
 
 ones = jnp.ones(3)
 assert (program(adds_one)(ones)[0] == 2).all()
-assert calls.taken(None), "this JAX does not take the function"
+assert known_calls.taken(None), "this JAX does not take the function"
 """
 
 
@@ -92,7 +92,7 @@ while heard < 150:
         assert "KeyboardInterrupt" in str(error), error
         inside += 1
 armed = False
-assert (step(ones)[0] == 2).all() and len(calls)
+assert (step(ones)[0] == 2).all() and len(known_calls)
 os.write(1, f"{inside} {outside}\\n".encode())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 raise KeyboardInterrupt
@@ -121,17 +121,17 @@ raise KeyboardInterrupt
 
 def test_an_error_before_the_first_line_of_the_call_is_one_of_the_program() -> None:
     run("""
-Calls = type(calls)
-works = Calls.__call__
+Registry = type(known_calls)
+works = Registry.__call__
 for kind in (KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit):
     def raises(*_):
         raise kind("early")
-    Calls.__call__ = raises
+    Registry.__call__ = raises
     assert f"{kind.__name__}: early" in error_of(adds_one, ones)
 for answer in (None, False, 1, "done"):
-    Calls.__call__ = lambda *_: answer
+    Registry.__call__ = lambda *_: answer
     assert "did not say that it is done" in error_of(adds_one, ones)
-Calls.__call__ = works
+Registry.__call__ = works
 assert (program(adds_one)(ones)[0] == 2).all()
 """)
 
@@ -153,7 +153,7 @@ told = error_of(raising(ValueError("lone \\udcff and \\ud800, zero \\0, and the 
 assert "ValueError: lone" in told and told.endswith("and the end"), told
 assert "Hidden" in error_of(raising(Hidden()), ones)
 assert "KeyboardInterrupt: pressed" in error_of(raising(KeyboardInterrupt("pressed")), ones)
-frame.traceback.format_exception = raising(KeyboardInterrupt())
+registry.traceback.format_exception = raising(KeyboardInterrupt())
 told = error_of(raising(ValueError("lost")), ones)
 assert "ValueError" in told and "when it was to be shown" in told, told
 """)
@@ -181,20 +181,20 @@ import gc, importlib, sys
 before, kept = program(adds_one), []
 assert (before(ones)[0] == 2).all()
 for again in (1, 2):
-    importlib.reload(frame)
+    importlib.reload(registry)
     importlib.reload(compiled)
     from penstock.jax.compiled import ordered_call
     gc.collect()
-    assert compiled.calls is calls and frame.calls is calls
-    known = len(calls)
+    assert compiled.known_calls is known_calls and registry.known_calls is known_calls
+    known = len(known_calls)
     after = program(adds_one)
     kept.append(after)
     assert (after(2 * ones)[0] == 3).all() and (before(ones)[0] == 2).all()
-    assert len(calls) == known + 1
+    assert len(known_calls) == known + 1
 for name in [name for name in sys.modules if name.startswith("penstock.jax")]:
     del sys.modules[name]
-from penstock.jax.compiled import calls as found, ordered_call
-assert found is calls
+from penstock.jax.compiled import known_calls as found, ordered_call
+assert found is known_calls
 assert (program(adds_one)(ones)[0] == 2).all() and (before(ones)[0] == 2).all()
 """)
 
@@ -232,10 +232,10 @@ for wrong in (
         number = works(self, wrong)
         kept.append(wrong)
         return number
-    works, kept = type(calls).add, []
-    type(calls).add = add
+    works, kept = type(known_calls).add, []
+    type(known_calls).add = add
     told = error_of(lambda arguments, results: None, ones)
-    type(calls).add = works
+    type(known_calls).add = works
     assert "XLA gave buffers of types and shapes" in told, told
 """)
 
@@ -250,11 +250,11 @@ def keeps(arguments, results):
 assert "was kept beyond the call" in error_of(keeps, ones)
 
 lent = []
-works = type(calls).__call__
+works = type(known_calls).__call__
 def notes(self, number, arguments, results):
     lent.extend(memory for _, _, memory in [*arguments, *results])
     return works(self, number, arguments, results)
-type(calls).__call__ = notes
+type(known_calls).__call__ = notes
 assert (program(adds_one)(ones)[0] == 2).all()
 assert len(lent) == 4
 for memory in lent:

@@ -167,12 +167,12 @@ def rust() -> str:
 
 
 def test_xlas_numbers_are_those_of_its_header(header: str, rust: str) -> None:
-    frame = pytest.importorskip("penstock.jax.frame")
+    registry = pytest.importorskip("penstock.jax.registry")
     said = {name: int(value) for name, value in re.findall(r"XLA_FFI_(\w+) = (\d+),", header)}
     version = {name: int(value) for name, value in re.findall(r"#define XLA_FFI_API_(M\w+) (\d+)", header)}
-    ours = {str(dtype): number for dtype, number in frame._NUMBERS.items()}
+    ours = {str(dtype): number for dtype, number in registry._NUMBERS.items()}
     assert ours == {name: said[f"DataType_{theirs}"] for theirs, name in NAMES.items()}
-    assert (said["DataType_TOKEN"], ()) == frame._TOKEN
+    assert (said["DataType_TOKEN"], ()) == registry._TOKEN
     constants = {name: int(value) for name, value in re.findall(r"^const (\w+): c_int = (\d+);", rust, re.M)}
     # A later minor version only adds to the interface.
     assert constants.pop("MINOR") <= version["MINOR"]
@@ -191,7 +191,7 @@ def test_xlas_numbers_are_those_of_its_header(header: str, rust: str) -> None:
         for number in numbers.split("|")
     }
     assert widths == {said["DataType_TOKEN"]: 0} | {
-        number: dtype.itemsize for dtype, number in frame._NUMBERS.items()
+        number: dtype.itemsize for dtype, number in registry._NUMBERS.items()
     }
 
 

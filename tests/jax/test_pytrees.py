@@ -153,7 +153,7 @@ def test_versions_of_jax_that_lack_something_make_the_same_calls(spawn_job: Any,
                 assert "DeclarationConflict: workers gave different pytrees" in str(error)
             else:
                 raise AssertionError("no error")
-            assert len(compiled.calls) == 0
+            assert len(compiled.known_calls) == 0
         """,
     )
 
@@ -162,7 +162,7 @@ def test_a_compiled_program_hands_over_its_own_memory() -> None:
     """An `io_callback` copies each array three times on the way."""
     code = """
 import gc, jax, jax.numpy as jnp, numpy as np
-from penstock.jax.compiled import calls, ordered_call
+from penstock.jax.compiled import known_calls, ordered_call
 
 seen = []
 def fill(arguments, results):
@@ -181,11 +181,11 @@ got = program(given)
 assert [list(one) for one in got] == [[1, 2, 3, 4, 5], [1, 3, 5, 7, 9], [1, 2, 3, 4, 5]], got
 assert list(given) == [0, 1, 2, 3, 4], given
 assert seen == [[True, True], True], seen
-assert len(calls) == 1
+assert len(known_calls) == 1
 del program, got
 jax.clear_caches()
 gc.collect()
-assert len(calls) == 0
+assert len(known_calls) == 0
 """
     run = subprocess.run(
         [sys.executable, "-c", code],

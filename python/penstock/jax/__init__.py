@@ -16,7 +16,7 @@ JAX: pytrees in, pytrees out, outside of `jax.jit` and inside it.
 | leaves.py | pytrees, and the tensors of the job that their leaves are in |
 | calls.py | calls on the host, at once or from a compiled program |
 | compiled.py | how a compiled program calls |
-| frame.py | what XLA hands over there |
+| registry.py | those calls by number, and arrays over the memory that XLA hands over |
 | together.py | averages and broadcasts |
 | served.py | parameters on the servers, which take the steps: for SSP and ASP |
 """

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ..arrays import Array
-from .frame import Fill, calls, number_of
+from .registry import Fill, known_calls, number_of
 
 _TARGET = "penstock_call"
 _struct: Any = jax.ShapeDtypeStruct
@@ -88,7 +88,7 @@ def _new_primitive() -> Any:
         alone = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not alone or not _is_registered(ctx):
             return otherwise(ctx, *operands, called=called)
-        number = calls.add(called)
+        number = known_calls.add(called)
         # Which keeps it for as long as the program runs, and the program out of caches on disk.
         ctx.module_context.add_host_callback(called)
         call = jax.ffi.ffi_lowering(
@@ -125,7 +125,7 @@ def _is_registered(ctx: Any) -> bool:
 
 
 def _registered() -> bool:
-    return calls.taken(lambda target: jax.ffi.register_ffi_target(_TARGET, target, platform="cpu"))
+    return known_calls.taken(lambda target: jax.ffi.register_ffi_target(_TARGET, target, platform="cpu"))
 
 
 @functools.cache

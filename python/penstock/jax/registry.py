@@ -61,7 +61,7 @@ class Called(Protocol):
     results: Sequence[Any]
 
 
-class Calls:
+class Registry:
     """The calls of this process's compiled programs. There is one of these, also if this is loaded again."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def _shown(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-calls: Calls = _core.keep_xla_call(Calls(), _shown)
+known_calls: Registry = _core.keep_xla_call(Registry(), _shown)
 """
 Those of this process. What was kept first stays: programs that were compiled before this was loaded again
 call it.
