@@ -17,6 +17,8 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | hooks.py | for those who keep DistributedDataParallel or FSDP2 |
 | accelerate.py, lightning.py | for those who have one of these frameworks |
 | data.py | each worker its part of a dataset |
+| arrivals.py | parameters that come after `distribute` |
+| known.py | parameters and modules, without keeping them |
 | copies.py | copies of a model, and saved ones, are ordinary models |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
@@ -44,12 +46,12 @@ from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..gather import Gathering
 from ..job import Job, after_the_last, current
+from .arrivals import look_away
+from .arrivals import owners_of_parameters as _owned
 from .broadcast import _described, broadcast
 from .counters import Times, stop_counting
 from .data import loader, sampler
 from .gradients import Averaging
-from .gradients.arrivals import look_away
-from .gradients.arrivals import owners_of_parameters as _owned
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
 from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS

@@ -32,8 +32,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..job import Job
 from .copies import Ours, leave_hooks_behind
 from .gradients.backward import _engine, _this_pass
-from .gradients.known import Known
 from .gradients.roll import _flat
+from .known import Known
 
 PARTS = ("forward", "backward", "waiting", "copying", "stepping")
 

@@ -6,8 +6,6 @@ DistributedDataParallel. Parameters, optimizer and everything done with gradient
 |---|---|
 | averaging.py | one model: its buckets, hooks, and what happens at the end of a backward pass |
 | backward.py | one job: when a backward pass begins and ends, whichever models it reaches |
-| arrivals.py | parameters that come after `distribute` |
-| known.py | parameters and modules, without keeping them |
 | bucket.py | gradients of many parameters as one tensor |
 | roll.py | what workers tell each other beside gradients: who took part, which parameters were used |
 | buffers.py | batch statistics and other buffers, which travel with the gradients |

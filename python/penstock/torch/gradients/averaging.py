@@ -25,18 +25,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import unserializable_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
 from ...job import Job
+from ..arrivals import Newcomers, watch, when_added_to, whenever_computed
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
-from .arrivals import may_be_trained, owned_elsewhere, watch, when_added_to, with_grad
+from ..known import Known, Parts
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
-from .known import Known, Parts
 from .roll import Heard, Roll, digest_of
 
 if TYPE_CHECKING:
@@ -135,10 +133,7 @@ class Averaging:
         """The handle of the hook that sees the model called, while somebody needs it."""
         self.known = Known(parameters.values())
         """All parameters that the model and the optimizer had."""
-        self._new = Known()
-        """Parameters that came since."""
-        self._refusing: Any = WeakIdKeyDictionary()
-        """The handles of hooks on them: a script may give the model new ones again and again."""
+        self._newcomers = Newcomers(self, self.known, self._parts.parameters, when_added_to, _came_late)
         if job.size == 1:
             if self._idempotent and not declaration["refuse_nonfinite"]:
                 return
@@ -161,7 +156,7 @@ class Averaging:
             # A part of the model may be loaded by itself.
             self._handles.append(module.register_load_state_dict_post_hook(loaded))
         self._see_calls()
-        watch(model, self, instead=True)
+        watch(model, self._newcomers, instead=True)
         leave_hooks_behind(model)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
@@ -257,9 +252,7 @@ class Averaging:
             if self._looked != _this_pass():
                 self._look_for_leftovers()
 
-        # See `when_added_to`; and where a parameter is saved, torch need not say that this is not.
-        comes._torchdynamo_disable = True  # type: ignore[attr-defined]
-        return with_grad(parameter, lambda: parameter.register_hook(unserializable_hook(comes)))
+        return whenever_computed(parameter, comes)
 
     @torch.no_grad()
     def _look_for_leftovers(self) -> None:
@@ -327,7 +320,7 @@ class Averaging:
 
     def _measured(self) -> list[tuple[float, float]]:
         """Norm and sum of each parameter; zeros of what is gone."""
-        self._look_for_new()
+        self._newcomers.look()
         marks = []
         for member in self._members:
             parameter = member.parameter
@@ -339,43 +332,10 @@ class Averaging:
             marks.append((float(norm), float(held.sum(dtype=torch.float64))))
         return marks
 
-    # -- parameters that come after `distribute`
-
     @property
     def watches(self) -> bool:
+        """Whether parameters that come after `distribute` are refused still."""
         return bool(self._handles) and not self.job.closed
-
-    def is_given(self, parameter: torch.Tensor) -> None:
-        """Has a gradient of it refused, if it is new."""
-        if not self._handles or parameter in self.known or parameter in self._new:
-            return
-        if not may_be_trained(parameter):
-            return
-        self._new.add(parameter)
-        owner = weakref.ref(self)
-
-        def came(parameter: torch.Tensor) -> None:
-            averaging = owner()
-            if averaging is not None and averaging.watches:
-                averaging._refuse_new(parameter)
-
-        self._refusing[parameter] = when_added_to(parameter, came)
-
-    def _look_for_new(self) -> None:
-        """For those that came in a way which torch does not tell of."""
-        for _, parameter in self._parts.parameters():
-            self.is_given(parameter)
-
-    def _refuse_new(self, parameter: torch.Tensor) -> None:
-        """It was given to the model, and has a gradient."""
-        name = next((name for name, one in self._parts.parameters() if one is parameter), None)
-        # The model may have lost it again, or another `distribute` may have it.
-        if name is not None and not owned_elsewhere(parameter, self):
-            raise OptionError(
-                f"parameter `{name}` came after `distribute`: its gradient is not averaged",
-                "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new; "
-                "freeze what is not to be trained (requires_grad_(False))",
-            )
 
     @torch.no_grad()
     def take_average(self) -> bool:
@@ -531,14 +491,14 @@ class Averaging:
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
-        for handle in [*self._handles, *self._refusing.values()]:
+        for handle in self._handles:
             handle.remove()
+        self._newcomers.forget()
         if self._calls is not None:
             self._calls.remove()
         if self.times is not None:
             self.times.stop()
         self._handles, self._ours, self._calls = [], [], None
-        self._refusing.clear()
 
 
 class _Loaded(Ours):
@@ -582,6 +542,14 @@ def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, parameter in parameters.items()
         if parameter.numel() and parameter.dtype in _DTYPES
     }
+
+
+def _came_late(name: str) -> OptionError:
+    return OptionError(
+        f"parameter `{name}` came after `distribute`: its gradient is not averaged",
+        "build the model first; ps.torch.distribute(ps.torch.unwrap(model)) takes in what is new; "
+        "freeze what is not to be trained (requires_grad_(False))",
+    )
 
 
 def _of_another_type(name: str, parameter: torch.Tensor) -> DtypeError:

@@ -19,8 +19,8 @@ from ...exceptions import DeadlineExceeded, OptionError
 from ...gather import Gathering
 from ...job import Job
 from ..broadcast import broadcast_bytes
+from ..known import Known
 from .averaging import Averaging
-from .known import Known
 
 
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:

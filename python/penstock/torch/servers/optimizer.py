@@ -15,8 +15,6 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
-from torch.utils.hooks import unserializable_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
@@ -24,18 +22,18 @@ from ...exceptions import OptionError, SettingsError, not_to_be_sent
 from ...job import Job
 from ...optim import updates_in
 from ...tensor import _as_buffer
-from ..broadcast import broadcast
-from ..copies import Ours, leave_hooks_behind
-from ..gradients.arrivals import (
-    may_be_trained,
+from ..arrivals import (
+    Newcomers,
     owned_elsewhere,
     owners_of_parameters,
     watch,
     when_computed,
-    with_grad,
+    whenever_computed,
 )
+from ..broadcast import broadcast
+from ..copies import Ours, leave_hooks_behind
 from ..gradients.averaging import CHECK_EVERY
-from ..gradients.known import Known
+from ..known import Known
 from .attendance import Attendance
 from .bits import same_bits
 from .clipping import Clipping, check_limit
@@ -136,11 +134,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state: Any = OnServers()
         self._keep_copies()
         self._ready = True
-        self._known = Known([*model.parameters(), *self._mine()])
-        """All parameters that the model and the optimizer have had."""
-        self._refusing: Any = WeakIdKeyDictionary()
-        """The handles of hooks on those that came since, and that the servers do not step."""
-        watch(model, self, instead=True)
+        known = Known([*model.parameters(), *self._mine()])
+        self._newcomers = Newcomers(self, known, model.named_parameters, whenever_computed, _came_late)
+        watch(model, self._newcomers, instead=True)
         # Parts come before the whole, in a load of the whole too.
         for name, part in model.named_modules():
             part.register_load_state_dict_post_hook(_AfterLoad(self, name))
@@ -237,7 +233,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.check()
         self._refuse_changes()
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
-            self._look_for_new()
+            self._newcomers.look()
         self._take_in()
         self._delivery.finish()
         if self._clipping is None:
@@ -296,9 +292,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull_all(self._take_in())
             for parameter in group["params"]:
                 owners_of_parameters[parameter] = weakref.ref(self)
-                self._known.add(parameter)
-                if parameter in self._refusing:
-                    self._refusing.pop(parameter).remove()
+                self._newcomers.accept(parameter)
 
     def publish(self) -> None:
         """
@@ -547,42 +541,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def watches(self) -> bool:
-        """Whether it wants to be told of them."""
+        """Whether those that the servers do not step are refused still."""
         return not self.job.closed
-
-    def is_given(self, parameter: torch.Tensor) -> None:
-        """Has a gradient of it refused, if it is new, for as long as the optimizer has not been given it."""
-        if parameter in self._known or not may_be_trained(parameter):
-            return
-        self._known.add(parameter)
-        # The hook is the parameter's: it must not keep it.
-        owner, held = weakref.ref(self), weakref.ref(parameter)
-
-        def computed(_: torch.Tensor) -> None:
-            optimizer, late = owner(), held()
-            if optimizer is not None and late is not None and optimizer.watches:
-                optimizer._refuse_new(late)
-
-        computed._torchdynamo_disable = True  # type: ignore[attr-defined]
-        register = functools.partial(parameter.register_hook, unserializable_hook(computed))
-        self._refusing[parameter] = with_grad(parameter, register)
-
-    def _look_for_new(self) -> None:
-        """For those that came in a way which torch does not tell of."""
-        for parameter in self._model.parameters():
-            self.is_given(parameter)
-
-    def _refuse_new(self, parameter: torch.Tensor) -> None:
-        """The model was given it, and somebody has a gradient of it."""
-        name = next((name for name, one in self._model.named_parameters() if one is parameter), None)
-        # The model may have lost it again, or another `distribute` may have it.
-        if name is not None and not owned_elsewhere(parameter, self):
-            raise OptionError(
-                f"parameter `{name}` came after `distribute`: the servers do not step it, and a step in each "
-                "worker is apart from the others",
-                'optimizer.add_param_group({"params": ...}), on every worker, has the servers step it; '
-                "freeze what is not to be trained (requires_grad_(False))",
-            )
 
     def _check_group(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raises OptionError for a Parameter that the optimizer may not have."""
@@ -700,3 +660,12 @@ def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], 
             f"the group was declared as {rule.rule!r}, the state is of {fresh!r}",
             "construct the optimizer with the flags of the checkpoint before `distribute`",
         )
+
+
+def _came_late(name: str) -> OptionError:
+    return OptionError(
+        f"parameter `{name}` came after `distribute`: the servers do not step it, and a step in each "
+        "worker is apart from the others",
+        'optimizer.add_param_group({"params": ...}), on every worker, has the servers step it; '
+        "freeze what is not to be trained (requires_grad_(False))",
+    )
