@@ -32,11 +32,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 const MAJOR: c_int = 0;
 const MINOR: c_int = 3;
 
+/// `XLA_FFI_Extension_Metadata`.
 const METADATA: c_int = 1;
+/// `XLA_FFI_ExecutionStage_EXECUTE`.
 const EXECUTE: c_int = 3;
+/// `XLA_FFI_ArgType_BUFFER`, and `XLA_FFI_RetType_BUFFER`.
 const BUFFER: c_int = 1;
+/// `XLA_FFI_AttrType_SCALAR`.
 const SCALAR: c_int = 3;
+/// `XLA_FFI_DataType_U64`.
 const U64: c_int = 9;
+/// `XLA_FFI_Error_Code_INTERNAL`.
 const INTERNAL: c_int = 13;
 /// More extensions than a frame has, more buffers and dimensions than a call: beyond it something is not what it is read as.
 const MOST: i64 = 1 << 20;
@@ -219,6 +225,7 @@ unsafe fn list<'a, T>(at: *const T, size: i64) -> Checked<&'a [T]> {
 }
 
 /// Bytes of an element: of the types that NumPy has too, and of a token, which has none.
+/// Of `XLA_FFI_DataType`; the same numbers as in `frame.py`.
 fn width(dtype: c_int) -> Option<usize> {
     match dtype {
         17 => Some(0),
