@@ -133,7 +133,7 @@ pub struct Encoded<'a> {
     pub base: u64,
     /// Its bytes.
     pub payload: Payload<'a>,
-    /// Their checksum, if it did not have to be taken.
+    /// Their checksum, if the source is known by it.
     pub checksum: Option<u64>,
 }
 

@@ -13,10 +13,10 @@ use pyo3::types::{PyBytes, PyTuple};
 use std::sync::Arc;
 
 /// An optimizer's settings, as Python's side packs them. Taken out of a tuple of floats, which they are, item by item: to go by
-/// the protocol of sequences would be a twentieth of a push of a small tensor.
-struct Numbers(Settings);
+/// the protocol of sequences would cost a twentieth of a push of a small tensor.
+struct GivenSettings(Settings);
 
-impl FromPyObject<'_, '_> for Numbers {
+impl FromPyObject<'_, '_> for GivenSettings {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
@@ -155,7 +155,7 @@ impl Tensor {
         &self,
         py: Python<'_>,
         data: Option<&Bound<'_, PyAny>>,
-        settings: Numbers,
+        settings: GivenSettings,
         more: bool,
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
@@ -172,7 +172,7 @@ impl Tensor {
         &self,
         py: Python<'_>,
         data: Option<&Bound<'_, PyAny>>,
-        settings: Numbers,
+        settings: GivenSettings,
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
         let timeout = span(timeout)?;

@@ -32,11 +32,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 const MAJOR: c_int = 0;
 const MINOR: c_int = 3;
 
+/// `XLA_FFI_Extension_Metadata`.
 const METADATA: c_int = 1;
+/// `XLA_FFI_ExecutionStage_EXECUTE`.
 const EXECUTE: c_int = 3;
+/// `XLA_FFI_ArgType_BUFFER`, and `XLA_FFI_RetType_BUFFER`.
 const BUFFER: c_int = 1;
+/// `XLA_FFI_AttrType_SCALAR`.
 const SCALAR: c_int = 3;
+/// `XLA_FFI_DataType_U64`.
 const U64: c_int = 9;
+/// `XLA_FFI_Error_Code_INTERNAL`.
 const INTERNAL: c_int = 13;
 /// More extensions than a frame has, more buffers and dimensions than a call: beyond it something is not what it is read as.
 const MOST: i64 = 1 << 20;
@@ -219,6 +225,7 @@ unsafe fn list<'a, T>(at: *const T, size: i64) -> Checked<&'a [T]> {
 }
 
 /// Bytes of an element: of the types that NumPy has too, and of a token, which has none.
+/// Of `XLA_FFI_DataType`; the same numbers as in `frame.py`.
 fn width(dtype: c_int) -> Option<usize> {
     match dtype {
         17 => Some(0),
@@ -377,15 +384,32 @@ struct Lent {
     data: AtomicPtr<c_char>,
     nbytes: isize,
     readonly: bool,
-    /// Views that Python has of it. Threads take turns: the interpreter is attached.
+    /// Views that Python has of it, and those that it asks for just now.
     views: AtomicUsize,
 }
 
 impl Lent {
     /// No more of it; whether nothing is left that could reach it.
     fn take_back(&self) -> bool {
-        self.data.store(null_mut(), Ordering::Relaxed);
-        self.views.load(Ordering::Relaxed) == 0
+        // In one order with the two of `lend`: who is not counted yet at the second finds null.
+        self.data.store(null_mut(), Ordering::SeqCst);
+        self.views.load(Ordering::SeqCst) == 0
+    }
+
+    /// Its address, counted as a view; null when it was taken back, which counts nothing.
+    fn lend(&self) -> *mut c_char {
+        // Counted before the address is read: without the GIL `take_back` may come in between.
+        self.views.fetch_add(1, Ordering::SeqCst);
+        let data = self.data.load(Ordering::SeqCst);
+        if data.is_null() {
+            self.give_back();
+        }
+        data
+    }
+
+    /// A view has gone, or was not made.
+    fn give_back(&self) {
+        self.views.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -410,8 +434,11 @@ impl Lent {
     // SAFETY: called by the interpreter with a view to fill, as the buffer protocol says.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lent = slf.get();
-        let data = lent.data.load(Ordering::Relaxed);
-        if data.is_null() || view.is_null() {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let data = lent.lend();
+        if data.is_null() {
             return Err(PyBufferError::new_err("the call that this memory was lent for has ended"));
         }
         let readonly = c_int::from(lent.readonly);
@@ -420,15 +447,15 @@ impl Lent {
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data.cast(), lent.nbytes, readonly, flags) };
         if filled != 0 {
+            lent.give_back();
             return Err(PyErr::fetch(slf.py()));
         }
-        lent.views.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     // SAFETY: called by the interpreter, once for each view that was filled; the view holds nothing to be freed.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.views.fetch_sub(1, Ordering::Relaxed);
+        self.give_back();
     }
 }
 
@@ -561,7 +588,7 @@ pub(crate) fn keep_xla_call<'py>(
             std::mem::forget(ours.clone());
             ours.get_item(0)
         }
-        // SAFETY: leaked by the call before (above), so that it is alive. Threads take turns here: the interpreter is attached.
+        // SAFETY: alive: the call that kept it holds `ours` from before it stood there until a reference of it is leaked (above).
         Err(kept) => unsafe { Bound::from_borrowed_ptr(py, kept) }.cast_into::<PyTuple>()?.get_item(0),
     }
 }

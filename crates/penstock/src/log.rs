@@ -3,8 +3,8 @@
 //! Nothing waits for a reader: a server's thread that did would stop whenever the reader does. What is not taken at once is
 //! lost. Nor can peers make the log grow without end, or keep others' lines out of it: the same line is written once a minute, and
 //! only so many of one kind and thread: a job has threads of its own, and as many times as many lines as it has threads. How many
-//! were left out is said with a later line of their kind and thread, or, where that says no more, with the last of them: no job's
-//! count stands in another's line.
+//! were left out is said with a later line of their kind and thread, or, once the thread has said nothing for a minute, with the
+//! last of those, as soon as a thread or kind that has been quiet as long says something: no job's count stands in another's line.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -169,7 +169,7 @@ impl Lately {
     /// What was left out, as a line of its own, where nothing else is remembered.
     fn end(&mut self) -> Option<(String, Unsaid)> {
         let others = self.left_out.checked_sub(1)?;
-        Some((std::mem::take(&mut self.last), Unsaid { same: 0, others }))
+        Some((format!("left out earlier: {}", self.last), Unsaid { same: 0, others }))
     }
 }
 
@@ -269,12 +269,16 @@ struct Said {
 fn line(text: &str, Unsaid { same, others }: Unsaid) -> String {
     let mut line = format!("warning: {text}");
     // Writing to a string does not fail.
-    if same > 0 {
-        let _ = write!(line, ", {same} more times since this was said last");
-    }
-    if others > 0 {
-        let _ = write!(line, "; {others} other warnings like it were left out before");
-    }
+    let _ = match same {
+        0 => Ok(()),
+        1 => write!(line, ", once more since this was said last"),
+        _ => write!(line, ", {same} more times since this was said last"),
+    };
+    let _ = match others {
+        0 => Ok(()),
+        1 => write!(line, "; 1 other warning like it was left out before"),
+        _ => write!(line, "; {others} other warnings like it were left out before"),
+    };
     line.push('\n');
     line
 }
@@ -356,6 +360,17 @@ mod tests {
         assert!(lines[2].len() < 1100 && lines[2].ends_with(" ...\n"));
         assert_eq!(lines.len(), 3);
     }
+
+    #[test]
+    fn what_was_left_out_is_counted_as_one_counts() {
+        let said = |same, others| line("no room", Unsaid { same, others });
+        assert_eq!(said(0, 0), "warning: no room\n");
+        let one = "warning: no room, once more since this was said last; 1 other warning like it was left out before\n";
+        assert_eq!(said(1, 1), one);
+        let two = "warning: no room, 2 more times since this was said last; 2 other warnings like it were left out before\n";
+        assert_eq!(said(2, 2), two);
+    }
+
     #[test]
     fn nobody_waits_for_who_reads_the_lines() {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -447,7 +462,12 @@ mod tests {
         let unsaid = recent.admits(source.clone(), "no descriptors", after(120), MOST).unwrap();
         assert_eq!(unsaid, Unsaid { same: 1, others: 10_000 - (MOST as u64 - 2) });
         let text = line("no descriptors", unsaid);
-        assert!(text.ends_with("last; 9938 other warnings like it were left out before\n"), "{text}");
+        assert!(
+            text.ends_with(
+                ", once more since this was said last; 9938 other warnings like it were left out before\n"
+            ),
+            "{text}"
+        );
         assert_eq!(news(&mut recent, &source, 20_000, after(122)), MOST - 1);
     }
 
@@ -463,7 +483,7 @@ mod tests {
         // What a thread left out that has ended is said all the same, and not in the line of another, which may be another job's.
         let (newcomer, others) = (elsewhere(), 5000 - MOST as u64 - 1);
         let ended = recent.make_room(&newcomer, now + QUIET);
-        assert_eq!(ended, [("4999".to_owned(), Unsaid { same: 0, others })]);
+        assert_eq!(ended, [("left out earlier: 4999".to_owned(), Unsaid { same: 0, others })]);
         let unsaid = recent.admits(newcomer, "a worker was lost", now + QUIET, MOST);
         assert_eq!(unsaid, Some(Unsaid::default()));
         assert_eq!(recent.sources.len(), 1, "of threads that have ended nothing is remembered for longer");
@@ -475,7 +495,8 @@ mod tests {
         (0..3).for_each(|_| _ = recent.admits(one.clone(), "no descriptors", now, MOST));
         assert_eq!(recent.make_room(&one, now + QUIET), [], "it may say it itself");
         let ended = recent.make_room(&other, now + QUIET);
-        assert_eq!(ended, [("no descriptors".to_owned(), Unsaid { same: 0, others: 1 })]);
+        let earlier = "left out earlier: no descriptors".to_owned();
+        assert_eq!(ended, [(earlier, Unsaid { same: 0, others: 1 })]);
         assert!(recent.sources.is_empty());
     }
 

@@ -29,8 +29,8 @@ const LOOKS_A_COUNT: u32 = 64;
 /// Longest time of yielding before sleep. Some times a wake-up's cost: longer buys nothing, since then the sleep is the
 /// smaller part of the wait.
 const YIELDING: Duration = Duration::from_micros(150);
-/// The same where cores are shared and what is looked at is a socket: each look takes system calls, and so does each of the
-/// others', which a thread that yields runs between its own.
+/// The same for a thread that looks at sockets, where cores are shared: about a wake-up's cost. Each look takes system calls,
+/// and so do those of the threads that run between its yields.
 const YIELDING_AT_SOCKETS: Duration = Duration::from_micros(20);
 /// Yields between two looks at the time.
 const YIELDS_A_LOOK: u32 = 8;
@@ -139,11 +139,7 @@ impl<'a> Patience<'a> {
             return true;
         }
         self.yields = self.yields.wrapping_add(1);
-        // A yield may take as long as others work.
-        let (every, longest) = match self.at_sockets && self.crowded {
-            true => (1, YIELDING_AT_SOCKETS),
-            false => (YIELDS_A_LOOK, YIELDING),
-        };
+        let (every, longest) = self.longest();
         if self.yields.is_multiple_of(every) && self.waited() > longest {
             return false;
         }
@@ -162,6 +158,15 @@ impl<'a> Patience<'a> {
             self.spun = self.waited() >= SPINNING;
         }
         !self.spun
+    }
+
+    /// Yields between two looks at the time, and after how long it sleeps.
+    fn longest(&self) -> (u32, Duration) {
+        match self.at_sockets && self.crowded {
+            // A yield may take as long as others work.
+            true => (1, YIELDING_AT_SOCKETS),
+            false => (YIELDS_A_LOOK, YIELDING),
+        }
     }
 
     fn waited(&mut self) -> Duration {
@@ -308,14 +313,26 @@ mod tests {
     #[test]
     fn patience_ends() {
         for crowd in [true, false].map(Crowd::Taken) {
-            for mut patience in [Patience::new(&crowd), Patience::for_memory(&crowd)] {
+            let all = [Patience::new(&crowd), Patience::for_memory(&crowd), Patience::at_sockets(&crowd)];
+            for mut patience in all {
                 while patience.pause() {}
-                assert!(patience.waited() > YIELDING);
+                let (_, longest) = patience.longest();
+                assert!(patience.waited() > longest);
             }
-            let mut patience = Patience::at_sockets(&crowd);
-            while patience.pause() {}
-            assert!(patience.waited() > YIELDING_AT_SOCKETS);
         }
+    }
+
+    #[test]
+    fn who_looks_at_sockets_sleeps_sooner_where_cores_are_shared_and_only_there() {
+        let longest = |mut patience: Patience<'_>| {
+            assert!(patience.pause(), "the first look is not the last");
+            patience.longest()
+        };
+        let (crowded, free) = (Crowd::Taken(true), Crowd::Taken(false));
+        let (every, sockets) = longest(Patience::at_sockets(&crowded));
+        let (others_every, memory) = longest(Patience::new(&crowded));
+        assert!(every < others_every && sockets < memory, "{sockets:?} {memory:?}");
+        assert_eq!(longest(Patience::at_sockets(&free)), longest(Patience::new(&free)));
     }
 
     #[test]

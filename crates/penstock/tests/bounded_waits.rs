@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
-use penstock::worker::{Declaration, Error, Job, Membership, TableDeclaration};
+use penstock::worker::{Declaration, Error, Job, Membership, TableDeclaration, Tensor};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Listener;
-use penstock_kernels::Rule;
+use penstock_kernels::{Foreign, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::{Propagation, RowSet, Slack};
@@ -78,6 +78,43 @@ fn a_push_whose_lane_is_not_free_names_who_keeps_it_and_overwrites_nothing() {
     }
     wb.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
     assert_eq!(pull(&wb, None).unwrap(), (1, vec![2.0; 4]), "the refused push left the lane as it was");
+}
+
+// The wait for the lane and the wait for the version: what both took is compared with how long the call says that it waited, so
+// that a busy machine changes nothing.
+#[test]
+fn a_limit_bounds_both_halves_of_a_push_and_pull_together() {
+    let limit = Duration::from_secs(2);
+    let (_cluster, a, b) = two();
+    let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+    let push = |tensor: &Tensor, value| {
+        tensor.push(Some(&bytes(&[value; 4])), NO_SETTINGS, false, None).unwrap();
+    };
+    push(&wa, 1.0);
+    a.clock().unwrap();
+    let before = a.stats().waited;
+    let error = std::thread::scope(|scope| {
+        let three = bytes(&[3.0; 4]);
+        let both = scope.spawn(move || {
+            wa.pushpull_from(Some(Foreign::of(&three)), NO_SETTINGS, Some(limit)).unwrap_err()
+        });
+        while a.stats().waited == before {
+            std::thread::yield_now();
+        }
+        push(&wb, 1.0);
+        both.join().unwrap()
+    });
+    let spent = a.stats().waited - before;
+    match error {
+        Error::PullTimeout { missing, version: 2, waited, .. } => {
+            assert_eq!(missing, [1]);
+            assert!(limit <= waited && spent <= waited, "{spent:?} of waits in {waited:?}");
+        }
+        error => panic!("{error}"),
+    }
+    b.clock().unwrap();
+    push(&wb, 1.0);
+    assert_eq!(pull(&wb, None).unwrap(), (2, vec![6.0; 4]), "what was pushed counts");
 }
 
 #[test]

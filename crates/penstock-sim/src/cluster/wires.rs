@@ -2,7 +2,7 @@
 //! ends do when they look is [`super::looks`]'s.
 
 use super::requests::Records;
-use super::{Cluster, Event, Failure};
+use super::{Cluster, Event, Failure, LEASE};
 use crate::encodings;
 use crate::history::Observation;
 use crate::remote::Proxy;
@@ -16,9 +16,6 @@ use std::cell::RefMut;
 
 /// The job's number in frames.
 pub(super) const JOB: u64 = 0x0070_656e_7374_6f63;
-/// The lease, where the scenario says what breaks, in units of the longest delay. An end that hears nothing for half of it gives
-/// the connection up.
-const LEASE: u64 = 10;
 /// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
 
@@ -67,6 +64,7 @@ impl<'a> Cluster<'a> {
             return Ok(());
         }
         self.wires[rank as usize][shard].borrow_mut().shatter(how, self.now, &mut self.rng);
+        // An end that hears nothing for half a lease gives the connection up.
         let silence = LEASE / 2 * self.scenario.faults.delay;
         let (how, at_worker, at_shard) = match how {
             Break::Cut => {

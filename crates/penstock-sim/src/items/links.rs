@@ -24,8 +24,8 @@ pub struct Faults {
     pub gives: usize,
 }
 
-/// The lease. An end that hears nothing for half of it gives the connection up.
-pub(super) const LEASE: u64 = 600;
+/// How long an end hears nothing before it gives the connection up: half a lease.
+pub(super) const SILENCE: u64 = 300;
 /// So many breaks of one link, and they become as many times rarer: what comes whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
 /// One write in so many arrives in two pieces.
@@ -132,12 +132,12 @@ impl Link {
         self.wire.shatter(how, now, rng);
         if let Break::Silent(way) = how {
             // The end that hears nothing gives the connection up, and the other then reads that it has ended.
-            self.ends[way.back() as usize].silent_until = Some(now + LEASE / 2);
+            self.ends[way.back() as usize].silent_until = Some(now + SILENCE);
         }
         true
     }
 
-    /// The end on whose connection nothing came for half a lease, by the way on which it writes.
+    /// The end on whose connection nothing came for so long, by the way on which it writes.
     pub(super) fn silent(&self, now: u64) -> Option<Way> {
         [Way::Up, Way::Down].into_iter().find(|&out| {
             let until = self.ends[out as usize].silent_until;

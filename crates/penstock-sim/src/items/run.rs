@@ -1,6 +1,6 @@
 //! The event loop of tables: at each step chance picks a link or a worker to go on.
 
-use super::links::{LEASE, Link};
+use super::links::{Link, SILENCE};
 use super::producer::{Producer, Shared};
 use super::reader::{Reader, Seen};
 use super::traffic::Traffic;
@@ -143,7 +143,7 @@ impl<'a> Run<'a> {
     fn get_ready(&mut self) -> Result<(), String> {
         let mut did = true;
         while std::mem::take(&mut did) {
-            did |= self.pass_time(LEASE / 2, true);
+            did |= self.pass_time(SILENCE, true);
             for rank in 0..self.workers.len() {
                 did |= self.act(rank, 2)?;
                 for what in [0, 1] {
@@ -178,7 +178,7 @@ impl<'a> Run<'a> {
             self.pass_time(1, false);
             // Chance has found nothing to do for a while: is there anything, once all that is under way has come?
             if idle > 8 * count {
-                let mut did = self.pass_time(LEASE / 2, true);
+                let mut did = self.pass_time(SILENCE, true);
                 // Twice: what one link brings may be for a link that had its turn.
                 for (rank, what) in
                     (0..2 * count).flat_map(|rank| (0..4).map(move |what| (rank % count, what)))

@@ -234,7 +234,7 @@ struct Loop {
     failed: bool,
     /// When connections are next looked at for silence.
     next_vigil: Instant,
-    /// When the look at hand began, where some peer is on another host.
+    /// When the current look began, where some peer is on another host.
     now: Instant,
     /// What all connections together may say that moves no values, beside other jobs; whether they have said it all.
     pace: Pace,

@@ -95,12 +95,12 @@ struct Said {
 impl<'a> Circle<'a> {
     /// A wait that begins now.
     pub(super) fn new(job: &'a Inner, deadline: Deadline) -> Self {
-        Self::since(Instant::now(), job, deadline)
+        Self::begun(Instant::now(), job, deadline)
     }
 
-    /// A wait that begins `now`.
-    pub(super) fn since(now: Instant, job: &'a Inner, deadline: Deadline) -> Self {
-        Self { job, deadline, looked: now, said: None }
+    /// A wait that began at `since`.
+    pub(super) fn begun(since: Instant, job: &'a Inner, deadline: Deadline) -> Self {
+        Self { job, deadline, looked: since, said: None }
     }
 
     /// Asked by the wait now and then: where it has become long, says what it is for. An error if it is part of a circle.

@@ -196,8 +196,9 @@ impl<H: Host> Node<H> {
     }
 
     /// A peer has gone for good. It pays no more for rows that others want too; the source is not asked anew for fewer, and so for
-    /// all of them once more. Until it is, the peer goes on paying as one that is away: its rows stand among those that are wanted
-    /// here, and are said again where the source comes again. For its own list, which is gone, it pays too much by that.
+    /// all of them once more. Until the source is asked anew, the peer goes on paying as if it were away: its rows are still among
+    /// those wanted here, and are named again when the source reconnects. For its own list, which is gone, it pays too much until
+    /// then.
     pub(super) fn share(&mut self, id: PartitionId) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Some(upstream) = &mut partition.upstream else { return };

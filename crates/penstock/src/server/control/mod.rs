@@ -117,7 +117,7 @@ pub(super) struct Control {
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     pub(super) clock: LivedClock,
-    /// Peers on other hosts that have left or were lost, by their session, until they say that they have heard it.
+    /// Peers on other hosts that have left or were lost, by their session, until they say that they have heard the last word.
     pub(super) departed: HashMap<PeerId, (Session, Last)>,
     /// Those that have not confirmed that they heard the last word, and until when they may come and ask for it.
     pub(super) partings: BTreeMap<PeerId, u64>,

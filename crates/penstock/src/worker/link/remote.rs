@@ -198,7 +198,7 @@ impl Link {
         let dialer = Arc::new(dialer);
         let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
-        // The servers' cores are not ours: here a proxy a shard, of each server, and the worker itself want one.
+        // The servers' cores are not ours: here the worker and a proxy for each shard of each server want one.
         let proxies = welcome.shards.saturating_mul(welcome.servers);
         let crowd = Arc::new(Crowd::Taken(proxies.saturating_add(1) > cores()));
         let region =

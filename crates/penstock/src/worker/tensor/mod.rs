@@ -179,8 +179,8 @@ impl Tensor {
         self.wait_since(Instant::now(), deadline, done)
     }
 
-    /// The same for a wait that began just now, `since` when the clock was looked at: each look costs what a hundredth of a push
-    /// of a small tensor costs.
+    /// The same for a wait that began just now, `since` when the clock was looked at: a look at the clock costs a hundredth of a
+    /// push of a small tensor.
     fn wait_since(
         &self,
         since: Instant,
@@ -217,7 +217,7 @@ impl Tensor {
             return Ok(Waited::Done);
         }
         let mut now = Instant::now();
-        let mut circle = Circle::since(now, &self.job, deadline);
+        let mut circle = Circle::begun(now, &self.job, deadline);
         loop {
             let until = deadline.at_most(now.duration_since(deadline.began()) + LOOK_EVERY);
             let result = self.wait_since(now, until, &done);
