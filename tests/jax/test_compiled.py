@@ -243,12 +243,6 @@ for wrong in (
 def test_an_array_that_is_kept_beyond_the_call_is_an_error() -> None:
     """Its memory is XLA's, which has taken it back."""
     run("""
-kept = []
-def keeps(arguments, results):
-    adds_one(arguments, results)
-    kept.append(arguments[0][1:])
-assert "was kept beyond the call" in error_of(keeps, ones)
-
 lent = []
 works = type(known_calls).__call__
 def notes(self, number, arguments, results):
@@ -264,6 +258,58 @@ for memory in lent:
         assert "has ended" in str(error)
     else:
         raise AssertionError("a view of memory that XLA has again")
+
+frame._PAUSES = 3
+kept = []
+def keeps(arguments, results):
+    adds_one(arguments, results)
+    kept.append(arguments[0][1:])
+assert "was kept beyond the call" in error_of(keeps, ones)
+# The call was carried out. To repeat it would be one more.
+kept.clear()
+assert "end the program" in error_of(adds_one, ones)
+""")
+
+
+def test_an_exception_that_is_held_elsewhere_holds_no_array() -> None:
+    """A failed push's, which its future has: to show what its frames held read memory that XLA had again."""
+    run("""
+import traceback, weakref
+held, arrays = ValueError("held"), []
+def raises(arguments, results):
+    arrays.extend(map(weakref.ref, arguments))
+    local = arguments[0][1:]
+    raise held
+assert "held" in error_of(raises, ones)
+assert not any(array() is not None for array in arrays)
+traceback.TracebackException.from_exception(held, capture_locals=True)
+assert (program(adds_one)(ones)[0] == 2).all()
+""")
+
+
+def test_who_looks_at_frames_and_cycles_of_objects_hold_arrays_for_a_while_only() -> None:
+    """As profilers and watchdogs do: each look holds what is in the frames of all threads."""
+    run("""
+import threading
+over = threading.Event()
+def looks():
+    while not over.is_set():
+        held = [frame.f_locals for frame in sys._current_frames().values()]
+        over.wait(1e-3)
+def cycles(arguments, results):
+    cycle = [arguments]
+    cycle.append(cycle)
+    adds_one(arguments, results)
+watcher = threading.Thread(target=looks)
+watcher.start()
+try:
+    for fill in (adds_one, cycles):
+        step = program(fill)
+        for _ in range(500 if fill is adds_one else 3):
+            assert (step(ones)[0] == 2).all()
+finally:
+    over.set()
+    watcher.join()
 """)
 
 

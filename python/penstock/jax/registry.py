@@ -5,8 +5,10 @@ XLA has, and decides what XLA is told. Here are the calls by number, and arrays 
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -49,6 +51,10 @@ _NUMBERS: dict[np.dtype[Any], int] = {
 }
 """XLA's numbers of the element types that are in memory as NumPy's are."""
 
+_PAUSE = 1e-3
+"""Seconds between two looks whether arrays are still held."""
+_PAUSES = 5000
+_PAUSES_A_COLLECTION = 500
 Given = tuple[int, tuple[int, ...], Any]
 """A buffer: XLA's number of its element type, its shape, and its memory, lent until the call returns."""
 
@@ -68,6 +74,7 @@ class Registry:
         self._known: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._taken: bool | None = None
+        self._kept = False
 
     def __len__(self) -> int:
         return len(self._known)
@@ -95,6 +102,11 @@ class Registry:
 
     def __call__(self, number: int, arguments: Sequence[Given], results: Sequence[Given]) -> bool:
         """What XLA calls, on a thread of its own. True, and nothing else, where all is done."""
+        if self._kept:
+            raise PenstockError(
+                "an array over XLA's memory was kept beyond a call before, which had been carried out",
+                "end the program: to repeat an iteration would count it twice",
+            )
         called = self._known.get(number)
         if called is None:
             raise PenstockError(
@@ -103,6 +115,25 @@ class Registry:
             )
         called.fill(_arrays(arguments, called.arguments), _arrays(results, called.results))
         return True
+
+
+    def pause(self, rounds: int) -> bool:
+        """
+        Passes a little time, so that others drop the arrays of a call that has ended: whoever looks at frames, or
+        a cycle. False when they had time enough: then no more calls are made, since a program that repeats one
+        which has been carried out would go on in another iteration than the other workers.
+        """
+        try:
+            if rounds < _PAUSES:
+                if rounds % _PAUSES_A_COLLECTION == 0:
+                    gc.collect()
+                time.sleep(_PAUSE)
+                return True
+        except BaseException:  # Ctrl-C, too: the call has been carried out.
+            self._kept = True
+            raise
+        self._kept = True
+        return False
 
 
 def number_of(dtype: np.dtype[Any]) -> int | None:
@@ -124,7 +155,16 @@ def _arrays(given: Sequence[Given], likes: Sequence[Any]) -> list[Array]:
 
 
 def _shown(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()
+    text = "".join(traceback.format_exception(error)).rstrip()
+    # Whoever else holds the exception, as a future does, holds the arrays in its frames.
+    chain, seen = [error], set[int]()
+    while chain:
+        one = chain.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            chain += [other for other in (one.__cause__, one.__context__) if other is not None]
+    return text
 
 
 known_calls: Registry = _core.keep_xla_call(Registry(), _shown)

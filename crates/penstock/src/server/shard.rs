@@ -328,6 +328,7 @@ impl Loop {
             self.poll(longest);
         }
         self.setup.flags.sleeping(self.setup.index).awake();
+        self.now = Instant::now();
         if self.networked && !self.failed {
             self.keep_vigil();
         }
@@ -496,6 +497,7 @@ impl Loop {
     /// Takes what the peer had submitted until now, then goes on without it. What it submits meanwhile is not waited
     /// for: it might never end.
     fn remove(&mut self, peer: PeerId) {
+        self.now = Instant::now();
         if let Some(place) = self.ports.place(peer) {
             self.take_the_rest(place);
             self.close_port(place);
