@@ -375,7 +375,10 @@ fn run(py: Python<'_>, frame: &Frame) -> Checked<()> {
         let pause = call.getattr("pause").and_then(|pause| guarded(&pause, &(rounds,).into_pyobject(py)?));
         match pause.map(|again| again.is(PyBool::new(py, true))) {
             Ok(true) => rounds += 1,
-            Ok(false) => return Err("an array over XLA's memory was kept beyond the call".to_owned()),
+            Ok(false) => {
+                let kept = "an array over XLA's memory was kept beyond the call";
+                return Err(told.map_or_else(|told| format!("{told}\n{kept}"), |()| kept.to_owned()));
+            }
             Err(error) => return Err(words(py, &shown, error)),
         }
     }

@@ -109,6 +109,8 @@ def _new_primitive() -> Any:
         return raises
 
     otherwise = mlir.lower_fun(_by_io_callback)
+    # What evaluates a traced program step by step, outside of `jit`, comes here.
+    primitive.def_impl(lambda *operands, called: _by_io_callback(*operands, called=called))
     primitive.def_effectful_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = refused("cannot be mapped by `vmap`")
     ad.primitive_jvps[primitive] = refused("cannot be differentiated: average the gradients")

@@ -155,8 +155,14 @@ def _arrays(given: Sequence[Given], likes: Sequence[Any]) -> list[Array]:
 
 
 def _shown(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error)).rstrip()
-    # Whoever else holds the exception, as a future does, holds the arrays in its frames.
+    try:
+        return "".join(traceback.format_exception(error)).rstrip()
+    finally:
+        _let_go(error)
+
+
+def _let_go(error: BaseException) -> None:
+    """Whoever else holds the exception, as a future does, holds the arrays in its frames."""
     chain, seen = [error], set[int]()
     while chain:
         one = chain.pop()
@@ -164,7 +170,6 @@ def _shown(error: BaseException) -> str:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             chain += [other for other in (one.__cause__, one.__context__) if other is not None]
-    return text
 
 
 known_calls: Registry = _core.keep_xla_call(Registry(), _shown)

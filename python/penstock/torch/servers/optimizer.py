@@ -137,10 +137,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         known = Known([*model.parameters(), *self._mine()])
         self._newcomers = Newcomers(self, known, model.named_parameters, whenever_computed, _came_late)
         watch(model, self._newcomers, instead=True)
+        self._hooked: Any = weakref.WeakSet()
+        self._hook_parts()
+
+    def _hook_parts(self) -> None:
         # Parts come before the whole, in a load of the whole too.
-        for name, part in model.named_modules():
-            part.register_load_state_dict_post_hook(_AfterLoad(self, name))
-        leave_hooks_behind(model)
+        for name, part in self._model.named_modules():
+            if part not in self._hooked:
+                self._hooked.add(part)
+                part.register_load_state_dict_post_hook(_AfterLoad(self, name))
+        leave_hooks_behind(self._model)
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -289,10 +295,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             except BaseException:
                 self.param_groups.pop()
                 raise
-            self._pull_all(self._take_in())
+            # First: where a worker is late the group stays, and the next `step` takes it in.
             for parameter in group["params"]:
                 owners_of_parameters[parameter] = weakref.ref(self)
                 self._newcomers.accept(parameter)
+            self._hook_parts()
+            self._pull_all(self._take_in())
+            frozen = [one for one in group["params"] if id(one) not in self._shared]
+            name = f"{self._prefix}/group {len(self.param_groups) - 1}"
+            broadcast(self.job, name, self._labelled(frozen), self._timeout)
 
     def publish(self) -> None:
         """
