@@ -287,6 +287,14 @@ assert (program(adds_one)(ones)[0] == 2).all()
 """)
 
 
+def test_what_evaluates_a_traced_program_outside_of_jit_makes_the_call() -> None:
+    run("""
+traced = jax.make_jaxpr(lambda x: ordered_call(adds_one, [x], [x]))(ones)
+(got,) = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, ones)
+assert (got == 2).all()
+""")
+
+
 def test_who_looks_at_frames_and_cycles_of_objects_hold_arrays_for_a_while_only() -> None:
     """As profilers and watchdogs do: each look holds what is in the frames of all threads."""
     run("""

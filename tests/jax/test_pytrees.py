@@ -65,39 +65,6 @@ def test_leaves_of_every_kind_come_back_as_what_they_are(spawn_job: Any) -> None
     )
 
 
-# Means came back strongly typed: times a bfloat16 array they gave float32.
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_mean_of_weakly_typed_numbers_is_typed_as_jax_types_it(spawn_job: Any, wide: bool) -> None:
-    spawn_job(
-        2,
-        PRELUDE
-        + f"""
-        jax.config.update("jax_enable_x64", {wide})
-        """
-        + """
-        with ps.init() as job:
-            def trees(r):
-                one = jnp.asarray(1.0 + r)
-                return {
-                    "python": 1.0 + r, "complex": 1j * r, "array": one,
-                    "several": jnp.broadcast_to(one, (3,)),
-                    "gradient": jax.grad(lambda x: x * x)(1.0 + r), "strong": jnp.float32(r),
-                    "large": jnp.broadcast_to(one, (700, 500)), "numpy": np.full(2, r, np.float32),
-                }
-            plain = jax.tree.map(lambda a, b: jnp.asarray((a + b) / 2), trees(0), trees(1))
-            scale = jnp.ones((3,), jnp.bfloat16)
-            for average in (ps.jax.average, jax.jit(ps.jax.average)):
-                got = average(trees(job.rank))
-                for name, mean in plain.items():
-                    assert got[name].dtype == mean.dtype and got[name].weak_type == mean.weak_type, name
-                    assert (got[name] == mean).all(), name
-                for name in ("python", "several", "strong"):
-                    assert (got[name] * scale).dtype == (plain[name] * scale).dtype, name
-            assert not any(leaf.weak_type for leaf in jax.tree.leaves(ps.jax.broadcast({"a": 1.0, "b": 3})))
-        """,
-    )
-
-
 def test_a_compiled_program_keeps_the_arrays_that_it_needs_after_a_call(spawn_job: Any) -> None:
     """A mean is written over the gradients that it is of, in the program's own memory, where these are no
     longer needed; and only there."""

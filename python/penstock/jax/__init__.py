@@ -65,8 +65,7 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     Returns
     -------
     pytree
-        JAX arrays, on their leaves' devices: the same bits on every worker. Of the leaves' element types, and
-        weakly typed where the leaf is, as a Python number.
+        JAX arrays, on their leaves' devices: the same bits on every worker.
 
     Raises
     ------
@@ -104,7 +103,7 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
     >>> ps.jax.average({"w": jnp.ones(2)})
     {'w': Array([1., 1.], dtype=float32)}
     >>> jax.jit(ps.jax.average)(2.0)
-    Array(2., dtype=float32, weak_type=True)
+    Array(2., dtype=float32)
     """
     tree = Tree(grads)
     places = tree.shared("the gradient ")
@@ -116,9 +115,7 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
             shared.average(job, layout, lines, flats, means, timeout)
 
     means = packed(job, host, layout, [tree.values[place] for place in places])
-    return tree.rebuilt(
-        {place: tree.weakened(place, mean) for place, mean in zip(places, means, strict=True)}
-    )
+    return tree.rebuilt(dict(zip(places, means, strict=True)))
 
 
 def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
@@ -138,8 +135,7 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
     Returns
     -------
     pytree
-        JAX arrays, on their leaves' devices. None is weakly typed: Python numbers come back as arrays of the
-        element type that JAX gives them.
+        JAX arrays, on their leaves' devices.
 
     Raises
     ------

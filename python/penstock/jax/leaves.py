@@ -61,11 +61,6 @@ class Tree:
             for (path, _), value in zip(found, self.values, strict=True)
         ]
 
-    def weakened(self, place: int, mean: Any) -> Any:
-        """The mean of a leaf, weakly typed if that is: what JAX's own arithmetic gives of such numbers."""
-        value = self.values[place]
-        return _weakly(mean, value) if getattr(value, "weak_type", False) else mean
-
     def lines(self) -> list[str]:
         """What must be the same on all workers."""
         return [leaf.line() for leaf in self.leaves]
@@ -104,16 +99,6 @@ def _array(value: Any, path: str) -> Any:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise DtypeError(f"expected a pytree of arrays, got {type(value).__name__} as {path}") from error
-
-
-@jax.jit
-def _weakly(strong: Any, weak: Any) -> Any:
-    """
-    The same numbers with a weak type, as the other argument has it. JAX has no call for that; but what is
-    handed back through a conversion from a weak type is weakly typed again.
-    """
-    back = jax.linear_transpose(lambda value: jax.lax.convert_element_type(value, value.dtype), weak)
-    return back(strong)[0]
 
 
 def digest_of(lines: Sequence[str]) -> str:

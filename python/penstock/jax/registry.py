@@ -116,12 +116,11 @@ class Registry:
         called.fill(_arrays(arguments, called.arguments), _arrays(results, called.results))
         return True
 
-
     def pause(self, rounds: int) -> bool:
         """
-        Passes a little time, so that others drop the arrays of a call that has ended: whoever looks at frames, or
-        a cycle. False when they had time enough: then no more calls are made, since a program that repeats one
-        which has been carried out would go on in another iteration than the other workers.
+        Passes a little time, so that others drop the arrays of a call that has ended: whoever looks at
+        frames, or a cycle. False when they had time enough: then no more calls are made, since a program that
+        repeats one which has been carried out would go on in another iteration than the other workers.
         """
         try:
             if rounds < _PAUSES:
