@@ -10,8 +10,9 @@ neither the job's clock nor a tensor's iteration moves. Gather t is version t of
 | `penstock/gather/rest` | two of each worker | the next `REST_BYTES` of what does not fit there |
 
 A worker writes its two rows in turns: it can begin gather t + 2 only when it has everybody's row of t + 1,
-and who has set that has read all rows of t. The second table exists only once something is too long for the
-first; round r of gather t has a version there that follows from both.
+and who has set that has read all rows of t. (A caller may have every worker go on at a later number, where
+none is in an earlier gather any more: `least`, for what fits into a row.) The second table exists only once
+something is too long for the first; round r of gather t has a version there that follows from both.
 
 The words are compared before anything is computed: a mean that meets a sum, an array of another shape, or a
 call of another `name`, is an error on every worker. Sums are taken in the order of ranks, in a wide type, so

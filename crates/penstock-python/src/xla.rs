@@ -225,7 +225,7 @@ unsafe fn list<'a, T>(at: *const T, size: i64) -> Checked<&'a [T]> {
 }
 
 /// Bytes of an element: of the types that NumPy has too, and of a token, which has none.
-/// Of `XLA_FFI_DataType`; the same numbers as in `frame.py`.
+/// Of `XLA_FFI_DataType`; the same numbers as in `registry.py`.
 fn width(dtype: c_int) -> Option<usize> {
     match dtype {
         17 => Some(0),
@@ -370,9 +370,10 @@ fn run(py: Python<'_>, frame: &Frame) -> Checked<()> {
         Problem::Found(problem) => problem,
     });
     // Also what is seldom the call's own doing: a profiler that looks at this thread's frames holds all that is in them.
-    let mut rounds = 0_u64;
+    let (mut rounds, done) = (0_u64, told.is_ok());
     while lent.take_back() > 0 {
-        let pause = call.getattr("pause").and_then(|pause| guarded(&pause, &(rounds,).into_pyobject(py)?));
+        let pause = call.getattr("pause");
+        let pause = pause.and_then(|pause| guarded(&pause, &(rounds, done).into_pyobject(py)?));
         match pause.map(|again| again.is(PyBool::new(py, true))) {
             Ok(true) => rounds += 1,
             Ok(false) => {

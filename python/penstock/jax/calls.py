@@ -18,6 +18,7 @@ from ..exceptions import OptionError, PenstockError
 from ..job import Job, before_leaving, current
 from .compiled import ordered_call
 from .leaves import Layout
+from .registry import known_calls
 
 effects_barrier: Callable[[], None] = jax.effects_barrier
 """Waits until compiled programs have made the calls that are under way."""
@@ -56,6 +57,7 @@ def on_host(
 
         return ordered_call(fill, shapes, arguments)
     effects_barrier()
+    known_calls.check()
     arrays = [_new(shape) for shape in shapes]
     host(found, [np.asarray(one) for one in arguments], arrays)
     if not likes:
@@ -79,6 +81,7 @@ def packed(
         likes = values[:1] * len(flats)
         return layout.unpack(on_host(job, host, [*flats, *others], layout.shapes(), likes))
     effects_barrier()
+    known_calls.check()
     found = [_new(shape) for shape in layout.shapes()]
     host(job or current(), [*layout.pack_on_host(values), *map(np.asarray, others)], found)
     return [put_like(array, like) for array, like in zip(layout.unpack_on_host(found), values, strict=True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+import sys
 import threading
 import time
 import traceback
@@ -54,7 +55,7 @@ _NUMBERS: dict[np.dtype[Any], int] = {
 _PAUSE = 1e-3
 """Seconds between two looks whether arrays are still held."""
 _PAUSES = 5000
-_PAUSES_A_COLLECTION = 500
+_PAUSES_A_COLLECTION = 200
 Given = tuple[int, tuple[int, ...], Any]
 """A buffer: XLA's number of its element type, its shape, and its memory, lent until the call returns."""
 
@@ -102,11 +103,7 @@ class Registry:
 
     def __call__(self, number: int, arguments: Sequence[Given], results: Sequence[Given]) -> bool:
         """What XLA calls, on a thread of its own. True, and nothing else, where all is done."""
-        if self._kept:
-            raise PenstockError(
-                "an array over XLA's memory was kept beyond a call before, which had been carried out",
-                "end the program: to repeat an iteration would count it twice",
-            )
+        self.check()
         called = self._known.get(number)
         if called is None:
             raise PenstockError(
@@ -116,22 +113,33 @@ class Registry:
         called.fill(_arrays(arguments, called.arguments), _arrays(results, called.results))
         return True
 
-    def pause(self, rounds: int) -> bool:
+    def check(self) -> None:
+        """
+        Raises PenstockError for the rest of the process once a call was carried out and failed afterwards:
+        who repeats it would go on in another iteration than the other workers.
+        """
+        if self._kept:
+            raise PenstockError(
+                "an array over XLA's memory was kept beyond a call before, which had been carried out",
+                "end the program: to repeat an iteration would count it twice",
+            )
+
+    def pause(self, rounds: int, done: bool) -> bool:
         """
         Passes a little time, so that others drop the arrays of a call that has ended: whoever looks at
-        frames, or a cycle. False when they had time enough: then no more calls are made, since a program that
-        repeats one which has been carried out would go on in another iteration than the other workers.
+        frames, or a cycle. False when they had time enough. `done`: the call has been carried out.
         """
         try:
             if rounds < _PAUSES:
-                if rounds % _PAUSES_A_COLLECTION == 0:
+                # Most are only looked at, and gone after a pause or two.
+                if rounds % _PAUSES_A_COLLECTION == _PAUSES_A_COLLECTION - 1:
                     gc.collect()
                 time.sleep(_PAUSE)
                 return True
-        except BaseException:  # Ctrl-C, too: the call has been carried out.
-            self._kept = True
+        except BaseException:  # Ctrl-C, too.
+            self._kept |= done
             raise
-        self._kept = True
+        self._kept |= done
         return False
 
 
@@ -162,7 +170,8 @@ def _shown(error: BaseException) -> str:
 
 def _let_go(error: BaseException) -> None:
     """Whoever else holds the exception, as a future does, holds the arrays in its frames."""
-    chain, seen = [error], set[int]()
+    # But not what the script is handling meanwhile: its frames may be generators', which this would close.
+    chain, seen = [error], {id(sys.exc_info()[1])}
     while chain:
         one = chain.pop()
         if id(one) not in seen:

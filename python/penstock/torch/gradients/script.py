@@ -224,6 +224,9 @@ def _difference_of_gradients(averaging: Averaging, parameters: Iterable[torch.Te
         missing = ", ".join(map(str, error.missing))
         who = f"worker{'s' * (len(error.missing) > 1)} {missing}" if missing else "another worker"
         return f"{who} took no such step within {job.deadline:g} s"
+    except BaseException:
+        averaging.loaded()
+        raise
     return None if len({one for one in found if one is not None}) == 1 else "gradients are not the same"
 
 

@@ -283,6 +283,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             added.
         DeclarationConflict
             The workers' groups differ.
+        BarrierTimeout
+            Not every worker called it in time. The group was added here: end the job.
         """
         super().add_param_group(param_group)
         # The constructor of the base class adds the groups one by one: they are declared
@@ -291,19 +293,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group = self.param_groups[-1]
             try:
                 self._check_group(group["params"])
+                # By name, as workers may order the group differently.
+                self._names.update(
+                    {id(parameter): name for name, parameter in self._model.named_parameters()}
+                )
                 self._rules.append(self._rule_of(group))
             except BaseException:
                 self.param_groups.pop()
                 raise
-            # First: where a worker is late the group stays, and the next `step` takes it in.
+            # First: where a worker is late the group stays, as torch has no way to take it back.
             for parameter in group["params"]:
                 owners_of_parameters[parameter] = weakref.ref(self)
                 self._newcomers.accept(parameter)
             self._hook_parts()
             self._pull_all(self._take_in())
-            frozen = [one for one in group["params"] if id(one) not in self._shared]
-            name = f"{self._prefix}/group {len(self.param_groups) - 1}"
-            broadcast(self.job, name, self._labelled(frozen), self._timeout)
+            frozen = self._labelled(one for one in group["params"] if id(one) not in self._shared)
+            if frozen:
+                name = f"{self._prefix}/group {len(self.param_groups) - 1}"
+                broadcast(self.job, name, dict(sorted(frozen.items())), self._timeout)
 
     def publish(self) -> None:
         """
