@@ -416,8 +416,9 @@ mod tests {
         while let Some(owing) = rig.remote.subscriber().next(&rig.memory) {
             let Owing::Value { tensor, local, publication, position } = owing else { continue };
             let (_, _, chunk) = rig.memory.value(tensor, local, position);
-            let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
+            let Source::Published(bytes, _, number) = chunk.source else { panic!("it is copied") };
             assert!(std::ptr::eq(bytes, rig.memory.standing(W, local)));
+            assert_eq!(number, publication.sequence, "by which its checksum is known");
             assert_eq!(publication, rig.memory.publication(W, local));
             assert!(publication.sequence > 0);
             sent.push(bytes.len());
