@@ -30,6 +30,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Lines of one kind and thread in that time. No one reads more than that, and each is remembered: 64 KiB at most of each kind
 /// and thread that said anything in that time. Only of [`LOSSES`] there may be more, a line for each worker.
 const MOST: usize = 64;
+/// Lines with counts of other sources that are written beside one of a new source.
+const MOST_ENDED: usize = 16;
 /// The target of warnings that a worker was lost: each is named, however many are lost together.
 pub(crate) const LOSSES: &str = "penstock::losses";
 
@@ -189,13 +191,14 @@ impl Recent {
         self.sources.entry(source).or_default().admits(text, now, most)
     }
 
-    /// Where another source comes, those that have said nothing lately are forgotten: threads end. What is to be said of them.
+    /// Where another source comes, those that have said nothing lately are forgotten: threads end. What is to be said of them, of
+    /// some now and of others when the next source comes: so many lines may wait for a slow reader, and no more.
     fn make_room(&mut self, source: &Source, now: Instant) -> Vec<(String, Unsaid)> {
         let mut ended = Vec::new();
         if !self.sources.contains_key(source) {
             self.sources.retain(|_, lately| {
                 lately.forget_old(now);
-                let stays = !lately.lines.is_empty();
+                let stays = !lately.lines.is_empty() || (lately.left_out > 0 && ended.len() >= MOST_ENDED);
                 if !stays {
                     ended.extend(lately.end());
                 }
@@ -239,11 +242,12 @@ impl Subscriber for Lines {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let source = (event.metadata().callsite(), std::thread::current().id());
         let (now, most) = (Instant::now(), Self::most(event.metadata()));
-        let mut lines = recent.make_room(&source, now);
+        let ended = recent.make_room(&source, now);
         let admitted = recent.admits(source, &text, now, most);
         drop(recent);
-        lines.extend(admitted.map(|unsaid| (text, unsaid)));
-        lines.into_iter().for_each(|(text, unsaid)| self.outlet.write(&line(&text, unsaid)));
+        // Its own first: what takes no more loses what is written last.
+        let own = admitted.map(|unsaid| (text, unsaid));
+        own.into_iter().chain(ended).for_each(|(text, unsaid)| self.outlet.write(&line(&text, unsaid)));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -498,6 +502,27 @@ mod tests {
         let earlier = "left out earlier: no descriptors".to_owned();
         assert_eq!(ended, [(earlier, Unsaid { same: 0, others: 1 })]);
         assert!(recent.sources.is_empty());
+    }
+
+    // Lines of others came first, as many as there were threads that had ended: a reader that had stopped lost the newest.
+    #[test]
+    fn what_is_said_now_comes_before_what_others_left_out_of_which_only_some_comes_at_once() {
+        let (mut recent, [one, _]) = (Recent::default(), sources());
+        let before = Instant::now().checked_sub(QUIET).expect("a machine that runs for a minute");
+        for _ in 0..MOST_ENDED + 4 {
+            let elsewhere = std::thread::spawn(|| std::thread::current().id()).join().unwrap();
+            (0..2).for_each(|_| _ = recent.admits((one.0.clone(), elsewhere), "earlier", before, MOST));
+        }
+        let path = std::env::temp_dir().join(format!("penstock-test-{}-order", std::process::id()));
+        let outlet = Outlet::of(std::fs::File::create(&path).unwrap().as_fd()).unwrap();
+        tracing::subscriber::with_default(Lines { outlet, recent: Mutex::new(recent) }, || {
+            tracing::warn!(target: "penstock", "now");
+            tracing::warn!(target: "penstock", "then");
+        });
+        let said = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let earlier = |lines| "warning: left out earlier: earlier\n".repeat(lines);
+        assert_eq!(said, format!("warning: now\n{}warning: then\n{}", earlier(MOST_ENDED), earlier(4)));
     }
 
     // Of a job of which a hundred workers were lost at once, thirty-six were named nowhere.
