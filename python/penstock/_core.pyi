@@ -209,7 +209,10 @@ class Tensor:
     """Names of the optimizer's state arrays, torch's own."""
 
     def lane(self) -> Memory:
-        """This worker's own registered gradient buffer, writable."""
+        """This worker's own registered gradient buffer, writable at any time."""
+
+    def lane_to_fill(self) -> Memory:
+        """The same, written only between this call and the next push: that sends it from where it stands."""
 
     def model(self) -> Memory:
         """The published value itself, read-only."""

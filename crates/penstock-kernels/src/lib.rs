@@ -77,6 +77,7 @@ pub mod filter;
 mod fold;
 mod foreign;
 mod optimizer;
+mod past_cache;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -91,3 +92,4 @@ pub use dtype::Dtype;
 pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
 pub use foreign::{ALIGNMENT, Foreign, ForeignMut};
 pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, SettingsError, Slot};
+pub use past_cache::copy_past_cache;

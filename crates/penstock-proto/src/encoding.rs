@@ -14,7 +14,7 @@
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 
-use crate::checksum::OncePublished;
+use crate::checksum::{OncePublished, of_foreign};
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Raw};
 use serde::{Deserialize, Serialize};
@@ -91,8 +91,11 @@ pub enum Source<'a> {
     Stands(&'a [u8]),
     /// The same, which others are sent as well: what its checksum is known by, and the publication that it is.
     Published(&'a [u8], &'a OncePublished, u64),
-    /// In memory that others may be writing: it is copied out, and the copy is sent.
+    /// In a lane that only we write, and not now: it is sent from there. Were it written meanwhile, the frame would be damaged,
+    /// which its receiver sees.
     Lane(Foreign<'a>),
+    /// In one that others may be writing: it is copied out, and the copy is sent, which is what its checksum was taken of.
+    Copied(Foreign<'a>),
 }
 
 /// What the receivers at one publication of a stream hold.
@@ -116,16 +119,18 @@ pub struct Sent<'a> {
 }
 
 /// Where a payload is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Payload<'a> {
     /// Where the chunk is.
     Stands(&'a [u8]),
+    /// In a lane, likewise.
+    Lane(Foreign<'a>),
     /// In the buffer.
     Buffered(Range<usize>),
 }
 
 /// A chunk as it is sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Encoded<'a> {
     /// How it is encoded.
     pub encoding: Encoding,
@@ -133,7 +138,7 @@ pub struct Encoded<'a> {
     pub base: u64,
     /// Its bytes.
     pub payload: Payload<'a>,
-    /// Their checksum, if the source is known by it.
+    /// Their checksum, if it is known already.
     pub checksum: Option<u64>,
 }
 
@@ -190,8 +195,12 @@ impl Agreed {
                     let checksum = Some(sum.of(publication, bytes));
                     return Encoded { encoding, base: 0, payload: Payload::Stands(bytes), checksum };
                 }
+                Source::Lane(lane) if codec.is_verbatim() => {
+                    let checksum = Some(of_foreign(lane));
+                    return Encoded { encoding, base: 0, payload: Payload::Lane(lane), checksum };
+                }
                 Source::Stands(bytes) | Source::Published(bytes, ..) => Foreign::of(bytes),
-                Source::Lane(lane) => lane,
+                Source::Lane(lane) | Source::Copied(lane) => lane,
             };
             let end = at + codec.lengths(chunk.len()).end();
             if buffer.len() < end {
@@ -232,16 +241,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raw_goes_from_where_it_stands_and_out_of_a_lane_by_one_copy_and_is_whole() {
+    fn raw_goes_from_where_it_stands_or_by_one_copy_where_that_is_asked_for_and_is_whole() {
         let (chunk, mut buffer) = ([1, 2, 3, 4], vec![9; 2]);
         let shadow = Some(Shadow { publication: 3, bytes: &[0; 4] });
         let sent = |source| Sent { source, shadow, position: 3 };
         let agreed = Agreed::default();
-        let raw = |payload| Encoded { encoding: Encoding::RAW, base: 0, payload, checksum: None };
-        let stands = agreed.encode(&sent(Source::Stands(&chunk)), &mut buffer, 2);
-        assert_eq!(stands, raw(Payload::Stands(&chunk)));
-        let lane = agreed.encode(&sent(Source::Lane(Foreign::of(&chunk))), &mut buffer, 2);
-        assert_eq!(lane, raw(Payload::Buffered(2..6)));
+        let mut encode = |source| {
+            let encoded = agreed.encode(&sent(source), &mut buffer, 2);
+            assert_eq!((encoded.encoding, encoded.base), (Encoding::RAW, 0));
+            (encoded.payload, encoded.checksum)
+        };
+        let stands = encode(Source::Stands(&chunk));
+        assert!(matches!(stands, (Payload::Stands(bytes), None) if std::ptr::eq(bytes, &chunk)));
+        let (lane, sum) = encode(Source::Lane(Foreign::of(&chunk)));
+        assert!(
+            matches!(lane, Payload::Lane(memory) if memory.as_ptr() == chunk.as_ptr() && memory.len() == 4)
+        );
+        assert_eq!(sum, Some(crate::checksum::of(&chunk)));
+        let copied = encode(Source::Copied(Foreign::of(&chunk)));
+        assert!(matches!(copied, (Payload::Buffered(range), None) if range == (2..6)));
         assert_eq!(buffer, [9, 9, 1, 2, 3, 4]);
     }
 

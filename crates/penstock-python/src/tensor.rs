@@ -131,6 +131,11 @@ impl Tensor {
         Ok(Memory::new(lane, self.bytes(), false))
     }
 
+    fn lane_to_fill(&self, py: Python<'_>) -> PyResult<Memory> {
+        let lane = detached(py, |free| self.tensor.on(free).lane_to_fill(None))?;
+        Ok(Memory::new(lane, self.bytes(), false))
+    }
+
     fn model(&self) -> Memory {
         Memory::new(self.tensor.quick().model(), self.bytes(), true)
     }

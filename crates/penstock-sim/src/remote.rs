@@ -135,6 +135,11 @@ impl remote_shard::Mirrored for Mirrored {
         Foreign::of(&self.lane[self.range(chunk).expect("it is homed there")])
     }
 
+    /// Some are, some are not.
+    fn is_lent(&self) -> bool {
+        self.chunks.len().is_multiple_of(2)
+    }
+
     fn wants(&self) -> bool {
         self.wants
     }

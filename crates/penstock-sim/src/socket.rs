@@ -8,11 +8,11 @@
 use crate::faults::Faults;
 use crate::rng::Rng;
 use crate::transport::{End, Way, Wire};
-use penstock_fabric::net::link::{Got, Link};
+use penstock_fabric::net::link::{Got, Link, Part};
 use penstock_proto::Rank;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use std::cell::{Cell, RefCell};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::rc::Rc;
 
 /// One write in so many takes a part of what it is given.
@@ -103,11 +103,16 @@ impl<'a> Socket<'a> {
     }
 
     /// Values that are lost on purpose go no further than this.
-    fn lose_values<'b>(&mut self, parts: &[IoSlice<'b>]) -> Vec<IoSlice<'b>> {
+    fn lose_values<'b>(&mut self, parts: &[Part<'b>]) -> Vec<Part<'b>> {
         let Some(Broken::LosesValues(once_in)) = self.broken else { return parts.to_vec() };
         let (mut left, mut parts) = (Vec::new(), parts.iter().copied());
         while let Some(part) = parts.next() {
-            let header = part.first_chunk::<HEADER_BYTES>().filter(|_| part.len() == HEADER_BYTES);
+            let header = match part {
+                Part::Own(bytes) => {
+                    bytes.first_chunk::<HEADER_BYTES>().filter(|_| part.len() == HEADER_BYTES)
+                }
+                Part::Foreign(_) => None,
+            };
             let header = header.and_then(|header| Header::decode(header).ok());
             let is_value =
                 header.is_some_and(|header| matches!(header.body, Body::Notice(Notice::Value { .. })));
@@ -141,7 +146,7 @@ impl Link for Socket<'_> {
         self.reads.is_none()
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
         if self.full.get() {
             return Ok(0);
         }

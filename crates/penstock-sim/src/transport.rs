@@ -7,10 +7,10 @@
 //! is a link like any other.
 
 use crate::rng::Rng;
-use penstock_fabric::net::link::{Got, Link};
+use penstock_fabric::net::link::{Got, Link, Part};
 use penstock_proto::submission::WORDS;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 
 /// The way from a worker to a shard of its own host.
 #[derive(Debug, Default)]
@@ -305,7 +305,7 @@ impl Link for End<'_> {
         self.reads.is_none()
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
         let into = self.out.back();
         if !self.wire.is_read(into) || self.wire.lane(into).told {
             return Err(ErrorKind::BrokenPipe.into());
@@ -313,11 +313,8 @@ impl Link for End<'_> {
         if !self.wire.has_room(self.out, self.window) {
             return Ok(0);
         }
-        let count = self.takes.min(parts.iter().map(|part| part.len()).sum());
-        let mut bytes = Vec::with_capacity(count);
-        for part in parts {
-            bytes.extend_from_slice(&part[..part.len().min(count - bytes.len())]);
-        }
+        let mut bytes = Part::copied(parts, self.takes);
+        let count = bytes.len();
         if let Some((at, bits)) = self.damage {
             bytes[at % count] ^= bits;
             self.wire.damaged = true;
@@ -389,7 +386,7 @@ mod tests {
             let sent: Vec<u8> = (0..200).collect();
             for half in sent.chunks(100) {
                 let mut end = End { ahead: Some((30, 5)), due: 9, ..End::new(&mut wire, UP, 0) };
-                assert_eq!(end.write(&[IoSlice::new(&half[..50]), IoSlice::new(&half[50..])]).unwrap(), 100);
+                assert_eq!(end.write(&[Part::Own(&half[..50]), Part::Own(&half[50..])]).unwrap(), 100);
                 assert!(end.arrives[0] < end.arrives[1] && end.arrives[1].is_some());
             }
             let (mut came, mut bytes) = (Vec::new(), [0; 200]);

@@ -3,11 +3,11 @@
 #[path = "../../penstock-fabric/tests/link/suite.rs"]
 mod suite;
 
-use penstock_fabric::net::link::{Got, Interest, Link};
+use penstock_fabric::net::link::{Got, Interest, Link, Part};
 use penstock_sim::rng::Rng;
 use penstock_sim::transport::{Break, End, Way, Wire};
 use std::cell::{Cell, RefCell};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Link for Lasting {
         self.at_once(|end| end.short_is_all())
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
         self.at_once(|end| end.write(parts))
     }
 

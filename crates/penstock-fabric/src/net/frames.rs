@@ -7,12 +7,12 @@
 //! in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
 use super::backlog::Backlog;
-use super::link::{Got, Link};
+use super::link::{Got, Link, Part};
 use penstock_proto::checksum;
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 
 /// Where payloads go.
@@ -240,8 +240,9 @@ const BATCH: usize = 16;
 /// Bytes of them, but for the last: a socket rarely takes more at once, and what it does not take is copied.
 pub const BATCH_BYTES: usize = 256 * 1024;
 
-/// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are
-/// those that the checksum was taken of, and nothing here takes memory for a slice that others may write.
+/// The frames of one batch. Nothing here takes memory for a slice that others may write. A chunk in such memory is sent from
+/// there, unless it is to be [copied](penstock_proto::encoding::Source::Copied): then the bytes that are sent are those that the
+/// checksum was taken of.
 pub struct Batch<'a> {
     /// It only grows, to the longest batch so far.
     buffer: &'a mut Vec<u8>,
@@ -296,24 +297,31 @@ impl<'a> Batch<'a> {
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
         }
-        let bytes = bytes(self.buffer, &payload);
-        self.bytes += bytes.len();
-        let checksum = checksum.unwrap_or_else(|| checksum::of(bytes));
-        self.headers.push(header.with_sum(encoding, base, bytes.len(), checksum).encode());
+        let part = part(self.buffer, &payload);
+        self.bytes += part.len();
+        let checksum = checksum.unwrap_or_else(|| match part {
+            Part::Own(bytes) => checksum::of(bytes),
+            Part::Foreign(memory) => checksum::of_foreign(memory),
+        });
+        self.headers.push(header.with_sum(encoding, base, part.len(), checksum).encode());
         self.payloads.push(payload);
     }
 
     /// The frames, to be [sent](FrameWriter::send).
-    pub fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
-        let payloads = self.payloads.iter().map(|payload| bytes(self.buffer, payload));
+    pub fn frames(&self) -> SmallVec<[Outgoing<'_>; BATCH]> {
+        let payloads = self.payloads.iter().map(|payload| part(self.buffer, payload));
         self.headers.iter().copied().zip(payloads).collect()
     }
 }
 
-fn bytes<'b>(buffer: &'b [u8], payload: &'b Payload<'_>) -> &'b [u8] {
+/// A frame to be sent: its header and its payload.
+pub type Outgoing<'a> = ([u8; HEADER_BYTES], Part<'a>);
+
+fn part<'b>(buffer: &'b [u8], payload: &Payload<'b>) -> Part<'b> {
     match payload {
-        Payload::Stands(bytes) => bytes,
-        Payload::Buffered(range) => &buffer[range.clone()],
+        Payload::Stands(bytes) => Part::Own(bytes),
+        Payload::Lane(lane) => Part::Foreign(*lane),
+        Payload::Buffered(range) => Part::Own(&buffer[range.clone()]),
     }
 }
 
@@ -335,17 +343,13 @@ impl FrameWriter {
         self.backlog.flush(link)
     }
 
-    /// Sends frames, each a header and a payload; whether the link took them all.
-    pub fn send<L: Link>(
-        &mut self,
-        link: &mut L,
-        frames: &[([u8; HEADER_BYTES], &[u8])],
-    ) -> io::Result<bool> {
+    /// Sends frames; whether the link took them all.
+    pub fn send<L: Link>(&mut self, link: &mut L, frames: &[Outgoing<'_>]) -> io::Result<bool> {
         debug_assert!(self.is_clear() && frames.len() <= BATCH, "one batch at a time");
         let total: usize = frames.iter().map(|(header, payload)| header.len() + payload.len()).sum();
         let mut sent = 0;
         while sent < total {
-            let mut parts = [IoSlice::new(&[]); 2 * BATCH];
+            let mut parts = [Part::Own(&[]); 2 * BATCH];
             match link.write(rest(frames, sent, &mut parts))? {
                 0 => {
                     self.hold(frames, sent);
@@ -357,31 +361,35 @@ impl FrameWriter {
         link.flush()
     }
 
-    fn hold(&mut self, frames: &[([u8; HEADER_BYTES], &[u8])], mut skip: usize) {
-        for part in frames.iter().flat_map(|(header, payload)| [&header[..], payload]) {
+    fn hold(&mut self, frames: &[Outgoing<'_>], mut skip: usize) {
+        for part in parts(frames) {
             let from = skip.min(part.len());
             skip -= from;
-            self.backlog.hold(&part[from..]);
+            self.backlog.hold(part.part(from..part.len()));
         }
     }
 }
 
+fn parts<'a>(frames: &'a [Outgoing<'a>]) -> impl Iterator<Item = Part<'a>> {
+    frames.iter().flat_map(|(header, payload)| [Part::Own(header), *payload])
+}
+
 /// What is left of `frames` behind their first `skip` bytes.
 fn rest<'a, 'b>(
-    frames: &'a [([u8; HEADER_BYTES], &'a [u8])],
+    frames: &'a [Outgoing<'a>],
     mut skip: usize,
-    parts: &'b mut [IoSlice<'a>; 2 * BATCH],
-) -> &'b [IoSlice<'a>] {
+    rest: &'b mut [Part<'a>; 2 * BATCH],
+) -> &'b [Part<'a>] {
     let mut count = 0;
-    for part in frames.iter().flat_map(|(header, payload)| [&header[..], payload]) {
+    for part in parts(frames) {
         let from = skip.min(part.len());
         skip -= from;
         if from < part.len() {
-            parts[count] = IoSlice::new(&part[from..]);
+            rest[count] = part.part(from..part.len());
             count += 1;
         }
     }
-    &parts[..count]
+    &rest[..count]
 }
 
 #[cfg(test)]
@@ -457,7 +465,7 @@ mod tests {
                 std::thread::yield_now();
             }
             let frames: Vec<_> =
-                batch.iter().map(|payload| (value(0, payload).encode(), &payload[..])).collect();
+                batch.iter().map(|payload| (value(0, payload).encode(), payload[..].into())).collect();
             writer.send(&mut one, &frames).unwrap();
         }
         while !writer.flush(&mut one).unwrap() {
@@ -467,23 +475,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of() {
+    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of_or_a_damaged_frame() {
         let lane = [const { AtomicU64::new(1) }; 8];
         // SAFETY: the lane outlives it, and only atomics touch it.
         let foreign = unsafe { Foreign::new(lane.as_ptr().cast(), size_of_val(&lane)) };
         let submission = Submission::Clock { clock: 1 };
         let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
         let mut buffer = Vec::new();
-        for _ in 0..2 {
+        for (source, writes) in [
+            (Source::Copied(foreign), 1),
+            (Source::Lane(foreign), 0),
+            (Source::Copied(foreign), 1),
+            (Source::Lane(foreign), 1),
+        ] {
             let mut batch = Batch::new(&mut buffer);
-            let sent = Sent { source: Source::Lane(foreign), shadow: None, position: 0 };
-            batch.push_chunk(header, &Agreed::default(), &sent);
+            batch.push_chunk(header, &Agreed::default(), &Sent { source, shadow: None, position: 0 });
             batch.push(header);
-            lane.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed));
+            lane.iter().for_each(|word| _ = word.fetch_add(writes, Ordering::Relaxed));
             let frames = batch.frames();
-            let payload = frames[0].1;
+            let payload = Part::copied(&[frames[0].1], usize::MAX);
             assert_eq!(payload.len(), size_of_val(&lane));
-            assert_eq!(header.with_payload(payload).encode(), frames[0].0);
+            let whole = header.with_payload(&payload).encode() == frames[0].0;
+            assert_eq!(whole, writes == 0 || matches!(source, Source::Copied(_)), "{source:?}");
+            assert_eq!(Header::decode(&frames[0].0).unwrap().check(&payload).is_ok(), whole);
             assert!(frames[1].1.is_empty() && frames[1].0 == header.encode());
         }
     }
@@ -498,7 +512,7 @@ mod tests {
             batch.push_chunk(value(0, &[]), &Agreed::default(), &sent);
         }
         assert_eq!(batch.bytes(), 3 * 4096);
-        assert!(batch.frames().iter().all(|(_, payload)| std::ptr::eq(*payload, &chunk)));
+        assert!(batch.frames().iter().all(|(_, payload)| payload.as_ptr() == chunk.as_ptr()));
         assert!(batch.buffer.is_empty(), "nothing was copied");
     }
 
@@ -524,7 +538,7 @@ mod tests {
     fn no_header_is_judged_at_the_look_that_brought_it() {
         let (mut one, mut other) = pair();
         let frames = [value(0, b"abc").encode(), value(0, b"abc").encode()];
-        let slices = [&frames[0][..], b"abc", &frames[1][..], b"abc"].map(IoSlice::new);
+        let slices = [&frames[0][..], b"abc", &frames[1][..], b"abc"].map(Part::Own);
         one.write(&slices).unwrap();
         let (mut reader, mut judged) = (FrameReader::new(), Judged(0));
         let mut looks = Vec::new();
@@ -577,7 +591,7 @@ mod tests {
             self.short_is_all
         }
 
-        fn write(&mut self, _: &[IoSlice<'_>]) -> io::Result<usize> {
+        fn write(&mut self, _: &[Part<'_>]) -> io::Result<usize> {
             Ok(0)
         }
 
@@ -720,14 +734,14 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_never_given_out() {
         let (mut one, mut other) = pair();
-        one.write(&[IoSlice::new(&value(0, b"abc").encode()), IoSlice::new(b"abd")]).unwrap();
+        one.write(&[Part::Own(&value(0, b"abc").encode()), Part::Own(b"abd")]).unwrap();
         assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Ended(_)));
     }
 
     #[test]
     fn a_frame_that_has_no_place_breaks_the_protocol() {
         let (mut one, mut other) = pair();
-        one.write(&[IoSlice::new(&Header { job: 2, ..value(0, b"abc") }.encode())]).unwrap();
+        one.write(&[Part::Own(&Header { job: 2, ..value(0, b"abc") }.encode())]).unwrap();
         assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Broke(_)));
     }
 
@@ -738,7 +752,7 @@ mod tests {
             let mut damaged = header;
             damaged[at / 8] ^= 1 << (at % 8);
             let (mut one, mut other) = pair();
-            one.write(&[IoSlice::new(&damaged)]).unwrap();
+            one.write(&[Part::Own(&damaged)]).unwrap();
             assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Ended(_)), "bit {at}");
         }
     }

@@ -13,7 +13,9 @@
 //! Only the code that makes connections names a kind: the worker's dialer, the server's acceptor, and the threads that poll
 //! what these make, name [`Stream`](super::stream::Stream).
 
-use std::io::{self, IoSlice, IoSliceMut};
+use penstock_kernels::Foreign;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
 
 /// One end of a connection.
 pub trait Link {
@@ -27,7 +29,7 @@ pub trait Link {
     }
 
     /// Writes as much of `parts` as goes at once, in order; returns how many bytes. 0: none now. They hold at least one byte.
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize>;
 
     /// Goes on sending what was written and is still held here; whether nothing is left.
     fn flush(&mut self) -> io::Result<bool>;
@@ -41,6 +43,87 @@ pub trait Link {
     /// What to wait for before the link can go on. `more`: the caller has bytes that the link did not take.
     fn interest(&self, more: bool) -> Interest {
         Interest { read: true, write: more || self.holds_output() }
+    }
+}
+
+/// Bytes to be sent.
+#[derive(Debug, Clone, Copy)]
+pub enum Part<'a> {
+    /// That stand still.
+    Own(&'a [u8]),
+    /// That others may be writing: what is sent is what stands there then.
+    Foreign(Foreign<'a>),
+}
+
+impl<'a> Part<'a> {
+    /// How many.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Foreign(memory) => memory.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where they start.
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        match self {
+            Self::Own(bytes) => bytes.as_ptr(),
+            Self::Foreign(memory) => memory.as_ptr(),
+        }
+    }
+
+    /// Some of them.
+    ///
+    /// # Panics
+    /// If there are no such bytes.
+    #[inline]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Own(bytes) => Self::Own(&bytes[range]),
+            Self::Foreign(memory) => Self::Foreign(memory.part(range)),
+        }
+    }
+
+    /// Copies them.
+    ///
+    /// # Panics
+    /// If `out` is not exactly as long.
+    pub(super) fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Self::Own(bytes) => out.copy_from_slice(bytes),
+            Self::Foreign(memory) => memory.copy_to(out),
+        }
+    }
+
+    /// Adds them to `bytes`.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+        let before = bytes.len();
+        bytes.resize(before + self.len(), 0);
+        self.copy_to(&mut bytes[before..]);
+    }
+
+    /// The first `most` bytes of `parts`, copied: for a link that keeps what it takes.
+    pub fn copied(parts: &[Self], most: usize) -> Vec<u8> {
+        let count = most.min(parts.iter().map(Self::len).sum());
+        let mut bytes = Vec::with_capacity(count);
+        for part in parts {
+            part.part(0..part.len().min(count - bytes.len())).append_to(&mut bytes);
+        }
+        bytes
+    }
+}
+
+impl<'a> From<&'a [u8]> for Part<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Own(bytes)
     }
 }
 

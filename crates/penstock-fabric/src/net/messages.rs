@@ -2,11 +2,11 @@
 //! asked for when the link takes more.
 
 use super::Ended;
-use super::link::{Got, Link};
+use super::link::{Got, Link, Part};
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
 use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 
 /// Bytes read at a time.
 const READ: usize = 256 * 1024;
@@ -165,7 +165,7 @@ impl MessageWriter {
                     return Ok(sent > 0);
                 }
             }
-            match link.write(&[IoSlice::new(&self.output[self.written..])])? {
+            match link.write(&[Part::Own(&self.output[self.written..])])? {
                 0 => return Ok(sent > 0),
                 bytes => {
                     self.written += bytes;
@@ -182,7 +182,7 @@ impl MessageWriter {
         if self.is_clear() {
             self.empty();
             self.output.extend_from_slice(&record::length_bytes(0));
-            self.written = link.write(&[IoSlice::new(&self.output)])?;
+            self.written = link.write(&[Part::Own(&self.output)])?;
         }
         Ok(())
     }

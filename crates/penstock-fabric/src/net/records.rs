@@ -54,7 +54,7 @@ impl RecordWriter {
         if self.backlog.len() > MOST_HELD {
             return Err(Ended::Peer("it does not read its answers".to_owned()));
         }
-        self.backlog.hold(&record(message));
+        self.backlog.hold(record(message)[..].into());
         self.flush(link)?;
         Ok(())
     }

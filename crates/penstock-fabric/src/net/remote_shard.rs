@@ -2,8 +2,9 @@
 //! over any link. What has come, and what is asked for again on a new connection, its machine knows
 //! ([`penstock_proto::remote::mirror`]).
 //!
-//! Frames are encoded out of the lane; values are received beside the mirror, verified, and then decoded and published in it, so
-//! that no reader ever sees half a chunk or a damaged one. Behind a breach of the protocol nothing more is taken: the
+//! Frames are encoded out of the lane, or sent from there; out of a lane whose address others have, by a copy, so that no frame is
+//! damaged by who writes there meanwhile. Values are received beside the mirror, verified, and then decoded and published in it,
+//! so that no reader ever sees half a chunk or a damaged one. Behind a breach of the protocol nothing more is taken: the
 //! connection is given up with it.
 //!
 //! Where mirrors and lanes lie, and how the worker submits and is woken, is its owner's: a proxy of a job has them in shared
@@ -16,8 +17,8 @@ use super::stream::Stream;
 use crate::doorbell::{self, ANYTHING};
 use crate::inlet::Inlet;
 use crate::publish::Published;
-use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Undecodable};
+use penstock_kernels::{Foreign, copy_past_cache};
 use penstock_proto::TensorId;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, Header, Notice};
@@ -54,6 +55,8 @@ pub trait Mirrored {
     fn state_bytes(&self, chunk: u32) -> Option<usize>;
     /// What stands in the worker's lane of a chunk, which the shard is home of.
     fn contribution(&self, chunk: u32) -> Foreign<'_>;
+    /// Whether others have the lane's address, and may write there at any time.
+    fn is_lent(&self) -> bool;
     /// Whether the result of the push that is under way is wanted as soon as it is there.
     fn wants(&self) -> bool;
     /// The version + 1 that pushes have asked for.
@@ -86,6 +89,15 @@ impl Value<'_> {
     /// Decodes it onto what is mirrored of the chunk.
     pub fn decode(&self, onto: &mut [u8]) -> Result<(), Undecodable> {
         self.codec.decode(self.payload, self.header.base(), onto)
+    }
+
+    /// The same where nobody looks at it before it is gone from the caches.
+    pub fn decode_past_cache(&self, onto: &mut [u8]) -> Result<(), Undecodable> {
+        if self.codec.is_verbatim() && self.payload.len() == onto.len() {
+            copy_past_cache(self.payload, onto);
+            return Ok(());
+        }
+        self.decode(onto)
     }
 }
 
@@ -136,7 +148,9 @@ impl<M: Mirrored> Mirrors<M> {
         };
         let mirrored = self.tensors.get(tensor)?;
         let wanted = matches!(submission, Submission::Push { .. }) && mirrored.wants();
-        let sent = Sent { source: Source::Lane(mirrored.contribution(chunk)), shadow: None, position: 0 };
+        let lane = mirrored.contribution(chunk);
+        let source = if mirrored.is_lent() { Source::Copied(lane) } else { Source::Lane(lane) };
+        let sent = Sent { source, shadow: None, position: 0 };
         batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
         Some(())
     }

@@ -3,12 +3,13 @@
 //! Plain, bytes go straight between the socket and the caller's memory (a lane, a chunk's value): one copy, the kernel's.
 //! Under TLS they pass through rustls' buffers, which are bounded.
 
-use super::link::{Got, Link};
+use super::link::{Got, Link, Part};
 use super::quiet::Quiet;
 use penstock_proto::handshake::PLAIN_BINDING;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -182,10 +183,10 @@ impl Link for Stream {
         self.tls.is_none()
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             loop {
-                match Quiet(&self.socket).write_vectored(parts) {
+                match Quiet(&self.socket).gather(parts) {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if is_nothing(&error) => return Ok(0),
                     result => return result,
@@ -195,7 +196,7 @@ impl Link for Stream {
         if self.failed {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        let written = tls.writer().write_vectored(parts)?;
+        let written = encrypt(&mut tls.writer(), parts)?;
         self.flush()?;
         Ok(written)
     }
@@ -225,6 +226,42 @@ impl Link for Stream {
     }
 }
 
+/// Bytes of foreign memory that are copied together to be encrypted: as many as a record has.
+const RECORD: usize = 16 << 10;
+
+/// Gives `parts` to be encrypted, as far as there is room for what comes of them; how many bytes that were.
+fn encrypt(writer: &mut impl Write, parts: &[Part<'_>]) -> io::Result<usize> {
+    let own = parts.iter().map(|part| match part {
+        Part::Own(bytes) => Some(IoSlice::new(bytes)),
+        Part::Foreign(_) => None,
+    });
+    if let Some(own) = own.collect::<Option<SmallVec<[_; 32]>>>() {
+        return writer.write_vectored(&own);
+    }
+    let (mut copy, mut written) = ([0; RECORD], 0);
+    loop {
+        let bytes = copy_behind(parts, written, &mut copy);
+        let taken = if bytes > 0 { writer.write(&copy[..bytes])? } else { 0 };
+        written += taken;
+        if taken < RECORD {
+            return Ok(written);
+        }
+    }
+}
+
+/// Copies what stands behind the first `skip` bytes of `parts`, as much as there is room for.
+fn copy_behind(parts: &[Part<'_>], mut skip: usize, out: &mut [u8]) -> usize {
+    let mut done = 0;
+    for part in parts {
+        let from = skip.min(part.len());
+        skip -= from;
+        let bytes = (part.len() - from).min(out.len() - done);
+        part.part(from..from + bytes).copy_to(&mut out[done..done + bytes]);
+        done += bytes;
+    }
+    done
+}
+
 fn is_nothing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock)
 }
@@ -233,6 +270,7 @@ fn is_nothing(error: &io::Error) -> bool {
 mod tests {
     use super::super::tls;
     use super::*;
+    use penstock_kernels::Foreign;
     use std::net::TcpListener;
 
     fn pair() -> (Stream, Stream) {
@@ -262,7 +300,7 @@ mod tests {
         let mut received = 0;
         while received < data.len() {
             let (head, tail) = data[sent..].split_at((data.len() - sent) / 3);
-            sent += from.write(&[IoSlice::new(head), IoSlice::new(tail)]).unwrap();
+            sent += from.write(&[Part::Own(head), Part::Foreign(Foreign::of(tail))]).unwrap();
             from.flush().unwrap();
             match to.read(&mut [IoSliceMut::new(&mut got[received..])]).unwrap() {
                 Got::Bytes(bytes) => received += bytes,
@@ -294,7 +332,7 @@ mod tests {
     fn garbage_instead_of_tls_is_an_error_and_not_the_end_of_the_world() {
         let (mut one, other) = pair();
         let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
-        one.write(&[IoSlice::new(&[0x50; 300])]).unwrap();
+        one.write(&[Part::Own(&[0x50; 300])]).unwrap();
         wait(&server);
         assert!(server.is_ready().is_err());
     }

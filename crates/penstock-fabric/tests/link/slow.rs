@@ -2,10 +2,10 @@
 //! may do at worst.
 
 use crate::suite::Ends;
-use penstock_fabric::net::link::{Got, Interest, Link};
+use penstock_fabric::net::link::{Got, Interest, Link, Part};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -99,12 +99,12 @@ impl Link for Slow {
         Ok(if came == 0 { Got::Nothing } else { Got::Bytes(came) })
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
         self.flush()?;
         let most = self.bite().min(HELD.saturating_sub(self.held.len()));
-        let before = self.held.len();
-        self.held.extend(parts.iter().flat_map(|part| part.iter()).take(most));
-        Ok(self.held.len() - before)
+        let bytes = Part::copied(parts, most);
+        self.held.extend(&bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<bool> {

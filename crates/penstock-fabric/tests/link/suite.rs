@@ -2,14 +2,14 @@
 //! in [`conformance!`].
 
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
-use penstock_fabric::net::link::{Got, Interest, Link};
+use penstock_fabric::net::link::{Got, Interest, Link, Part};
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, Header};
 use penstock_proto::submission::Submission;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::time::Duration;
 
 /// Both ends of a connection, 0 and 1, and whatever lies between.
@@ -51,7 +51,12 @@ fn bytes(from: usize, first: usize, count: usize) -> Vec<u8> {
 fn write<E: Ends>(ends: &mut E, from: usize, first: usize, sizes: &[usize]) -> usize {
     let all = bytes(from, first, sizes.iter().sum());
     let mut rest = &all[..];
-    let parts: Vec<_> = sizes.iter().map(|size| IoSlice::new(rest.split_off(..*size).unwrap())).collect();
+    // In turns our own and foreign.
+    let part = |(at, size): (usize, &usize)| {
+        let bytes = rest.split_off(..*size).unwrap();
+        if at % 2 == 0 { Part::Own(bytes) } else { Part::Foreign(Foreign::of(bytes)) }
+    };
+    let parts: Vec<_> = sizes.iter().enumerate().map(part).collect();
     let taken = ends.end(from).write(&parts).unwrap();
     assert!(taken <= all.len(), "it took {taken} of {}", all.len());
     taken
@@ -309,7 +314,7 @@ pub(crate) fn an_error_is_told_once_and_nothing_comes_after_it<E: Ends>() {
         }
         for _ in 0..3 {
             assert_eq!(read(&mut ends, at, &[1000]).unwrap().0, Got::End);
-            assert!(ends.end(at).write(&[IoSlice::new(b"more")]).is_err(), "it takes what nobody will get");
+            assert!(ends.end(at).write(&[Part::Own(b"more")]).is_err(), "it takes what nobody will get");
         }
     }
 }
@@ -348,9 +353,12 @@ pub(crate) fn pushes_arrive_bit_for_bit_in_frames<E: Ends>() {
                 let chunks: Vec<_> = (sent..last).map(chunk).collect();
                 let mut batch = Batch::new(&mut buffer);
                 for (at, chunk) in (sent..).zip(&chunks) {
-                    // In turns from a lane, which is copied, and from where it stands.
-                    let lane = Source::Lane(Foreign::of(chunk));
-                    let source = if at % 2 == 0 { lane } else { Source::Stands(chunk) };
+                    // In turns from a lane, by a copy, and from where it stands.
+                    let source = match at % 3 {
+                        0 => Source::Lane(Foreign::of(chunk)),
+                        1 => Source::Copied(Foreign::of(chunk)),
+                        _ => Source::Stands(chunk),
+                    };
                     let whole = Sent { source, shadow: None, position: 0 };
                     batch.push_chunk(push(at), &Agreed::default(), &whole);
                 }
@@ -392,7 +400,7 @@ impl<L: Link> Link for Counting<'_, L> {
         self.link.short_is_all()
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
+    fn write(&mut self, parts: &[Part<'_>]) -> std::io::Result<usize> {
         self.link.write(parts)
     }
 

@@ -8,7 +8,7 @@ use crate::options::{Options, Security};
 use crate::wait::poll;
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
-use penstock_fabric::net::link::Link as _;
+use penstock_fabric::net::link::{Link as _, Part};
 use penstock_fabric::net::loopback;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
@@ -17,7 +17,7 @@ use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
 use penstock_proto::message::Secret;
 use rustix::event::{PollFd, PollFlags};
 use rustls::ClientConfig;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -184,7 +184,7 @@ impl Dialer {
         }
         if !encrypt {
             // Tells a plain hello from the first byte of TLS.
-            stream.write(&[IoSlice::new(&[PLAIN])])?;
+            stream.write(&[Part::Own(&[PLAIN])])?;
         }
         let binding = stream.binding()?;
         let nonce = random::bytes().map_err(io::Error::from)?;

@@ -126,8 +126,19 @@ impl Tensor {
     }
 
     /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it. A thread that
-    /// writes there between a push and the next call of this may spoil this worker's contribution.
+    /// writes there between a push and the next call of this may spoil this worker's contribution: from now on what goes to
+    /// other hosts is copied out of it first.
     pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
+        let lane = self.lane_to_fill(timeout)?;
+        for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
+            remote.lent.store(true, Ordering::Relaxed);
+        }
+        Ok(lane)
+    }
+
+    /// The same for one that writes there only between this call and the next push: what goes to other hosts is sent from
+    /// there.
+    pub fn lane_to_fill(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
         Ok(self.memory.lane())

@@ -1,6 +1,7 @@
 //! Where a proxy mirrors the chunks of a tensor: in memory of its process, in which readers see them as those of a shard.
 
 use super::RemoteHome;
+use super::passing::Passing;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::remote_shard::{self, Value};
 use penstock_fabric::publish::Published;
@@ -21,6 +22,21 @@ pub(super) struct Mirrored {
     pub(super) state: Option<StateMirror>,
     /// How its chunks travel, both ways.
     pub(super) terms: Arc<Terms>,
+    passing: Passing,
+}
+
+impl Mirrored {
+    /// Mirrors what `home` holds. `shard`: among those of its server.
+    pub(super) fn new(
+        shard: u32,
+        home: HomeMemory,
+        lane: LaneView,
+        remote: Arc<RemoteHome>,
+        terms: Arc<Terms>,
+    ) -> Self {
+        let bytes = home.chunks().iter().map(|&chunk| home.range(chunk).len() as u64).sum();
+        Self { shard, home, lane, remote, state: None, terms, passing: Passing::new(bytes) }
+    }
 }
 
 impl remote_shard::Mirrored for Mirrored {
@@ -49,6 +65,11 @@ impl remote_shard::Mirrored for Mirrored {
         self.lane.contribution(self.home.range(chunk))
     }
 
+    fn is_lent(&self) -> bool {
+        // Ordered by the ring: it was lent before what is pushed out of it was submitted, and when nothing stood in it.
+        self.remote.lent.load(Ordering::Relaxed)
+    }
+
     fn wants(&self) -> bool {
         self.remote.wants.load(Ordering::Relaxed)
     }
@@ -60,7 +81,12 @@ impl remote_shard::Mirrored for Mirrored {
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
         let mut place = self.home.chunk(chunk);
         place.header.begin();
-        match value.decode(place.value) {
+        let decoded = if self.passing.is_gone_before_it_is_read() {
+            value.decode_past_cache(place.value)
+        } else {
+            value.decode(place.value)
+        };
+        match decoded {
             Ok(()) => place.header.publish(published),
             Err(refused) => {
                 place.header.leave();
@@ -100,7 +126,7 @@ mod tests {
     use penstock_fabric::inlet::Inlet;
     use penstock_fabric::layout::page;
     use penstock_fabric::net::frames::Batch;
-    use penstock_fabric::net::link::{Got, Link};
+    use penstock_fabric::net::link::{Got, Link, Part};
     use penstock_fabric::net::remote_shard::{Heard, Limits, Mirrored as _, Over, RemoteShard};
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
@@ -109,7 +135,7 @@ mod tests {
     use penstock_proto::job::job_number;
     use penstock_proto::submission::Submission;
     use std::collections::VecDeque;
-    use std::io::{self, IoSlice, IoSliceMut};
+    use std::io::{self, IoSliceMut};
 
     /// A link in memory: brings what the shard says and keeps what it is told, so many bytes a call.
     struct Memory {
@@ -126,10 +152,10 @@ mod tests {
             Ok(if came == 0 { Got::Nothing } else { Got::Bytes(came) })
         }
 
-        fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-            let before = self.went.len();
-            self.went.extend(parts.iter().flat_map(|part| part.iter()).take(self.most));
-            Ok(self.went.len() - before)
+        fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+            let bytes = Part::copied(parts, self.most);
+            self.went.extend_from_slice(&bytes);
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<bool> {
@@ -278,8 +304,11 @@ mod tests {
         let mut batch = Batch::new(&mut buffer);
         let sent = Sent { source: Source::Stands(&now), shadow, position: 6 };
         batch.push_chunk(rig::value(W, 0, 4), &AGREED, &sent);
-        let frames: Vec<u8> =
-            batch.frames().iter().flat_map(|(header, payload)| [&header[..], payload].concat()).collect();
+        let frames: Vec<u8> = batch
+            .frames()
+            .iter()
+            .flat_map(|(header, payload)| [&header[..], &Part::copied(&[*payload], CHUNK)].concat())
+            .collect();
         assert_eq!(frames.len(), HEADER_BYTES + 32, "what has changed travels");
         for most in PIECES {
             let (mut shard, seen) = shard(AGREED);

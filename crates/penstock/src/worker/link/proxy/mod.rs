@@ -6,6 +6,7 @@
 //! hears, over any link, is in [`remote_shard`](penstock_fabric::net::remote_shard).
 
 mod mirrored;
+mod passing;
 #[cfg(test)]
 mod rig;
 
@@ -52,6 +53,8 @@ pub(in crate::worker) struct RemoteHome {
     pub(in crate::worker) wanted: AtomicU64,
     /// Whether the value was pulled since the last push.
     pub(in crate::worker) pulled: AtomicBool,
+    /// Whether the lane's address was given to somebody who may write there at any time.
+    pub(in crate::worker) lent: AtomicBool,
 }
 
 /// What a proxy is told by its own process.
@@ -174,9 +177,7 @@ impl Orders {
         while let Some(command) = self.inbox.next() {
             match command {
                 Command::Declare { id, home, lane, remote: told, terms } => {
-                    let shard = self.shard;
-                    let mirrored = Mirrored { shard, home: *home, lane, remote: told, state: None, terms };
-                    remote.declare(id, mirrored);
+                    remote.declare(id, Mirrored::new(self.shard, *home, lane, told, terms));
                 }
                 Command::State { id, state } => {
                     if let Some(mirrored) = remote.tensor_mut(id) {

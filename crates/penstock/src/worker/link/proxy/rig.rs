@@ -34,17 +34,7 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
         WorkerMemory::new(cut, Dtype::F32, &[ServerPart { extent, place: Some(place) }]).unwrap();
     let remote = Arc::<RemoteHome>::default();
     let seen = Seen { memory, remote: Arc::clone(&remote) };
-    (
-        Mirrored {
-            shard: 0,
-            home: homes.remove(0),
-            lane: lanes.remove(0),
-            remote,
-            state: None,
-            terms: Arc::new(terms),
-        },
-        seen,
-    )
+    (Mirrored::new(0, homes.remove(0), lanes.remove(0), remote, Arc::new(terms)), seen)
 }
 
 /// What the worker sees.
