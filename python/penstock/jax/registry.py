@@ -1,5 +1,5 @@
 """
-What compiled programs call, by way of the extension: `crates/penstock-python/src/xla.rs` is the function that
+What compiled programs call, by way of the extension: `crates/penstock-python/src/xla` is the function that
 XLA has, and decides what XLA is told. Here are the calls by number, and arrays over XLA's memory.
 """
 
