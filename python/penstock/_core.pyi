@@ -209,10 +209,12 @@ class Tensor:
     """Names of the optimizer's state arrays, torch's own."""
 
     def lane(self) -> Memory:
-        """This worker's own registered gradient buffer, writable at any time."""
+        """This worker's own registered gradient buffer, writable until the next push.
 
-    def lane_to_fill(self) -> Memory:
-        """The same, written only between this call and the next push: that sends it from where it stands."""
+        From now on what is pushed to other hosts is copied out of it first."""
+
+    def lane_until_push(self) -> Memory:
+        """The same for a caller that never writes after the push: it is sent from where it stands."""
 
     def model(self) -> Memory:
         """The published value itself, read-only."""

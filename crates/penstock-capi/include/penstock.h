@@ -601,8 +601,8 @@ penstock_status penstock_push_with(const penstock_tensor *tensor,
                                    size_t bytes,
                                    const penstock_call *call);
 
-/// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
-/// not copied.
+/// The lane: memory of the tensor's shape that the servers of this host read. A contribution that is written there and pushed with
+/// NULL is not copied for them, and once for servers of other hosts.
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
 ///              changed from this call until the next push, and is undefined at first.

@@ -204,8 +204,8 @@ pub unsafe extern "C" fn penstock_push_with(
     })
 }
 
-/// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
-/// not copied.
+/// The lane: memory of the tensor's shape that the servers of this host read. A contribution that is written there and pushed with
+/// NULL is not copied for them, and once for servers of other hosts.
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
 ///              changed from this call until the next push, and is undefined at first.

@@ -58,7 +58,7 @@
 //! # Architecture invariant
 //! Nearly all unsafe code of the project lives here and in `penstock-kernels/src/arch`, behind functions that check
 //! once. Memory that another process may write is read once, as atomics or through [`penstock_kernels::Foreign`],
-//! and judged from the copy.
+//! and judged from the copy; but a lane that is sent from where it stands is read by the kernel as well.
 
 pub mod doorbell;
 pub mod items;

@@ -1,10 +1,11 @@
-//! Copies past the caches, of what nobody looks at before other things have taken its place there.
+//! Copies by non-temporal stores, for what would be evicted before anybody reads it.
 //!
-//! A common store first reads the line that it writes into, and puts out another for it. Of values that are longer than the last
-//! cache together, each is gone from there before anybody reads it: then both are in vain.
+//! An ordinary store first fetches the line that it writes to, and evicts another for it. Where the values together are larger
+//! than the last-level cache, both are wasted.
 
-/// Copies `source` to `target` by stores past the caches, where the processor has such stores. Whoever sees something that this
-/// thread stores later sees these bytes.
+/// Copies `source` to `target` by stores past the caches, where the processor has such stores. They keep the order that ordinary
+/// ones would: whoever sees one of these bytes sees what this thread stored with release before, and whoever sees what it stores
+/// with release later sees all of them.
 ///
 /// # Panics
 ///
@@ -26,6 +27,10 @@ fn lines(source: &[u8], target: &mut [u8]) -> usize {
     if !target.as_ptr().cast::<[u8; LINE]>().addr().is_multiple_of(LINE) {
         return 0;
     }
+    // These stores keep no order with others: this fence keeps them behind what was stored before, such as the number that says
+    // that a value is being written, and the second one before what is stored later.
+    // SAFETY: every processor of this kind has the instruction, which touches nothing.
+    unsafe { _mm_sfence() };
     let (from, _) = source.as_chunks::<LINE>();
     let (to, _) = target.as_chunks_mut::<LINE>();
     for (from, to) in from.iter().zip(to) {
@@ -38,8 +43,7 @@ fn lines(source: &[u8], target: &mut [u8]) -> usize {
             unsafe { _mm_stream_si128(to.wrapping_add(at), part) };
         }
     }
-    // These stores keep no order with others.
-    // SAFETY: every processor of this kind has the instruction, which touches nothing.
+    // SAFETY: as above.
     unsafe { _mm_sfence() };
     source.len() / LINE * LINE
 }
@@ -52,13 +56,14 @@ fn lines(_: &[u8], _: &mut [u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::naive::Aligned;
 
     #[test]
     fn all_is_copied_wherever_it_starts_and_nothing_beside_it() {
         let given: Vec<u8> = (0..700).map(|at| (at * 31 % 251) as u8).collect();
         for start in [0, 1, 16, 63, 64] {
             for bytes in (0..200).chain([511, 512, 513, 600]) {
-                let mut out = vec![0xee; 800];
+                let mut out = Aligned::new(&[0xee; 800]);
                 copy_past_cache(&given[3..3 + bytes], &mut out[start..start + bytes]);
                 assert!(out[start..start + bytes] == given[3..3 + bytes], "{bytes} bytes at {start}");
                 let beside = out[..start].iter().chain(&out[start + bytes..]);

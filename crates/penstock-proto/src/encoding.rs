@@ -14,7 +14,7 @@
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 
-use crate::checksum::{OncePublished, of_foreign};
+use crate::checksum::OncePublished;
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Raw};
 use serde::{Deserialize, Serialize};
@@ -94,8 +94,9 @@ pub enum Source<'a> {
     /// In a lane that only we write, and not now: it is sent from there. Were it written meanwhile, the frame would be damaged,
     /// which its receiver sees.
     Lane(Foreign<'a>),
-    /// In one that others may be writing: it is copied out, and the copy is sent, which is what its checksum was taken of.
-    Copied(Foreign<'a>),
+    /// In a lane whose address others have, who may be writing: it is copied out, and the copy is sent, which is what its
+    /// checksum was taken of.
+    LentLane(Foreign<'a>),
 }
 
 /// What the receivers at one publication of a stream hold.
@@ -123,7 +124,7 @@ pub struct Sent<'a> {
 pub enum Payload<'a> {
     /// Where the chunk is.
     Stands(&'a [u8]),
-    /// In a lane, likewise.
+    /// In the lane itself, from where it is sent.
     Lane(Foreign<'a>),
     /// In the buffer.
     Buffered(Range<usize>),
@@ -138,7 +139,7 @@ pub struct Encoded<'a> {
     pub base: u64,
     /// Its bytes.
     pub payload: Payload<'a>,
-    /// Their checksum, if it is known already.
+    /// Their checksum, if the source is known by it.
     pub checksum: Option<u64>,
 }
 
@@ -196,11 +197,10 @@ impl Agreed {
                     return Encoded { encoding, base: 0, payload: Payload::Stands(bytes), checksum };
                 }
                 Source::Lane(lane) if codec.is_verbatim() => {
-                    let checksum = Some(of_foreign(lane));
-                    return Encoded { encoding, base: 0, payload: Payload::Lane(lane), checksum };
+                    return Encoded { encoding, base: 0, payload: Payload::Lane(lane), checksum: None };
                 }
                 Source::Stands(bytes) | Source::Published(bytes, ..) => Foreign::of(bytes),
-                Source::Lane(lane) | Source::Copied(lane) => lane,
+                Source::Lane(lane) | Source::LentLane(lane) => lane,
             };
             let end = at + codec.lengths(chunk.len()).end();
             if buffer.len() < end {
@@ -257,8 +257,8 @@ mod tests {
         assert!(
             matches!(lane, Payload::Lane(memory) if memory.as_ptr() == chunk.as_ptr() && memory.len() == 4)
         );
-        assert_eq!(sum, Some(crate::checksum::of(&chunk)));
-        let copied = encode(Source::Copied(Foreign::of(&chunk)));
+        assert_eq!(sum, None);
+        let copied = encode(Source::LentLane(Foreign::of(&chunk)));
         assert!(matches!(copied, (Payload::Buffered(range), None) if range == (2..6)));
         assert_eq!(buffer, [9, 9, 1, 2, 3, 4]);
     }

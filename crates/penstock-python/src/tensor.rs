@@ -131,8 +131,8 @@ impl Tensor {
         Ok(Memory::new(lane, self.bytes(), false))
     }
 
-    fn lane_to_fill(&self, py: Python<'_>) -> PyResult<Memory> {
-        let lane = detached(py, |free| self.tensor.on(free).lane_to_fill(None))?;
+    fn lane_until_push(&self, py: Python<'_>) -> PyResult<Memory> {
+        let lane = detached(py, |free| self.tensor.on(free).lane_until_push(None))?;
         Ok(Memory::new(lane, self.bytes(), false))
     }
 

@@ -135,7 +135,7 @@ impl remote_shard::Mirrored for Mirrored {
         Foreign::of(&self.lane[self.range(chunk).expect("it is homed there")])
     }
 
-    /// Some are, some are not.
+    /// So that both ways are simulated.
     fn is_lent(&self) -> bool {
         self.chunks.len().is_multiple_of(2)
     }

@@ -8,7 +8,7 @@
 use crate::faults::Faults;
 use crate::rng::Rng;
 use crate::transport::{End, Way, Wire};
-use penstock_fabric::net::link::{Got, Link, Part};
+use penstock_fabric::net::link::{Got, Link, Segment};
 use penstock_proto::Rank;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use std::cell::{Cell, RefCell};
@@ -103,15 +103,15 @@ impl<'a> Socket<'a> {
     }
 
     /// Values that are lost on purpose go no further than this.
-    fn lose_values<'b>(&mut self, parts: &[Part<'b>]) -> Vec<Part<'b>> {
+    fn lose_values<'b>(&mut self, parts: &[Segment<'b>]) -> Vec<Segment<'b>> {
         let Some(Broken::LosesValues(once_in)) = self.broken else { return parts.to_vec() };
         let (mut left, mut parts) = (Vec::new(), parts.iter().copied());
         while let Some(part) = parts.next() {
             let header = match part {
-                Part::Own(bytes) => {
+                Segment::Own(bytes) => {
                     bytes.first_chunk::<HEADER_BYTES>().filter(|_| part.len() == HEADER_BYTES)
                 }
-                Part::Foreign(_) => None,
+                Segment::Foreign(_) => None,
             };
             let header = header.and_then(|header| Header::decode(header).ok());
             let is_value =
@@ -146,7 +146,7 @@ impl Link for Socket<'_> {
         self.reads.is_none()
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
         if self.full.get() {
             return Ok(0);
         }

@@ -7,7 +7,7 @@
 //! is a link like any other.
 
 use crate::rng::Rng;
-use penstock_fabric::net::link::{Got, Link, Part};
+use penstock_fabric::net::link::{Got, Link, Segment};
 use penstock_proto::submission::WORDS;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -305,7 +305,7 @@ impl Link for End<'_> {
         self.reads.is_none()
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
         let into = self.out.back();
         if !self.wire.is_read(into) || self.wire.lane(into).told {
             return Err(ErrorKind::BrokenPipe.into());
@@ -313,7 +313,7 @@ impl Link for End<'_> {
         if !self.wire.has_room(self.out, self.window) {
             return Ok(0);
         }
-        let mut bytes = Part::copied(parts, self.takes);
+        let mut bytes = Segment::copied(parts, self.takes);
         let count = bytes.len();
         if let Some((at, bits)) = self.damage {
             bytes[at % count] ^= bits;
@@ -386,7 +386,7 @@ mod tests {
             let sent: Vec<u8> = (0..200).collect();
             for half in sent.chunks(100) {
                 let mut end = End { ahead: Some((30, 5)), due: 9, ..End::new(&mut wire, UP, 0) };
-                assert_eq!(end.write(&[Part::Own(&half[..50]), Part::Own(&half[50..])]).unwrap(), 100);
+                assert_eq!(end.write(&[Segment::Own(&half[..50]), Segment::Own(&half[50..])]).unwrap(), 100);
                 assert!(end.arrives[0] < end.arrives[1] && end.arrives[1].is_some());
             }
             let (mut came, mut bytes) = (Vec::new(), [0; 200]);

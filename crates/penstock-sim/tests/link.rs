@@ -3,7 +3,7 @@
 #[path = "../../penstock-fabric/tests/link/suite.rs"]
 mod suite;
 
-use penstock_fabric::net::link::{Got, Interest, Link, Part};
+use penstock_fabric::net::link::{Got, Interest, Link, Segment};
 use penstock_sim::rng::Rng;
 use penstock_sim::transport::{Break, End, Way, Wire};
 use std::cell::{Cell, RefCell};
@@ -60,7 +60,7 @@ impl Link for Lasting {
         self.at_once(|end| end.short_is_all())
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
         self.at_once(|end| end.write(parts))
     }
 

@@ -30,7 +30,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Lines of one kind and thread in that time. No one reads more than that, and each is remembered: 64 KiB at most of each kind
 /// and thread that said anything in that time. Only of [`LOSSES`] there may be more, a line for each worker.
 const MOST: usize = 64;
-/// Lines with counts of other sources that are written beside one of a new source.
+/// Most lines about sources that have ended which are written behind one of a new source.
 const MOST_ENDED: usize = 16;
 /// The target of warnings that a worker was lost: each is named, however many are lost together.
 pub(crate) const LOSSES: &str = "penstock::losses";
@@ -506,9 +506,12 @@ mod tests {
 
     // Lines of others came first, as many as there were threads that had ended: a reader that had stopped lost the newest.
     #[test]
-    fn what_is_said_now_comes_before_what_others_left_out_of_which_only_some_comes_at_once() {
+    fn a_new_warning_comes_before_counts_of_threads_that_have_ended() {
         let (mut recent, [one, _]) = (Recent::default(), sources());
-        let before = Instant::now().checked_sub(QUIET).expect("a machine that runs for a minute");
+        let Some(before) = Instant::now().checked_sub(QUIET) else {
+            let _ = writeln!(std::io::stderr(), "skipped: this machine has run for less than a minute");
+            return;
+        };
         for _ in 0..MOST_ENDED + 4 {
             let elsewhere = std::thread::spawn(|| std::thread::current().id()).join().unwrap();
             (0..2).for_each(|_| _ = recent.admits((one.0.clone(), elsewhere), "earlier", before, MOST));

@@ -1,6 +1,6 @@
 //! What a link did not take, until it does.
 
-use super::link::{Link, Part};
+use super::link::{Link, Segment};
 use std::io;
 
 /// Bytes that have gone and are still kept before those that wait: to move those up each time more is held would cost more.
@@ -27,7 +27,7 @@ impl Backlog {
     }
 
     /// Has these wait behind the others.
-    pub(super) fn hold(&mut self, bytes: Part<'_>) {
+    pub(super) fn hold(&mut self, bytes: Segment<'_>) {
         self.forget_gone();
         bytes.append_to(&mut self.held);
     }
@@ -44,7 +44,7 @@ impl Backlog {
     /// Goes on with what waits; whether the link took it all.
     pub(super) fn flush<L: Link>(&mut self, link: &mut L) -> io::Result<bool> {
         while !self.is_clear() {
-            match link.write(&[Part::Own(&self.held[self.at..])])? {
+            match link.write(&[Segment::Own(&self.held[self.at..])])? {
                 0 => return Ok(false),
                 bytes => self.at += bytes,
             }
@@ -84,8 +84,8 @@ mod tests {
             false
         }
 
-        fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
-            let bytes = Part::copied(&parts[..1], 7.min(self.room - self.taken.len()));
+        fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
+            let bytes = Segment::copied(&parts[..1], 7.min(self.room - self.taken.len()));
             self.taken.extend_from_slice(&bytes);
             Ok(bytes.len())
         }
@@ -109,7 +109,7 @@ mod tests {
         let all: Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
         let (mut backlog, mut link) = (Backlog::default(), Narrow::default());
         for part in all.chunks(30_000) {
-            backlog.hold(part.into());
+            backlog.hold(Segment::Own(part));
             // A little less than was added, so that something always waits, and what has gone is forgotten now and then.
             link.room += part.len() - 100;
             assert!(!backlog.flush(&mut link).unwrap());

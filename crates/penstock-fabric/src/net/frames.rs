@@ -7,7 +7,7 @@
 //! in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
 use super::backlog::Backlog;
-use super::link::{Got, Link, Part};
+use super::link::{Got, Link, SEGMENTS, Segment};
 use penstock_proto::checksum;
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
@@ -237,6 +237,7 @@ impl<P> FrameReader<P> {
 
 /// Frames handed to the kernel in one call at most.
 const BATCH: usize = 16;
+const _: () = assert!(SEGMENTS == 2 * BATCH, "a header and a payload each");
 /// Bytes of them, but for the last: a socket rarely takes more at once, and what it does not take is copied.
 pub const BATCH_BYTES: usize = 256 * 1024;
 
@@ -297,31 +298,31 @@ impl<'a> Batch<'a> {
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
         }
-        let part = part(self.buffer, &payload);
-        self.bytes += part.len();
-        let checksum = checksum.unwrap_or_else(|| match part {
-            Part::Own(bytes) => checksum::of(bytes),
-            Part::Foreign(memory) => checksum::of_foreign(memory),
+        let segment = segment(self.buffer, &payload);
+        self.bytes += segment.len();
+        let checksum = checksum.unwrap_or_else(|| match segment {
+            Segment::Own(bytes) => checksum::of(bytes),
+            Segment::Foreign(memory) => checksum::of_foreign(memory),
         });
-        self.headers.push(header.with_sum(encoding, base, part.len(), checksum).encode());
+        self.headers.push(header.with_sum(encoding, base, segment.len(), checksum).encode());
         self.payloads.push(payload);
     }
 
     /// The frames, to be [sent](FrameWriter::send).
     pub fn frames(&self) -> SmallVec<[Outgoing<'_>; BATCH]> {
-        let payloads = self.payloads.iter().map(|payload| part(self.buffer, payload));
+        let payloads = self.payloads.iter().map(|payload| segment(self.buffer, payload));
         self.headers.iter().copied().zip(payloads).collect()
     }
 }
 
 /// A frame to be sent: its header and its payload.
-pub type Outgoing<'a> = ([u8; HEADER_BYTES], Part<'a>);
+pub type Outgoing<'a> = ([u8; HEADER_BYTES], Segment<'a>);
 
-fn part<'b>(buffer: &'b [u8], payload: &Payload<'b>) -> Part<'b> {
+fn segment<'b>(buffer: &'b [u8], payload: &Payload<'b>) -> Segment<'b> {
     match payload {
-        Payload::Stands(bytes) => Part::Own(bytes),
-        Payload::Lane(lane) => Part::Foreign(*lane),
-        Payload::Buffered(range) => Part::Own(&buffer[range.clone()]),
+        Payload::Stands(bytes) => Segment::Own(bytes),
+        Payload::Lane(lane) => Segment::Foreign(*lane),
+        Payload::Buffered(range) => Segment::Own(&buffer[range.clone()]),
     }
 }
 
@@ -349,7 +350,7 @@ impl FrameWriter {
         let total: usize = frames.iter().map(|(header, payload)| header.len() + payload.len()).sum();
         let mut sent = 0;
         while sent < total {
-            let mut parts = [Part::Own(&[]); 2 * BATCH];
+            let mut parts = [Segment::Own(&[]); SEGMENTS];
             match link.write(rest(frames, sent, &mut parts))? {
                 0 => {
                     self.hold(frames, sent);
@@ -362,30 +363,30 @@ impl FrameWriter {
     }
 
     fn hold(&mut self, frames: &[Outgoing<'_>], mut skip: usize) {
-        for part in parts(frames) {
-            let from = skip.min(part.len());
+        for segment in segments(frames) {
+            let from = skip.min(segment.len());
             skip -= from;
-            self.backlog.hold(part.part(from..part.len()));
+            self.backlog.hold(segment.slice(from..segment.len()));
         }
     }
 }
 
-fn parts<'a>(frames: &'a [Outgoing<'a>]) -> impl Iterator<Item = Part<'a>> {
-    frames.iter().flat_map(|(header, payload)| [Part::Own(header), *payload])
+fn segments<'a>(frames: &'a [Outgoing<'a>]) -> impl Iterator<Item = Segment<'a>> {
+    frames.iter().flat_map(|(header, payload)| [Segment::Own(header), *payload])
 }
 
 /// What is left of `frames` behind their first `skip` bytes.
 fn rest<'a, 'b>(
     frames: &'a [Outgoing<'a>],
     mut skip: usize,
-    rest: &'b mut [Part<'a>; 2 * BATCH],
-) -> &'b [Part<'a>] {
+    rest: &'b mut [Segment<'a>; SEGMENTS],
+) -> &'b [Segment<'a>] {
     let mut count = 0;
-    for part in parts(frames) {
-        let from = skip.min(part.len());
+    for segment in segments(frames) {
+        let from = skip.min(segment.len());
         skip -= from;
-        if from < part.len() {
-            rest[count] = part.part(from..part.len());
+        if from < segment.len() {
+            rest[count] = segment.slice(from..segment.len());
             count += 1;
         }
     }
@@ -465,7 +466,7 @@ mod tests {
                 std::thread::yield_now();
             }
             let frames: Vec<_> =
-                batch.iter().map(|payload| (value(0, payload).encode(), payload[..].into())).collect();
+                batch.iter().map(|payload| (value(0, payload).encode(), Segment::Own(payload))).collect();
             writer.send(&mut one, &frames).unwrap();
         }
         while !writer.flush(&mut one).unwrap() {
@@ -474,32 +475,39 @@ mod tests {
         assert_eq!(reading.join().unwrap(), payloads);
     }
 
-    #[test]
-    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of_or_a_damaged_frame() {
-        let lane = [const { AtomicU64::new(1) }; 8];
-        // SAFETY: the lane outlives it, and only atomics touch it.
-        let foreign = unsafe { Foreign::new(lane.as_ptr().cast(), size_of_val(&lane)) };
+    /// Whether a frame is whole whose lane is written between its checksum and its going out.
+    fn is_whole(source: impl Fn(Foreign<'static>) -> Source<'static>) -> bool {
+        static LANE: [AtomicU64; 8] = [const { AtomicU64::new(1) }; 8];
+        // SAFETY: the lane lives for ever, and only atomics touch it.
+        let foreign = unsafe { Foreign::new(LANE.as_ptr().cast(), size_of_val(&LANE)) };
         let submission = Submission::Clock { clock: 1 };
         let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
         let mut buffer = Vec::new();
-        for (source, writes) in [
-            (Source::Copied(foreign), 1),
-            (Source::Lane(foreign), 0),
-            (Source::Copied(foreign), 1),
-            (Source::Lane(foreign), 1),
-        ] {
+        // The second time the buffer is used again.
+        let whole = [(); 2].map(|()| {
             let mut batch = Batch::new(&mut buffer);
-            batch.push_chunk(header, &Agreed::default(), &Sent { source, shadow: None, position: 0 });
+            let sent = Sent { source: source(foreign), shadow: None, position: 0 };
+            batch.push_chunk(header, &Agreed::default(), &sent);
             batch.push(header);
-            lane.iter().for_each(|word| _ = word.fetch_add(writes, Ordering::Relaxed));
+            LANE.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed));
             let frames = batch.frames();
-            let payload = Part::copied(&[frames[0].1], usize::MAX);
-            assert_eq!(payload.len(), size_of_val(&lane));
-            let whole = header.with_payload(&payload).encode() == frames[0].0;
-            assert_eq!(whole, writes == 0 || matches!(source, Source::Copied(_)), "{source:?}");
-            assert_eq!(Header::decode(&frames[0].0).unwrap().check(&payload).is_ok(), whole);
             assert!(frames[1].1.is_empty() && frames[1].0 == header.encode());
-        }
+            let payload = Segment::copied(&[frames[0].1], usize::MAX);
+            assert_eq!(payload.len(), size_of_val(&LANE));
+            Header::decode(&frames[0].0).unwrap().check(&payload).is_ok()
+        });
+        assert_eq!(whole[0], whole[1]);
+        whole[0]
+    }
+
+    #[test]
+    fn a_lane_that_is_lent_is_sent_as_its_checksum_was_taken() {
+        assert!(is_whole(Source::LentLane));
+    }
+
+    #[test]
+    fn another_that_is_written_all_the_same_makes_a_damaged_frame() {
+        assert!(!is_whole(Source::Lane));
     }
 
     #[test]
@@ -538,7 +546,7 @@ mod tests {
     fn no_header_is_judged_at_the_look_that_brought_it() {
         let (mut one, mut other) = pair();
         let frames = [value(0, b"abc").encode(), value(0, b"abc").encode()];
-        let slices = [&frames[0][..], b"abc", &frames[1][..], b"abc"].map(Part::Own);
+        let slices = [&frames[0][..], b"abc", &frames[1][..], b"abc"].map(Segment::Own);
         one.write(&slices).unwrap();
         let (mut reader, mut judged) = (FrameReader::new(), Judged(0));
         let mut looks = Vec::new();
@@ -591,7 +599,7 @@ mod tests {
             self.short_is_all
         }
 
-        fn write(&mut self, _: &[Part<'_>]) -> io::Result<usize> {
+        fn write(&mut self, _: &[Segment<'_>]) -> io::Result<usize> {
             Ok(0)
         }
 
@@ -734,14 +742,14 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_never_given_out() {
         let (mut one, mut other) = pair();
-        one.write(&[Part::Own(&value(0, b"abc").encode()), Part::Own(b"abd")]).unwrap();
+        one.write(&[Segment::Own(&value(0, b"abc").encode()), Segment::Own(b"abd")]).unwrap();
         assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Ended(_)));
     }
 
     #[test]
     fn a_frame_that_has_no_place_breaks_the_protocol() {
         let (mut one, mut other) = pair();
-        one.write(&[Part::Own(&Header { job: 2, ..value(0, b"abc") }.encode())]).unwrap();
+        one.write(&[Segment::Own(&Header { job: 2, ..value(0, b"abc") }.encode())]).unwrap();
         assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Broke(_)));
     }
 
@@ -752,7 +760,7 @@ mod tests {
             let mut damaged = header;
             damaged[at / 8] ^= 1 << (at % 8);
             let (mut one, mut other) = pair();
-            one.write(&[Part::Own(&damaged)]).unwrap();
+            one.write(&[Segment::Own(&damaged)]).unwrap();
             assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Ended(_)), "bit {at}");
         }
     }

@@ -10,8 +10,8 @@
 //! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and
 //!   writing fails from then on.
 //!
-//! Only the code that makes connections names a kind: the worker's dialer, the server's acceptor, and the threads that poll
-//! what these make, name [`Stream`](super::stream::Stream).
+//! What a job's connections are is decided where they are made, by the worker's dialer and the server's acceptor; what carries
+//! them between these and the threads that poll them names [`Stream`](super::stream::Stream) as well.
 
 use penstock_kernels::Foreign;
 use std::io::{self, IoSliceMut};
@@ -29,7 +29,7 @@ pub trait Link {
     }
 
     /// Writes as much of `parts` as goes at once, in order; returns how many bytes. 0: none now. They hold at least one byte.
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize>;
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize>;
 
     /// Goes on sending what was written and is still held here; whether nothing is left.
     fn flush(&mut self) -> io::Result<bool>;
@@ -46,16 +46,19 @@ pub trait Link {
     }
 }
 
+/// Segments that a write is mostly given at most: a header and a payload for each frame of a batch.
+pub(super) const SEGMENTS: usize = 32;
+
 /// Bytes to be sent.
 #[derive(Debug, Clone, Copy)]
-pub enum Part<'a> {
+pub enum Segment<'a> {
     /// That stand still.
     Own(&'a [u8]),
     /// That others may be writing: what is sent is what stands there then.
     Foreign(Foreign<'a>),
 }
 
-impl<'a> Part<'a> {
+impl<'a> Segment<'a> {
     /// How many.
     #[inline]
     pub fn len(&self) -> usize {
@@ -85,7 +88,7 @@ impl<'a> Part<'a> {
     /// # Panics
     /// If there are no such bytes.
     #[inline]
-    pub fn part(&self, range: Range<usize>) -> Self {
+    pub fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::Own(bytes) => Self::Own(&bytes[range]),
             Self::Foreign(memory) => Self::Foreign(memory.part(range)),
@@ -104,26 +107,20 @@ impl<'a> Part<'a> {
     }
 
     /// Adds them to `bytes`.
-    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+    pub(super) fn append_to(&self, bytes: &mut Vec<u8>) {
         let before = bytes.len();
         bytes.resize(before + self.len(), 0);
         self.copy_to(&mut bytes[before..]);
     }
 
-    /// The first `most` bytes of `parts`, copied: for a link that keeps what it takes.
-    pub fn copied(parts: &[Self], most: usize) -> Vec<u8> {
-        let count = most.min(parts.iter().map(Self::len).sum());
+    /// The first `most` bytes of `segments`, copied: for a link that keeps what it takes.
+    pub fn copied(segments: &[Self], most: usize) -> Vec<u8> {
+        let count = most.min(segments.iter().map(Self::len).sum());
         let mut bytes = Vec::with_capacity(count);
-        for part in parts {
-            part.part(0..part.len().min(count - bytes.len())).append_to(&mut bytes);
+        for segment in segments {
+            segment.slice(0..segment.len().min(count - bytes.len())).append_to(&mut bytes);
         }
         bytes
-    }
-}
-
-impl<'a> From<&'a [u8]> for Part<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Self::Own(bytes)
     }
 }
 

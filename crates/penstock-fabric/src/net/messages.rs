@@ -2,7 +2,7 @@
 //! asked for when the link takes more.
 
 use super::Ended;
-use super::link::{Got, Link, Part};
+use super::link::{Got, Link, Segment};
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
 use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
@@ -165,7 +165,7 @@ impl MessageWriter {
                     return Ok(sent > 0);
                 }
             }
-            match link.write(&[Part::Own(&self.output[self.written..])])? {
+            match link.write(&[Segment::Own(&self.output[self.written..])])? {
                 0 => return Ok(sent > 0),
                 bytes => {
                     self.written += bytes;
@@ -182,7 +182,7 @@ impl MessageWriter {
         if self.is_clear() {
             self.empty();
             self.output.extend_from_slice(&record::length_bytes(0));
-            self.written = link.write(&[Part::Own(&self.output)])?;
+            self.written = link.write(&[Segment::Own(&self.output)])?;
         }
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! Writing to a socket whose peer may have gone: an error, and no SIGPIPE, which would end a program that
 //! is not Rust's or Python's.
 
-use super::link::Part;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use super::link::{SEGMENTS, Segment};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice, Write};
 use std::marker::PhantomData;
@@ -16,11 +15,12 @@ pub struct Quiet<'a>(pub &'a TcpStream);
 
 impl Write for Quiet<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(bytes)])
+        self.gather(&[Segment::Own(bytes)])
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        Ok(sendmsg(self.0, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+        let segments: SmallVec<[_; SEGMENTS]> = parts.iter().map(|part| Segment::Own(part)).collect();
+        self.gather(&segments)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -28,20 +28,20 @@ impl Write for Quiet<'_> {
     }
 }
 
-/// Parts that one call of the system is given: those of a batch of frames.
-const PARTS: usize = 32;
-
 impl Quiet<'_> {
-    /// Writes as much of `parts` as goes at once: the kernel reads them, and nothing here does.
-    pub(super) fn gather(&self, parts: &[Part<'_>]) -> io::Result<usize> {
-        let vector =
-            |part: &Part<'_>| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-        let mut vectors: SmallVec<[libc::iovec; PARTS]> = parts.iter().map(vector).collect();
-        // SAFETY: a message of nothing is all zeros: no address, no parts, nothing beside them.
+    /// Writes as much of `segments` as goes at once. The kernel reads them, and nothing here does: a slice would promise that
+    /// they stand still, which is why this is not rustix's call.
+    pub(super) fn gather(&self, segments: &[Segment<'_>]) -> io::Result<usize> {
+        let vector = |segment: &Segment<'_>| {
+            let (iov_base, iov_len) = (segment.as_ptr().cast_mut().cast(), segment.len());
+            libc::iovec { iov_base, iov_len }
+        };
+        let mut vectors: SmallVec<[libc::iovec; SEGMENTS]> = segments.iter().map(vector).collect();
+        // SAFETY: a message of nothing is all zeros: no address, no segments, nothing beside them.
         let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         message.msg_iov = vectors.as_mut_ptr();
         message.msg_iovlen = vectors.len().min(libc::UIO_MAXIOV as usize) as _;
-        // SAFETY: the message and what it names outlive the call, which reads them and writes to nothing: each part is memory
+        // SAFETY: the message and what it names outlive the call, which reads them and writes to nothing: each segment is memory
         // that is mapped for as long as it is borrowed here. Where others write it meanwhile, what is sent is some mixture.
         let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
@@ -150,7 +150,6 @@ mod tests {
     #[test]
     fn a_peer_that_has_gone_is_an_error_in_a_program_that_a_signal_would_end() {
         assert!(goes_on(|one| Quiet(one).write(&[0])), "the child was ended");
-        assert!(goes_on(|one| Quiet(one).gather(&[Part::Own(&[0])])), "the child was ended");
     }
 
     #[test]

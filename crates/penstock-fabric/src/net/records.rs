@@ -2,7 +2,7 @@
 
 use super::Ended;
 use super::backlog::Backlog;
-use super::link::{Got, Link};
+use super::link::{Got, Link, Segment};
 use penstock_proto::record::{RecordError, Records, record};
 use std::io::{self, ErrorKind, IoSliceMut};
 
@@ -54,7 +54,7 @@ impl RecordWriter {
         if self.backlog.len() > MOST_HELD {
             return Err(Ended::Peer("it does not read its answers".to_owned()));
         }
-        self.backlog.hold(record(message)[..].into());
+        self.backlog.hold(Segment::Own(&record(message)));
         self.flush(link)?;
         Ok(())
     }

@@ -149,7 +149,7 @@ impl<M: Mirrored> Mirrors<M> {
         let mirrored = self.tensors.get(tensor)?;
         let wanted = matches!(submission, Submission::Push { .. }) && mirrored.wants();
         let lane = mirrored.contribution(chunk);
-        let source = if mirrored.is_lent() { Source::Copied(lane) } else { Source::Lane(lane) };
+        let source = if mirrored.is_lent() { Source::LentLane(lane) } else { Source::Lane(lane) };
         let sent = Sent { source, shadow: None, position: 0 };
         batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
         Some(())

@@ -3,7 +3,7 @@
 //! Plain, bytes go straight between the socket and the caller's memory (a lane, a chunk's value): one copy, the kernel's.
 //! Under TLS they pass through rustls' buffers, which are bounded.
 
-use super::link::{Got, Link, Part};
+use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
 use penstock_proto::handshake::PLAIN_BINDING;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -183,7 +183,7 @@ impl Link for Stream {
         self.tls.is_none()
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             loop {
                 match Quiet(&self.socket).gather(parts) {
@@ -230,12 +230,12 @@ impl Link for Stream {
 const RECORD: usize = 16 << 10;
 
 /// Gives `parts` to be encrypted, as far as there is room for what comes of them; how many bytes that were.
-fn encrypt(writer: &mut impl Write, parts: &[Part<'_>]) -> io::Result<usize> {
+fn encrypt(writer: &mut impl Write, parts: &[Segment<'_>]) -> io::Result<usize> {
     let own = parts.iter().map(|part| match part {
-        Part::Own(bytes) => Some(IoSlice::new(bytes)),
-        Part::Foreign(_) => None,
+        Segment::Own(bytes) => Some(IoSlice::new(bytes)),
+        Segment::Foreign(_) => None,
     });
-    if let Some(own) = own.collect::<Option<SmallVec<[_; 32]>>>() {
+    if let Some(own) = own.collect::<Option<SmallVec<[_; SEGMENTS]>>>() {
         return writer.write_vectored(&own);
     }
     let (mut copy, mut written) = ([0; RECORD], 0);
@@ -250,13 +250,13 @@ fn encrypt(writer: &mut impl Write, parts: &[Part<'_>]) -> io::Result<usize> {
 }
 
 /// Copies what stands behind the first `skip` bytes of `parts`, as much as there is room for.
-fn copy_behind(parts: &[Part<'_>], mut skip: usize, out: &mut [u8]) -> usize {
+fn copy_behind(parts: &[Segment<'_>], mut skip: usize, out: &mut [u8]) -> usize {
     let mut done = 0;
     for part in parts {
         let from = skip.min(part.len());
         skip -= from;
         let bytes = (part.len() - from).min(out.len() - done);
-        part.part(from..from + bytes).copy_to(&mut out[done..done + bytes]);
+        part.slice(from..from + bytes).copy_to(&mut out[done..done + bytes]);
         done += bytes;
     }
     done
@@ -300,7 +300,7 @@ mod tests {
         let mut received = 0;
         while received < data.len() {
             let (head, tail) = data[sent..].split_at((data.len() - sent) / 3);
-            sent += from.write(&[Part::Own(head), Part::Foreign(Foreign::of(tail))]).unwrap();
+            sent += from.write(&[Segment::Own(head), Segment::Foreign(Foreign::of(tail))]).unwrap();
             from.flush().unwrap();
             match to.read(&mut [IoSliceMut::new(&mut got[received..])]).unwrap() {
                 Got::Bytes(bytes) => received += bytes,
@@ -332,7 +332,7 @@ mod tests {
     fn garbage_instead_of_tls_is_an_error_and_not_the_end_of_the_world() {
         let (mut one, other) = pair();
         let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
-        one.write(&[Part::Own(&[0x50; 300])]).unwrap();
+        one.write(&[Segment::Own(&[0x50; 300])]).unwrap();
         wait(&server);
         assert!(server.is_ready().is_err());
     }

@@ -2,7 +2,7 @@
 //! may do at worst.
 
 use crate::suite::Ends;
-use penstock_fabric::net::link::{Got, Interest, Link, Part};
+use penstock_fabric::net::link::{Got, Interest, Link, Segment};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -99,10 +99,10 @@ impl Link for Slow {
         Ok(if came == 0 { Got::Nothing } else { Got::Bytes(came) })
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
         self.flush()?;
         let most = self.bite().min(HELD.saturating_sub(self.held.len()));
-        let bytes = Part::copied(parts, most);
+        let bytes = Segment::copied(parts, most);
         self.held.extend(&bytes);
         Ok(bytes.len())
     }

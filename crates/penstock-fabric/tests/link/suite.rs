@@ -2,7 +2,7 @@
 //! in [`conformance!`].
 
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
-use penstock_fabric::net::link::{Got, Interest, Link, Part};
+use penstock_fabric::net::link::{Got, Interest, Link, Segment};
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, Header};
@@ -54,7 +54,7 @@ fn write<E: Ends>(ends: &mut E, from: usize, first: usize, sizes: &[usize]) -> u
     // In turns our own and foreign.
     let part = |(at, size): (usize, &usize)| {
         let bytes = rest.split_off(..*size).unwrap();
-        if at % 2 == 0 { Part::Own(bytes) } else { Part::Foreign(Foreign::of(bytes)) }
+        if at % 2 == 0 { Segment::Own(bytes) } else { Segment::Foreign(Foreign::of(bytes)) }
     };
     let parts: Vec<_> = sizes.iter().enumerate().map(part).collect();
     let taken = ends.end(from).write(&parts).unwrap();
@@ -314,7 +314,7 @@ pub(crate) fn an_error_is_told_once_and_nothing_comes_after_it<E: Ends>() {
         }
         for _ in 0..3 {
             assert_eq!(read(&mut ends, at, &[1000]).unwrap().0, Got::End);
-            assert!(ends.end(at).write(&[Part::Own(b"more")]).is_err(), "it takes what nobody will get");
+            assert!(ends.end(at).write(&[Segment::Own(b"more")]).is_err(), "it takes what nobody will get");
         }
     }
 }
@@ -353,10 +353,10 @@ pub(crate) fn pushes_arrive_bit_for_bit_in_frames<E: Ends>() {
                 let chunks: Vec<_> = (sent..last).map(chunk).collect();
                 let mut batch = Batch::new(&mut buffer);
                 for (at, chunk) in (sent..).zip(&chunks) {
-                    // In turns from a lane, by a copy, and from where it stands.
+                    // In turns from a lane, from a copy of one, and from where it stands.
                     let source = match at % 3 {
                         0 => Source::Lane(Foreign::of(chunk)),
-                        1 => Source::Copied(Foreign::of(chunk)),
+                        1 => Source::LentLane(Foreign::of(chunk)),
                         _ => Source::Stands(chunk),
                     };
                     let whole = Sent { source, shadow: None, position: 0 };
@@ -400,7 +400,7 @@ impl<L: Link> Link for Counting<'_, L> {
         self.link.short_is_all()
     }
 
-    fn write(&mut self, parts: &[Part<'_>]) -> std::io::Result<usize> {
+    fn write(&mut self, parts: &[Segment<'_>]) -> std::io::Result<usize> {
         self.link.write(parts)
     }
 

@@ -1,6 +1,7 @@
 //! Instruction sets: which there are, which this machine has, and the only module that hands them out.
 //!
-//! `generic` is portable Rust; the others hold the crate's only intrinsics and vector assembly. A token such as `Avx512`
+//! `generic` is portable Rust; the others hold the crate's intrinsics and vector assembly, but for those of plain
+//! copies (`foreign/copy.rs`, `past_cache.rs`). A token such as `Avx512`
 //! exists only where the processor has what it names, so running with it needs no further check.
 
 use crate::control_word::settled;

@@ -1,4 +1,4 @@
-//! Raw: the chunk itself, its elements little-endian. It costs one copy where the chunk cannot be lent, and none elsewhere.
+//! Raw: the chunk itself, its elements little-endian. It costs one copy where the chunk cannot be sent from where it is, and none elsewhere.
 
 use super::{Base, Codec, Undecodable};
 use crate::Foreign;

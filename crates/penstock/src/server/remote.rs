@@ -236,7 +236,7 @@ mod tests {
     use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_fabric::net::frames::Batch;
-    use penstock_fabric::net::link::Part;
+    use penstock_fabric::net::link::Segment;
     use penstock_fabric::net::remote_peer::Homed as _;
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
     use penstock_proto::TensorId;
@@ -336,7 +336,7 @@ mod tests {
         let agreed = terms(&differences(Filtering::NONE)).contributions;
         batch.push_chunk(header, &agreed, &Sent { source, shadow: None, position: 0 });
         let (header, payload) = batch.frames()[0];
-        (Header::decode(&header).unwrap().encoding, Part::copied(&[payload], usize::MAX))
+        (Header::decode(&header).unwrap().encoding, Segment::copied(&[payload], usize::MAX))
     }
 
     #[test]

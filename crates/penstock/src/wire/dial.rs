@@ -8,7 +8,7 @@ use crate::options::{Options, Security};
 use crate::wait::poll;
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
-use penstock_fabric::net::link::{Link as _, Part};
+use penstock_fabric::net::link::{Link as _, Segment};
 use penstock_fabric::net::loopback;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
@@ -184,7 +184,7 @@ impl Dialer {
         }
         if !encrypt {
             // Tells a plain hello from the first byte of TLS.
-            stream.write(&[Part::Own(&[PLAIN])])?;
+            stream.write(&[Segment::Own(&[PLAIN])])?;
         }
         let binding = stream.binding()?;
         let nonce = random::bytes().map_err(io::Error::from)?;

@@ -44,12 +44,12 @@ class HostMemory:
     def __init__(self, tensor: Tensor, dtype: torch.dtype, _: torch.device, patience: float) -> None:
         self._tensor = tensor
         self._patience = patience
-        self.lane = _over(tensor._core.lane_to_fill(), dtype)
+        self.lane = _over(tensor._core.lane_until_push(), dtype)
         self.value = _over(tensor._core.model(), dtype)
         self._whole = tensor.nbytes >= PIPELINED_BYTES and tensor._plain
 
     def await_lane(self) -> None:
-        self._tensor._core.lane_to_fill()
+        self._tensor._core.lane_until_push()
 
     def send(self, lanes: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         tensor = self._tensor
@@ -75,7 +75,7 @@ class CudaMemory:
         self._tensor = tensor
         self._patience = patience
         self._device = device
-        self._locked_lane = PinnedMemory(tensor._core.lane_to_fill(), tensor.shape, dtype)
+        self._locked_lane = PinnedMemory(tensor._core.lane_until_push(), tensor.shape, dtype)
         self._locked_value = PinnedMemory(tensor._core.mirror(), tensor.shape, dtype)
         self.lane = self._locked_lane.tensor
         self.value = self._locked_value.tensor
@@ -83,7 +83,7 @@ class CudaMemory:
         self._pulled = -1
 
     def await_lane(self) -> None:
-        self._tensor._core.lane_to_fill()
+        self._tensor._core.lane_until_push()
 
     def send(self, lanes: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         side = side_stream(self._device)

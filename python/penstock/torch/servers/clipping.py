@@ -194,7 +194,7 @@ class _Place:
         """Has the servers step by factor times mean."""
         tensor = self.shared.tensor
         self.shared.group.refresh()
-        memory = tensor._core.lane_to_fill()
+        memory = tensor._core.lane_until_push()
         if self._lane is None:
             self._lane = over(memory, self.shared.parameter)
         torch.mul(self._value, factor, out=self._lane)

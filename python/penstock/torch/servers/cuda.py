@@ -30,7 +30,7 @@ class CudaTransfer:
         self._sends_to = tensor if mean is None else mean
         self._check = check
         self._device = parameter.device
-        self._lane = PinnedMemory(self._sends_to._core.lane_to_fill(), tensor.shape, parameter.dtype)
+        self._lane = PinnedMemory(self._sends_to._core.lane_until_push(), tensor.shape, parameter.dtype)
         self._mirror = PinnedMemory(tensor._core.mirror(), tensor.shape, parameter.dtype)
         self._sent: Future[int] | None = None
         self._taken = torch.cuda.Event()

@@ -56,7 +56,7 @@ class HostTransfer:
         self._tensor = tensor
         self._sends_to = tensor if mean is None else mean
         self._check = check
-        self._lane = over(self._sends_to._core.lane_to_fill(), parameter)
+        self._lane = over(self._sends_to._core.lane_until_push(), parameter)
         self._model = over(tensor._core.model(), parameter) if tensor._stable else None
         # Where the last `receive` went: making a NumPy view costs more than the rest of the call.
         self._address = 0
@@ -65,7 +65,7 @@ class HostTransfer:
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free."""
-        self._sends_to._core.lane_to_fill()
+        self._sends_to._core.lane_until_push()
         self._lane.copy_(gradient)
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:

@@ -129,16 +129,15 @@ impl Tensor {
     /// writes there between a push and the next call of this may spoil this worker's contribution: from now on what goes to
     /// other hosts is copied out of it first.
     pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
-        let lane = self.lane_to_fill(timeout)?;
+        // Before the wait: what another thread pushes behind it would be sent from there.
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
             remote.lent.store(true, Ordering::Relaxed);
         }
-        Ok(lane)
+        self.lane_until_push(timeout)
     }
 
-    /// The same for one that writes there only between this call and the next push: what goes to other hosts is sent from
-    /// there.
-    pub fn lane_to_fill(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
+    /// The same for a caller that never writes there after the push: what goes to other hosts is sent from where it stands.
+    pub fn lane_until_push(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
         Ok(self.memory.lane())

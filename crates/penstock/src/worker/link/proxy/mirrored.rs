@@ -1,7 +1,7 @@
 //! Where a proxy mirrors the chunks of a tensor: in memory of its process, in which readers see them as those of a shard.
 
 use super::RemoteHome;
-use super::passing::Passing;
+use super::bypass::Share;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::remote_shard::{self, Value};
 use penstock_fabric::publish::Published;
@@ -22,7 +22,7 @@ pub(super) struct Mirrored {
     pub(super) state: Option<StateMirror>,
     /// How its chunks travel, both ways.
     pub(super) terms: Arc<Terms>,
-    passing: Passing,
+    pub(super) share: Share,
 }
 
 impl Mirrored {
@@ -35,7 +35,7 @@ impl Mirrored {
         terms: Arc<Terms>,
     ) -> Self {
         let bytes = home.chunks().iter().map(|&chunk| home.range(chunk).len() as u64).sum();
-        Self { shard, home, lane, remote, state: None, terms, passing: Passing::new(bytes) }
+        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes) }
     }
 }
 
@@ -66,7 +66,7 @@ impl remote_shard::Mirrored for Mirrored {
     }
 
     fn is_lent(&self) -> bool {
-        // Ordered by the ring: it was lent before what is pushed out of it was submitted, and when nothing stood in it.
+        // Set before the lane's address is given out; the ring orders it before whatever is pushed after that.
         self.remote.lent.load(Ordering::Relaxed)
     }
 
@@ -81,7 +81,7 @@ impl remote_shard::Mirrored for Mirrored {
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
         let mut place = self.home.chunk(chunk);
         place.header.begin();
-        let decoded = if self.passing.is_gone_before_it_is_read() {
+        let decoded = if self.share.bypasses_caches() {
             value.decode_past_cache(place.value)
         } else {
             value.decode(place.value)
@@ -120,13 +120,14 @@ impl remote_shard::Mirrored for Mirrored {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bypass;
     use super::super::rig::{self, CHUNK, JOB, Seen, W, breaches, good, good_behind, only_good};
     use super::*;
     use crate::wire::travel::members::{AGREED, CHANGES};
     use penstock_fabric::inlet::Inlet;
     use penstock_fabric::layout::page;
     use penstock_fabric::net::frames::Batch;
-    use penstock_fabric::net::link::{Got, Link, Part};
+    use penstock_fabric::net::link::{Got, Link, Segment};
     use penstock_fabric::net::remote_shard::{Heard, Limits, Mirrored as _, Over, RemoteShard};
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
@@ -152,8 +153,8 @@ mod tests {
             Ok(if came == 0 { Got::Nothing } else { Got::Bytes(came) })
         }
 
-        fn write(&mut self, parts: &[Part<'_>]) -> io::Result<usize> {
-            let bytes = Part::copied(parts, self.most);
+        fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
+            let bytes = Segment::copied(parts, self.most);
             self.went.extend_from_slice(&bytes);
             Ok(bytes.len())
         }
@@ -307,7 +308,7 @@ mod tests {
         let frames: Vec<u8> = batch
             .frames()
             .iter()
-            .flat_map(|(header, payload)| [&header[..], &Part::copied(&[*payload], CHUNK)].concat())
+            .flat_map(|(header, payload)| [&header[..], &Segment::copied(&[*payload], CHUNK)].concat())
             .collect();
         assert_eq!(frames.len(), HEADER_BYTES + 32, "what has changed travels");
         for most in PIECES {
@@ -321,20 +322,26 @@ mod tests {
     /// E-2.
     #[test]
     fn a_payload_that_is_refused_is_never_seen_by_a_reader() {
-        let (mut mirrored, seen) = rig::tensor(AGREED);
-        let publish = |mirrored: &mut Mirrored, encoding: Encoding, payload: &[u8], version| {
-            let codec = AGREED.expect(encoding, payload.len(), CHUNK).unwrap();
-            let base = if encoding == CHANGES { 2 } else { 0 };
-            let header = &rig::value(W, 0, version).with_encoded(encoding, base, payload);
-            mirrored.publish(0, &Value { header, payload, codec }, Published { version, steps: version })
-        };
-        publish(&mut mirrored, Encoding::RAW, &[7; CHUNK], 1).unwrap();
-        for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
-            assert!(publish(&mut mirrored, CHANGES, payload, 2).is_err());
-            assert_eq!(mirrored.home.value(0), [7; CHUNK]);
-            // Readers may go in, and see what they saw.
-            assert_eq!(mirrored.home.sequence(0) % 2, 0);
-            assert_eq!(seen.what(), (vec![7; CHUNK], 1, 0, 0, 0));
+        // Through the caches, and past them.
+        for mirrored_here in [0, 1 << 40] {
+            let (mut mirrored, seen) = rig::tensor(AGREED);
+            mirrored.share = Share::of(Box::leak(Box::new(bypass::Mirrored::beside(1 << 30))), mirrored_here);
+            let publish = |mirrored: &mut Mirrored, encoding: Encoding, payload: &[u8], version| {
+                let codec = AGREED.expect(encoding, payload.len(), CHUNK).unwrap();
+                let base = if encoding == CHANGES { 2 } else { 0 };
+                let header = &rig::value(W, 0, version).with_encoded(encoding, base, payload);
+                mirrored.publish(0, &Value { header, payload, codec }, Published { version, steps: version })
+            };
+            publish(&mut mirrored, Encoding::RAW, &[7; CHUNK], 1).unwrap();
+            for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
+                assert!(publish(&mut mirrored, CHANGES, payload, 2).is_err());
+                assert_eq!(mirrored.home.value(0), [7; CHUNK]);
+                // Readers may go in, and see what they saw.
+                assert_eq!(mirrored.home.sequence(0) % 2, 0);
+                assert_eq!(seen.what(), (vec![7; CHUNK], 1, 0, 0, 0));
+            }
+            publish(&mut mirrored, Encoding::RAW, &[8; CHUNK], 2).unwrap();
+            assert_eq!(seen.what(), (vec![8; CHUNK], 2, 0, 0, 0));
         }
         let next = rig::value(W, 0, 6);
         for (header, payload, said) in [

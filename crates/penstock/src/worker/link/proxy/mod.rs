@@ -5,8 +5,8 @@
 //! network. Here is its thread, which connects, waits and is told what to do; what it says to the shard and makes of what it
 //! hears, over any link, is in [`remote_shard`](penstock_fabric::net::remote_shard).
 
+mod bypass;
 mod mirrored;
-mod passing;
 #[cfg(test)]
 mod rig;
 
