@@ -29,6 +29,8 @@ pub struct MessageReader {
     used: usize,
     /// Bytes that ever came.
     heard: u64,
+    /// Its turn ended where more may have come.
+    behind: bool,
 }
 
 impl MessageReader {
@@ -41,7 +43,7 @@ impl MessageReader {
     /// The same that reads `bytes` at a time.
     pub fn reading_ahead(bytes: usize, account: Account) -> Self {
         let (charge, input) = (Charge::default(), vec![0; bytes]);
-        Self { read: bytes, account, charge, input, filled: 0, used: 0, heard: 0 }
+        Self { read: bytes, account, charge, input, filled: 0, used: 0, heard: 0, behind: false }
     }
 
     /// Bytes that ever came: it grows while the peer lives.
@@ -49,26 +51,27 @@ impl MessageReader {
         self.heard
     }
 
-    /// Passes on the messages that have come; whether anything had. `true` also where more may be there.
+    /// Whether its last turn ended where more may have come: then the link need not say so again.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Passes on the messages that have come, one at least and then as long as it `has_time`; whether anything had come. `true` also
+    /// where more may be there.
     pub fn receive<L: Link, E: Into<Ended>>(
         &mut self,
         link: &mut L,
+        mut has_time: impl FnMut() -> bool,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<bool, Ended> {
-        let mut taken = 0;
-        while taken < TURN {
-            if self.filled == self.input.len() {
-                self.make_room()?;
-            }
-            let bytes = match link.read(&mut [IoSliceMut::new(&mut self.input[self.filled..])])? {
-                Got::Bytes(bytes) => bytes,
-                Got::Nothing => return Ok(taken > 0),
-                Got::End => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
-            };
-            self.filled += bytes;
-            taken += bytes;
-            self.heard += bytes as u64;
+        let (mut taken, mut any) = (0, false);
+        self.behind = true;
+        loop {
             while let Some(message) = message(&self.input[self.used..self.filled])? {
+                if any && !has_time() {
+                    return Ok(true);
+                }
+                any = true;
                 let length = message.len();
                 // An empty one says only that its sender is alive.
                 if length > 0 {
@@ -82,8 +85,24 @@ impl MessageReader {
                     (self.input, self.charge) = (vec![0; self.read], Charge::default());
                 }
             }
+            if taken >= TURN {
+                return Ok(true);
+            }
+            if self.filled == self.input.len() {
+                self.make_room()?;
+            }
+            let bytes = match link.read(&mut [IoSliceMut::new(&mut self.input[self.filled..])])? {
+                Got::Bytes(bytes) => bytes,
+                Got::Nothing => {
+                    self.behind = false;
+                    return Ok(any);
+                }
+                Got::End => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            };
+            self.filled += bytes;
+            (taken, any) = (taken + bytes, true);
+            self.heard += bytes as u64;
         }
-        Ok(true)
     }
 
     /// Makes room behind what is read: moves it to the front, and grows only as far as the message that is under way is long.
@@ -146,17 +165,23 @@ impl MessageWriter {
         self.behind
     }
 
-    /// Sends what `give` adds, about [`WRITE`] bytes a time and none when there is no more, as far as the link takes it; whether
-    /// it took anything. `give` returns how many of its bytes were paid for already.
+    /// Sends what `give` adds, about [`WRITE`] bytes a time and none when there is no more, as far as the link takes it and as long
+    /// as it `has_time`, which it has for the first; whether the link took anything. `give` returns how many of its bytes were paid
+    /// for already.
     pub fn transmit<L: Link>(
         &mut self,
         link: &mut L,
+        mut has_time: impl FnMut() -> bool,
         mut give: impl FnMut(&mut Vec<u8>) -> u64,
     ) -> Result<bool, Ended> {
-        let mut sent = 0;
+        let (mut sent, mut given) = (0, false);
         self.behind = false;
         while sent < TURN {
             if self.is_clear() {
+                if given && !has_time() {
+                    break;
+                }
+                given = true;
                 self.empty();
                 let paid = give(&mut self.output);
                 self.pay(paid)?;
@@ -177,13 +202,13 @@ impl MessageWriter {
         Ok(true)
     }
 
-    /// A sign of life, unless something else is on its way.
+    /// A sign of life, or else what waits for the link to take it.
     pub fn beat<L: Link>(&mut self, link: &mut L) -> io::Result<()> {
         if self.is_clear() {
             self.empty();
             self.output.extend_from_slice(&record::length_bytes(0));
-            self.written = link.write(&[Segment::Own(&self.output)])?;
         }
+        self.written += link.write(&[Segment::Own(&self.output[self.written..])])?;
         Ok(())
     }
 

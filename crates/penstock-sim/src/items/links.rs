@@ -153,7 +153,8 @@ impl Link {
         take: impl FnMut(&[u8]) -> Result<(), Ended>,
     ) -> Result<bool, Ended> {
         let At { reader, reads, .. } = &mut self.ends[out as usize];
-        reader.receive(&mut End { reads: reads.as_mut(), ..End::new(&mut self.wire, out, now) }, take)
+        let mut end = End { reads: reads.as_mut(), ..End::new(&mut self.wire, out, now) };
+        reader.receive(&mut end, || true, take)
     }
 
     /// That end sends what `give` adds, as far as the wire takes it; whether it took anything.
@@ -176,6 +177,6 @@ impl Link {
         if rng.once_in(BEAT_ONCE_IN) {
             writer.beat(&mut end)?;
         }
-        writer.transmit(&mut end, give)
+        writer.transmit(&mut end, || true, give)
     }
 }

@@ -23,6 +23,7 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -130,6 +131,10 @@ const LONGEST: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
+/// And how long the rounds before the last may have taken.
+const ROUNDS_WITHIN: Duration = Duration::from_millis(10);
+/// Bytes that are heard of a peer once it has gone: more than its connection holds.
+const MOST_UNDER_WAY: u64 = 8 << 20;
 
 /// Memory for rows of producers on other hosts.
 struct Memories {
@@ -197,6 +202,11 @@ struct Passer {
     kept: Kept,
     /// Peers whose processes have ended, but not their connections.
     ending: BTreeSet<PeerId>,
+    /// Peers of whom more may have come than their last turn had time for.
+    unheard: BTreeSet<PeerId>,
+    /// When peers were last shown that this thread lives, and when it was last asked who is silent.
+    shown: Instant,
+    watched: Instant,
     running: bool,
 }
 
@@ -236,16 +246,17 @@ struct Woken<'a> {
 
 impl Turn for Woken<'_> {
     fn hear(&mut self) {
+        let mut peers = std::mem::take(&mut self.passer.unheard);
         for event in self.events.drain(..) {
             match event.data.u64() {
                 COMMANDS => self.passer.inbox.wakeup().clear(),
                 BELL => {}
-                token => {
-                    if let Some(&peer) = self.passer.tokens.get(&token) {
-                        self.passer.hear(peer);
-                    }
-                }
+                token => peers.extend(self.passer.tokens.get(&token)),
             }
+        }
+        for peer in peers {
+            self.passer.hear(peer);
+            self.passer.show_life();
         }
     }
 
@@ -280,6 +291,9 @@ impl Passer {
             unreadable: BTreeMap::new(),
             tried: Instant::now(),
             ending: BTreeSet::new(),
+            unheard: BTreeSet::new(),
+            shown: Instant::now(),
+            watched: Instant::now(),
             running: true,
         }
     }
@@ -293,7 +307,11 @@ impl Passer {
             // A thread that has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard
             // also where there is always something to send.
             let sent = self.transmit_all();
-            if self.look(Some(Duration::ZERO)) || sent {
+            let came = self.look(Some(Duration::ZERO));
+            if self.watched.elapsed() >= look_every(self.setup.lease) {
+                self.keep_vigil();
+            }
+            if came || sent {
                 patience = Patience::new(&Crowd::Taken(true));
                 continue;
             }
@@ -320,16 +338,21 @@ impl Passer {
 
     /// Sends what there is to send, not without end: rows may be set as fast as they go. Whether anything was.
     fn transmit_all(&mut self) -> bool {
-        let mut any = false;
+        let (mut any, since) = (false, Instant::now());
         for _ in 0..ROUNDS {
             self.node.collect_all();
             let mut sent = false;
             let mut lost = Vec::new();
-            for (&peer, Watched { wire, .. }) in &mut self.wires {
+            let mut next = Bound::Unbounded;
+            while let Some((&peer, Watched { wire, .. })) =
+                self.wires.range_mut((next, Bound::Unbounded)).next()
+            {
                 match wire.transmit(&mut self.node, peer) {
                     Ok(some) => sent |= some,
                     Err(ended) => lost.push((peer, ended)),
                 }
+                self.show_life();
+                next = Bound::Excluded(peer);
             }
             while let Some((peer, broken)) = self.node.overdrawn() {
                 lost.push((peer, Ended::from(broken)));
@@ -338,7 +361,7 @@ impl Passer {
                 self.end(peer, ended);
             }
             any |= sent;
-            if !sent {
+            if !sent || since.elapsed() > ROUNDS_WITHIN {
                 break;
             }
         }
@@ -366,18 +389,43 @@ impl Passer {
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
         let longest = if self.unreadable.is_empty() { longest } else { longest.min(AGAIN) };
         self.look((!self.wires.is_empty()).then_some(longest));
-        let silent =
-            |(&peer, watched): (&PeerId, &mut Watched)| Some((peer, watched.wire.keep_vigil().err()?));
-        let silent: Vec<(PeerId, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
-        for (peer, ended) in silent {
+        self.keep_vigil();
+    }
+
+    /// Shows all peers that this thread lives, and ends the connections of those that are silent.
+    fn keep_vigil(&mut self) {
+        (self.shown, self.watched) = (Instant::now(), Instant::now());
+        // A peer may have spoken whose turn has not come yet, or is not through.
+        let silent = |(&peer, watched): (&PeerId, &mut Watched)| watched.wire.is_silent().then_some(peer);
+        let silent: Vec<PeerId> = self.wires.iter_mut().filter_map(silent).collect();
+        silent.into_iter().for_each(|peer| self.hear(peer));
+        let Self { wires, unheard, .. } = self;
+        let ended = |(&peer, Watched { wire, .. }): (&PeerId, &mut Watched)| {
+            let kept = if unheard.contains(&peer) { wire.beat() } else { wire.keep_vigil() };
+            Some((peer, kept.err()?))
+        };
+        let ended: Vec<(PeerId, Ended)> = wires.iter_mut().filter_map(ended).collect();
+        for (peer, ended) in ended {
             self.end(peer, ended);
+        }
+    }
+
+    /// Shows all peers that this thread lives, while others have their turns, if it is time: many turns may take longer than a
+    /// lease. Whose connection has ended is found out in its own turn.
+    fn show_life(&mut self) {
+        if self.shown.elapsed() >= look_every(self.setup.lease) {
+            self.shown = Instant::now();
+            for Watched { wire, .. } in self.wires.values_mut() {
+                let _ = wire.beat();
+            }
         }
     }
 
     /// Takes what has come, or waits for it; whether anything had.
     fn look(&mut self, longest: Option<Duration>) -> bool {
+        let longest = if self.unheard.is_empty() { longest } else { Some(Duration::ZERO) };
         let events = wait::events(&self.epoll, 64, longest);
-        let any = !events.is_empty();
+        let any = !events.is_empty() || !self.unheard.is_empty();
         if any {
             Woken { passer: self, events }.take_turn();
         }
@@ -385,14 +433,27 @@ impl Passer {
     }
 
     fn hear(&mut self, peer: PeerId) {
-        if let Some(Watched { wire, .. }) = self.wires.get_mut(&peer)
-            && let Err(ended) = wire.receive(&mut self.node, peer)
-        {
-            self.end(peer, ended);
+        let Some(Watched { wire, .. }) = self.wires.get_mut(&peer) else { return };
+        match wire.receive(&mut self.node, peer) {
+            Ok(_) if wire.holds_input() => _ = self.unheard.insert(peer),
+            Ok(_) => _ = self.unheard.remove(&peer),
+            Err(ended) => self.end(peer, ended),
+        }
+    }
+
+    /// Hears what a peer has said that says nothing more: all that is there, and no more than there can be.
+    fn hear_out(&mut self, peer: PeerId) {
+        let heard = |passer: &Self| passer.wires.get(&peer).map_or(0, |watched| watched.wire.heard());
+        let before = heard(self);
+        self.hear(peer);
+        while self.unheard.contains(&peer) && heard(self) < before + MOST_UNDER_WAY {
+            self.show_life();
+            self.hear(peer);
         }
     }
 
     fn part(&mut self, peer: PeerId) {
+        self.unheard.remove(&peer);
         if let Some(Watched { wire, token, .. }) = self.wires.remove(&peer) {
             let _ = epoll::delete(&self.epoll, wire.stream());
             self.tokens.remove(&token);
@@ -446,7 +507,7 @@ impl Passer {
                 }
                 Command::Leave { peer } => {
                     // What it sent before it went is there already.
-                    self.hear(peer);
+                    self.hear_out(peer);
                     self.part(peer);
                     self.node.host().local.remove(&peer);
                     let unused = self.node.forget(peer);

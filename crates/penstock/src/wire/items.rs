@@ -10,7 +10,16 @@ use penstock_proto::account::Account;
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::peer::PeerId;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long what one peer says, or is told, may keep others waiting; no single message takes long.
+const TURN: Duration = Duration::from_millis(10);
+
+/// Whether a turn that begins now has time left.
+fn turn() -> impl FnMut() -> bool + Copy {
+    let since = Instant::now();
+    move || since.elapsed() < TURN
+}
 
 /// A connection, over any link.
 #[derive(Debug)]
@@ -32,24 +41,41 @@ impl<L: Link> ItemWire<L> {
         &self.stream
     }
 
-    /// Passes on what has come; whether anything had. `true` also where more may be there.
+    /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, |message| node.receive(peer, message))
+        self.reader.receive(&mut self.stream, turn(), |message| node.receive(peer, message))
     }
 
-    /// Sends what the peer is to be sent, as far as the connection takes it; whether it took anything.
+    /// Whether more may have come than the last turn had time for: the connection need not say so again.
+    pub(crate) fn holds_input(&self) -> bool {
+        self.reader.is_behind()
+    }
+
+    /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.writer.transmit(&mut self.stream, |output| {
-            node.transmit(peer, output, WRITE);
+        let mut has_time = turn();
+        self.writer.transmit(&mut self.stream, has_time, |output| {
+            // Batch by batch: it may take long to find the next.
+            while node.transmit(peer, output, output.len() + 1) && output.len() < WRITE && has_time() {}
             node.paid(peer)
         })
     }
 
+    /// Whether nothing has been read from the peer for half a lease.
+    pub(crate) fn is_silent(&mut self) -> bool {
+        self.vigil.is_silent(self.reader.heard())
+    }
+
     /// Sends a sign of life when it is time, unless something else is on its way; an error if the peer is silent.
     pub(crate) fn keep_vigil(&mut self) -> Result<(), Ended> {
-        if self.vigil.is_silent(self.heard()) {
+        if self.is_silent() {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
+        self.beat()
+    }
+
+    /// The same between the turns of others, where this peer may not have been heard for long.
+    pub(crate) fn beat(&mut self) -> Result<(), Ended> {
         if self.vigil.is_time_to_beat() {
             self.writer.beat(&mut self.stream)?;
         }
