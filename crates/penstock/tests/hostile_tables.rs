@@ -17,6 +17,7 @@ use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
 use penstock_proto::message::{Answer, Ask, Departure, Reply, Request, decode, encode};
 use penstock_proto::peer::PeerId;
+use penstock_proto::record::{self, LENGTH_BYTES};
 use rustix::fd::AsFd;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -400,5 +401,69 @@ fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_the
         barrier();
         barrier();
         assert_eq!(reader.join().unwrap(), Ok(()));
+    });
+}
+
+/// Partitions that the flood makes its server keep, and questions that it sends at once.
+const OFFERS: u32 = 4_000;
+const FLUSHES: u64 = 150_000;
+
+/// Says so often that its worker lives.
+const PULSE: Duration = Duration::from_millis(100);
+
+// Each looked at all partitions, and while they were answered nobody was shown that the server lived.
+#[test]
+fn flushes_beside_many_partitions_make_nobody_think_that_the_server_is_lost() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "2"), ("memory", "2GiB")]);
+    let over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let honest = scope.spawn(|| {
+            let job = cluster.join(0);
+            let _rows = declared(&job, "U", true, false).unwrap();
+            job.barrier(None).unwrap();
+            while !over.load(Ordering::Relaxed) && job.check().is_ok() {
+                thread::sleep(PULSE);
+            }
+            job.check()
+        });
+        let mut flood = Far { control: far(&cluster, 0, 1), next: 1 };
+        flood.declare("U", false);
+        flood.ready("U");
+        let passed = flood.ask(Ask::Barrier);
+        assert!(matches!(passed, Answer::BarrierPassed { .. }), "{passed:?}");
+        let purpose = Purpose::Items { peer: PeerId::worker(1), session: tenants::SESSION };
+        let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
+        let mut its_words = items.try_clone().unwrap();
+        scope.spawn(move || {
+            let Far { mut control, next } = flood;
+            let beats = |id| encode(&Request { id, settled: id, body: Ask::Beat }).unwrap();
+            for id in (next + 1..).take_while(|_| !over.load(Ordering::Relaxed)) {
+                tenants::say(&mut control, &beats(id));
+                thread::sleep(PULSE);
+            }
+        });
+        scope.spawn(move || {
+            let (propagation, mut words) = (Propagation::Eager, Vec::new());
+            let shape = Shape { slots: 1, row_bytes: 8, propagation };
+            for table in 1000..1000 + OFFERS {
+                let partition = PartitionId { table, rank: 1 };
+                Encoder::message(&mut words, &Message::Offer { partition, shape });
+            }
+            (1..=FLUSHES).for_each(|id| Encoder::message(&mut words, &Message::Flush { id }));
+            while its_words.write_all(&words).is_ok() && !over.load(Ordering::Relaxed) {
+                words = record::length_bytes(0).to_vec();
+                thread::sleep(PULSE);
+            }
+        });
+        let (mut head, mut last) = ([0; LENGTH_BYTES], 0);
+        while last < FLUSHES && items.read_exact(&mut head).is_ok() {
+            let mut message = vec![0; record::length(&head, 1 << 20).unwrap()];
+            items.read_exact(&mut message).unwrap();
+            if let Ok(Message::Flushed { id }) = Message::decode(&message) {
+                last = id;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!((honest.join().unwrap(), last), (Ok(()), FLUSHES));
     });
 }

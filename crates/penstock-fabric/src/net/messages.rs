@@ -233,3 +233,82 @@ impl MessageWriter {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link on which all that ever comes has come, and which takes all that is sent.
+    #[derive(Default)]
+    struct Full {
+        came: Vec<u8>,
+        sent: Vec<u8>,
+    }
+
+    impl Link for Full {
+        fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            let bytes = parts[0].len().min(self.came.len());
+            parts[0][..bytes].copy_from_slice(&self.came[..bytes]);
+            self.came.drain(..bytes);
+            Ok(if bytes > 0 { Got::Bytes(bytes) } else { Got::Nothing })
+        }
+
+        fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
+            let [Segment::Own(bytes)] = parts else { panic!("a writer has one segment") };
+            self.sent.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn holds_output(&self) -> bool {
+            false
+        }
+
+        fn resize(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    // The link has nothing more to say of what was read with them.
+    #[test]
+    fn messages_for_which_a_turn_had_no_time_are_taken_in_the_next() {
+        let mut link = Full::default();
+        for byte in 0..3 {
+            link.came.extend_from_slice(&record::length_bytes(1));
+            link.came.push(byte);
+        }
+        let (mut reader, mut taken) = (MessageReader::new(Account::default()), Vec::new());
+        let mut take = |message: &[u8]| -> Result<(), Ended> {
+            taken.extend_from_slice(message);
+            Ok(())
+        };
+        for _ in 0..2 {
+            assert!(reader.receive(&mut link, || false, &mut take).unwrap());
+            assert!(reader.is_behind() && link.came.is_empty());
+        }
+        assert!(reader.receive(&mut link, || true, &mut take).unwrap());
+        assert!(!reader.is_behind());
+        assert!(!reader.receive(&mut link, || true, &mut take).unwrap(), "nothing is left");
+        assert_eq!(taken, [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_a_turn_had_no_time_to_send_is_sent_in_the_next() {
+        let (mut link, mut left) = (Full::default(), 3);
+        let mut writer = MessageWriter::new(Account::default());
+        let mut give = |out: &mut Vec<u8>| {
+            if left > 0 {
+                out.push(left);
+                left -= 1;
+            }
+            0
+        };
+        assert!(writer.transmit(&mut link, || false, &mut give).unwrap() && writer.is_behind());
+        assert_eq!(link.sent, [3]);
+        assert!(writer.transmit(&mut link, || true, &mut give).unwrap() && !writer.is_behind());
+        assert_eq!(link.sent, [3, 2, 1]);
+    }
+}

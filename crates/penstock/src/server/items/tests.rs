@@ -4,7 +4,9 @@ use penstock_proto::account::Limits;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::spec::Propagation;
 use penstock_proto::items::wire::{Encoder, Message};
-use penstock_proto::record::LENGTH_BYTES;
+use penstock_proto::record::{self, LENGTH_BYTES};
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
 const PRODUCER: PeerId = PeerId::worker(0);
@@ -109,4 +111,29 @@ fn rows_that_cannot_be_mapped_go_with_their_producer_and_the_last_that_waits_for
         assert_eq!(leave(&mut passer, &handle, gone[0]), (1, 1), "{gone:?}");
         assert_eq!(leave(&mut passer, &handle, gone[1]), (0, 0), "{gone:?}");
     }
+}
+
+/// A connection for items, and the peer's end.
+fn entered(passer: &mut Passer, peer: PeerId) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    passer.enter(peer, Stream::plain(listener.accept().unwrap().0, passer.setup.lease).unwrap());
+    theirs
+}
+
+// Peers whose requests took long made others lose their server: only a thread that slept showed that it lived.
+#[test]
+fn while_one_peer_has_its_turns_others_are_shown_that_the_server_lives() {
+    let (mut passer, _handle) = passer();
+    passer.setup.lease = Duration::from_secs(1);
+    let _busy = entered(&mut passer, PRODUCER);
+    let mut idle = entered(&mut passer, READER);
+    passer.unheard.insert(PRODUCER);
+    passer.shown = Instant::now().checked_sub(passer.setup.lease).unwrap();
+    assert!(passer.look(Some(Duration::from_secs(60))), "what a turn left is heard without a wait");
+    let mut sign = [1; LENGTH_BYTES];
+    idle.read_exact(&mut sign).unwrap();
+    assert_eq!(sign, record::length_bytes(0));
+    assert!(passer.unheard.is_empty() && passer.wires.len() == 2);
 }
