@@ -30,6 +30,8 @@ pub(super) const SILENCE: u64 = 300;
 const USUAL_BREAKS: u64 = 8;
 /// One write in so many arrives in two pieces.
 const PIECES_ONCE_IN: u64 = 4;
+/// Messages for which a short turn has time.
+const SHORT_TURN: u32 = 3;
 /// One look in so many shows the other end a sign of life.
 const BEAT_ONCE_IN: u64 = 64;
 
@@ -153,8 +155,14 @@ impl Link {
         take: impl FnMut(&[u8]) -> Result<(), Ended>,
     ) -> Result<bool, Ended> {
         let At { reader, reads, .. } = &mut self.ends[out as usize];
+        // Where reads are short, so are turns.
+        let mut left = if reads.is_some() { SHORT_TURN } else { u32::MAX };
+        let has_time = || {
+            left -= 1;
+            left > 0
+        };
         let mut end = End { reads: reads.as_mut(), ..End::new(&mut self.wire, out, now) };
-        reader.receive(&mut end, || true, take)
+        reader.receive(&mut end, has_time, take)
     }
 
     /// That end sends what `give` adds, as far as the wire takes it; whether it took anything.
