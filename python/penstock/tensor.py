@@ -173,7 +173,8 @@ class Tensor(Sealed):
 
         Waits until the servers have taken what is in it, including asynchronous pushes. Call it each time
         before you fill it: what is written between a push and the next call may be folded instead of what was
-        pushed.
+        pushed. From now on servers on other hosts are sent a copy that the worker makes, of what `push(grad)`
+        brings too.
 
         Returns
         -------

@@ -589,6 +589,27 @@ class Mixed(nn.Module):
         return result
 
 
+class WithNothing(nn.Module):
+    """A parameter and buffers of no elements, as quantization has before it has seen data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(10)
+        self.layer = nn.Linear(6, 3)
+        self.none = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("least", torch.empty(0))
+        self.register_buffer("counts", torch.empty(0, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + self.none.sum()
+        return result
+
+
+@idiom()
+def a_parameter_and_buffers_without_elements(world: World) -> Any:
+    return loop(world, net := WithNothing(), sgd(net))
+
+
 @idiom(tolerance=0.03)
 def parameters_of_several_types(world: World) -> Any:
     return loop(world, net := Mixed(), sgd(net))

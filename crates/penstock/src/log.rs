@@ -4,7 +4,7 @@
 //! lost. Nor can peers make the log grow without end, or keep others' lines out of it: the same line is written once a minute, and
 //! only so many of one kind and thread: a job has threads of its own, and as many times as many lines as it has threads. How many
 //! were left out is said with a later line of their kind and thread, or, once the thread has said nothing for a minute, with the
-//! last of those, as soon as a thread or kind that is new says something: no job's count stands in another's line.
+//! last of those, as soon as a thread or kind that is new says something, some at a time: no job's count stands in another's line.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};

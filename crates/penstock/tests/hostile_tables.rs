@@ -144,6 +144,22 @@ fn a_partition_has_the_rows_that_its_producer_names() {
     assert!(is_refused(&other.ask(4, partition(0, 0, 9))));
 }
 
+// The first server compared with the tables that there are; another took any number, and its control thread panicked.
+#[test]
+fn a_partition_of_more_rows_than_there_can_be_is_refused_by_every_server() {
+    let cluster = Cluster::new(2, 2, &[("on_worker_loss", "continue")]);
+    for server in [0, 1] {
+        let raw = Raw::join_at(&cluster, server, 1);
+        for (id, slots) in (2..).zip([0, (1 << 31) + 1, u32::MAX]) {
+            let answer = raw.ask(id, partition(7, 1, slots));
+            assert!(is_refused(&answer), "{slots} rows at server {server}: {answer:?}");
+        }
+        // It goes on.
+        let users = raw.ask(9, Ask::Table(TableAsk::Users { id: 0 }));
+        assert_eq!(users, Answer::Table(TableAnswer::Absent { ranks: Vec::new() }));
+    }
+}
+
 /// Ranges of the set that the flood asks about.
 const RANGES: u64 = 3_000_000;
 /// Questions that stand in the socket at once.
@@ -202,6 +218,53 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
         }
         over.store(true, Ordering::Relaxed);
         assert_eq!(job.check(), Ok(()));
+    });
+}
+
+/// Workers of a table whose rows are in many ranges.
+const MANY: u32 = 64;
+
+// Whoever joined first had all ranges sorted anew for each worker: 74 seconds with 128 of them, in one request.
+#[test]
+fn rows_in_many_ranges_are_gone_over_once_and_not_for_each_worker() {
+    let cluster = Cluster::new(MANY, 1, &[("lease", "2"), ("memory", "4GiB")]);
+    let job = cluster.join(0);
+    let raws: Vec<Raw> = (1..MANY).map(|rank| Raw::join(&cluster, rank)).collect();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                raws.iter().for_each(Raw::beat);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (name, propagation) = ("U".to_owned(), Propagation::Eager);
+        let rows = 2 * RANGES;
+        let spec = TableSpec { name, rows, row_bytes: 8, sum: None, propagation, holds: String::new() };
+        let none = RowSet::default();
+        let every_second = RowSet::from_ranges((0..RANGES).map(|row| 2 * row..2 * row + 1));
+        let next = raws[0].declare(&spec, &every_second, &every_second);
+        raws[1..].iter().for_each(|raw| _ = raw.declare(&spec, &none, &none));
+        let table = job.table(TableDeclaration {
+            name: spec.name.clone(),
+            rows,
+            row_bytes: 8,
+            element: Some(Dtype::F64),
+            holds: String::new(),
+            sum: false,
+            produce: none.clone(),
+            consume: none.clone(),
+            propagation,
+            slack: Slack::Bound(0),
+            adaptive: None,
+            timeout: Some(Duration::from_millis(500)),
+        });
+        let joined = raws[0].ask(next, Ask::Table(TableAsk::Join { name: spec.name.clone() }));
+        let stands = job.check();
+        over.store(true, Ordering::Relaxed);
+        assert!(matches!(table, Err(Error::TableTimeout { .. })), "the others are never ready: {table:?}");
+        assert!(matches!(joined, Answer::Table(TableAnswer::Joined { .. })), "{joined:?}");
+        assert_eq!(stands, Ok(()));
     });
 }
 

@@ -165,6 +165,9 @@ def _unpack(tensors: Sequence[torch.Tensor], stream: Array) -> None:
     offset = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
+        if size == 0:
+            # Torch takes no view of nothing as another dtype.
+            continue
         data = torch.from_numpy(stream[offset : offset + size].copy())
         tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape))
         offset += size

@@ -241,9 +241,14 @@ fn encrypt(writer: &mut impl Write, parts: &[Segment<'_>]) -> io::Result<usize> 
     let (mut copy, mut written) = ([0; RECORD], 0);
     loop {
         let bytes = copy_behind(parts, written, &mut copy);
-        let taken = if bytes > 0 { writer.write(&copy[..bytes])? } else { 0 };
-        written += taken;
-        if taken < RECORD {
+        let taken = if bytes > 0 { writer.write(&copy[..bytes]) } else { Ok(0) };
+        match taken {
+            Ok(taken) => written += taken,
+            // What was taken before counts; the error comes again.
+            Err(_) if written > 0 => {}
+            Err(error) => return Err(error),
+        }
+        if !matches!(taken, Ok(RECORD)) {
             return Ok(written);
         }
     }

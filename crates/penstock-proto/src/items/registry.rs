@@ -321,7 +321,7 @@ impl Registry {
         }
         let consume = table.workers.get(&rank)?.sets.as_ref().map(|(_, consume)| consume)?;
         let concerns = |other: &Rank, produce: &RowSet| {
-            !produce.is_empty() && (*other == rank || !produce.intersection(consume).is_empty())
+            !produce.is_empty() && (*other == rank || produce.first_common(consume).is_some())
         };
         let producers = table.workers.iter().filter_map(|(&other, declared)| {
             let (produce, _) = declared.sets.as_ref()?;
@@ -395,7 +395,7 @@ impl Table {
         let others = self.workers.iter().filter(|(other, _)| **other != rank);
         for (&other, declared) in others {
             let Some((theirs, _)) = &declared.sets else { continue };
-            if let Some(row) = theirs.intersection(produce).first() {
+            if let Some(row) = theirs.first_common(produce) {
                 let (first, second) = (rank.min(other), rank.max(other));
                 return Err(TableError::TwoProducers { name: name(), row, first, second });
             }
@@ -406,9 +406,10 @@ impl Table {
     /// Gives rows that are consumed and that no worker produces to a worker that was lost, and says which; without such a worker
     /// they are refused.
     fn settle_orphans(&mut self, members: &Members) -> Result<Option<Inherited>, TableError> {
-        let Some((rank, row)) = self.orphan() else { return Ok(None) };
+        let produced = self.produced();
+        let Some((rank, row)) = self.orphan(&produced) else { return Ok(None) };
         let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
-        let orphans = self.orphans();
+        let orphans = self.orphans(&produced);
         let heir = members.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
         let Some(heir) = heir else {
             let gone: BTreeSet<Rank> =
@@ -418,7 +419,7 @@ impl Table {
         };
         // At the home of a consumer that can map them, if there is one.
         let consumes = |worker: &&Declaration| {
-            worker.sets.as_ref().is_some_and(|(_, consume)| !consume.intersection(&orphans).is_empty())
+            worker.sets.as_ref().is_some_and(|(_, consume)| consume.first_common(&orphans).is_some())
         };
         let consumers = || self.workers.values().filter(consumes);
         let host = consumers().find(|worker| worker.near).or_else(|| consumers().next());
@@ -434,20 +435,17 @@ impl Table {
     }
 
     fn produced(&self) -> RowSet {
-        self.sets().fold(RowSet::default(), |all, (_, (produce, _))| all.union(produce))
+        RowSet::union_of(self.sets().map(|(_, (produce, _))| produce))
     }
 
     /// The first row that is consumed and that no worker produces, and its consumer.
-    fn orphan(&self) -> Option<(Rank, u64)> {
-        let produced = self.produced();
-        self.sets().find_map(|(rank, (_, consume))| Some((rank, consume.without(&produced).first()?)))
+    fn orphan(&self, produced: &RowSet) -> Option<(Rank, u64)> {
+        self.sets().find_map(|(rank, (_, consume))| Some((rank, consume.first_without(produced)?)))
     }
 
     /// All of them.
-    fn orphans(&self) -> RowSet {
-        let produced = self.produced();
-        let consumed = self.sets().fold(RowSet::default(), |all, (_, (_, consume))| all.union(consume));
-        consumed.without(&produced)
+    fn orphans(&self, produced: &RowSet) -> RowSet {
+        RowSet::union_of(self.sets().map(|(_, (_, consume))| consume)).without(produced)
     }
 }
 

@@ -31,7 +31,8 @@ impl RowSet {
     /// The union of some ranges, in any order, overlapping or not.
     pub fn from_ranges(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut ranges: Vec<Range<u64>> = ranges.into_iter().filter(|range| !range.is_empty()).collect();
-        ranges.sort_unstable_by_key(|range| range.start);
+        // Stable, because it goes along what is sorted already: sets that were put one behind the other.
+        ranges.sort_by_key(|range| range.start);
         Self::from_sorted(ranges)
     }
 
@@ -134,9 +135,33 @@ impl RowSet {
         Self::from_sorted(both)
     }
 
+    /// The smallest row of both. It takes as many steps as the set with fewer ranges has, each a search in the other.
+    pub fn first_common(&self, other: &Self) -> Option<u64> {
+        let (few, many) = if self.ranges.len() <= other.ranges.len() { (self, other) } else { (other, self) };
+        few.ranges.iter().find_map(|range| {
+            let met = many.ranges.get(many.ranges.partition_point(|there| there.end <= range.start))?;
+            (met.start < range.end).then(|| met.start.max(range.start))
+        })
+    }
+
+    /// The smallest row of this set that is not in the other, by a search for each range of this one.
+    pub fn first_without(&self, other: &Self) -> Option<u64> {
+        self.ranges.iter().find_map(|range| {
+            let at = other.ranges.partition_point(|there| there.end <= range.start);
+            let there = other.ranges.get(at).filter(|there| there.start <= range.start);
+            // Ranges are apart: behind the one that holds the first row, one is missing.
+            there.map_or(Some(range.start), |there| (there.end < range.end).then_some(there.end))
+        })
+    }
+
     /// Rows of either.
     pub fn union(&self, other: &Self) -> Self {
-        Self::from_ranges(self.ranges.iter().chain(&other.ranges).cloned())
+        Self::union_of([self, other])
+    }
+
+    /// Rows of any of these sets, in one pass: one after the other, the first would be gone over for each that follows.
+    pub fn union_of<'a>(sets: impl IntoIterator<Item = &'a Self>) -> Self {
+        Self::from_ranges(sets.into_iter().flat_map(|set| set.ranges.iter().cloned()))
     }
 
     /// Rows of this set that are not in the other.
@@ -299,6 +324,8 @@ mod tests {
             prop_assert_eq!(left.len(), a.len() as u64);
             prop_assert_eq!(left.intersection(&right), RowSet::from_rows(a.intersection(&b).copied()));
             prop_assert_eq!(left.union(&right), RowSet::from_rows(a.union(&b).copied()));
+            prop_assert_eq!(left.first_common(&right), a.intersection(&b).next().copied());
+            prop_assert_eq!(left.first_without(&right), a.difference(&b).next().copied());
             for (place, row) in a.iter().enumerate() {
                 prop_assert_eq!(left.place(*row), Some(place as u64));
                 prop_assert_eq!(left.nth(place as u64), Some(*row));
@@ -313,6 +340,13 @@ mod tests {
                 prop_assert!(!left.contains(*row));
             }
             prop_assert_eq!(RowSet::decode(&left.encode()), Ok(left));
+        }
+
+        #[test]
+        fn a_union_of_many_is_that_of_one_after_the_other(sets in prop::collection::vec(rows(), 0..6)) {
+            let sets: Vec<RowSet> = sets.into_iter().map(RowSet::from_rows).collect();
+            let one_by_one = sets.iter().fold(RowSet::default(), |all, set| all.union(set));
+            prop_assert_eq!(RowSet::union_of(&sets), one_by_one);
         }
 
         #[test]

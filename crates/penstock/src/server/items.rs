@@ -10,7 +10,7 @@ use crate::wait::{self, Crowd, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
-use penstock_fabric::items::partition::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::items::waiters::{Announcing, announce_then_look};
 use penstock_fabric::net::stream::Stream;
@@ -149,10 +149,7 @@ impl Host for Memories {
     type Memory = PartitionMemory;
 
     fn make(&mut self, id: PartitionId, shape: &Shape) -> Option<PartitionMemory> {
-        if shape.slots > MAX_SLOTS {
-            return None;
-        }
-        let layout = Layout::new(shape.slots, shape.row_bytes);
+        let layout = Layout::checked(shape.slots, shape.row_bytes)?;
         let needed = layout.total() as u64;
         let peer = self.account.worker(id.rank);
         let bytes = peer.charge(Resource::Bytes, needed).ok()?;

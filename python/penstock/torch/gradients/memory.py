@@ -75,7 +75,8 @@ class CudaMemory:
         self._tensor = tensor
         self._patience = patience
         self._device = device
-        self._locked_lane = PinnedMemory(tensor._core.lane_until_push(), tensor.shape, dtype)
+        # Lent for good: the device may still be copying there when a pass has broken off.
+        self._locked_lane = PinnedMemory(tensor._core.lane(), tensor.shape, dtype)
         self._locked_value = PinnedMemory(tensor._core.mirror(), tensor.shape, dtype)
         self.lane = self._locked_lane.tensor
         self.value = self._locked_value.tensor

@@ -30,7 +30,8 @@ class CudaTransfer:
         self._sends_to = tensor if mean is None else mean
         self._check = check
         self._device = parameter.device
-        self._lane = PinnedMemory(self._sends_to._core.lane_until_push(), tensor.shape, parameter.dtype)
+        # Lent for good: the device may still be copying there when a step has broken off.
+        self._lane = PinnedMemory(self._sends_to._core.lane(), tensor.shape, parameter.dtype)
         self._mirror = PinnedMemory(tensor._core.mirror(), tensor.shape, parameter.dtype)
         self._sent: Future[int] | None = None
         self._taken = torch.cuda.Event()

@@ -43,8 +43,19 @@ pub struct Layout {
 impl Layout {
     /// For `slots` rows of `row_bytes` bytes. A row of at most 40 bytes shares its head's cache lines; longer ones start on
     /// cache lines of their own. Short rows of whole words also have a place in a row group, but for the last few that fill none.
+    ///
+    /// # Panics
+    /// If it has more than [`MAX_SLOTS`] rows; what comes from others is [checked](Self::checked).
     pub fn new(slots: u32, row_bytes: u32) -> Self {
-        assert!(slots <= MAX_SLOTS, "expected at most {MAX_SLOTS} rows, got {slots}");
+        Self::checked(slots, row_bytes)
+            .unwrap_or_else(|| panic!("expected at most {MAX_SLOTS} rows, got {slots}"))
+    }
+
+    /// The same of what somebody else says. `None`: too many rows, or too long ones.
+    pub fn checked(slots: u32, row_bytes: u32) -> Option<Self> {
+        if slots > MAX_SLOTS || row_bytes > MAX_ROW_BYTES {
+            return None;
+        }
         let row_bytes = row_bytes as usize;
         let words = row_bytes.next_multiple_of(8);
         let head = size_of::<Slot>();
@@ -59,7 +70,7 @@ impl Layout {
             (GROUP_BYTES / row_bytes.max(1)).next_power_of_two().clamp(GROUP_ROWS.0, GROUP_ROWS.1) as u32;
         let row_groups =
             if row_bytes.is_multiple_of(8) && row_bytes <= GROUPED_ROW_BYTES { slots / group } else { 0 };
-        Self { slots, row_bytes, buffer, first, stride, entries, row_groups, group }
+        Some(Self { slots, row_bytes, buffer, first, stride, entries, row_groups, group })
     }
 
     /// Rows.

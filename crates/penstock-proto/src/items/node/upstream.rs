@@ -254,6 +254,6 @@ impl<H: Host> Node<H> {
 fn asked(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> (RowSet, Vec<Shared>) {
     let here = here.values().map(|subscriber| (&subscriber.rows, &subscriber.kept));
     let all = here.chain(away.values().map(|away| (&away.rows, &away.kept)));
-    let rows = all.clone().fold(RowSet::default(), |all, (rows, _)| all.union(rows));
+    let rows = RowSet::union_of(all.clone().map(|(rows, _)| rows));
     (rows, all.map(|(_, paid)| Shared::clone(paid)).collect())
 }

@@ -9,7 +9,6 @@ use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::TableAnswer;
-use penstock_proto::items::spec::MAX_ROW_BYTES;
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::membership::Members;
 use rustix::fd::{AsFd, OwnedFd};
@@ -57,9 +56,10 @@ impl Tables {
         if !asker.local {
             return Err(out_of_turn("a partition that is to be mapped on another host"));
         }
-        if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
-            return Err(out_of_turn("a partition without rows, or with too long ones"));
-        }
+        let layout = Layout::checked(shape.slots, shape.row_bytes);
+        let Some(layout) = layout.filter(|_| shape.slots > 0 && shape.row_bytes > 0) else {
+            return Err(out_of_turn("a partition without rows, or with too many or too long ones"));
+        };
         // A producer that has gone may have rows that it never had: those that no worker declared. What came from other hosts
         // stays what it is.
         if self.elsewhere.contains(&id.rank) && !asker.members.is_gone(id.rank) {
@@ -69,7 +69,6 @@ impl Tables {
         if none || self.freed.contains(id.table.into()) {
             return Err(out_of_turn(&no_partition(id, shape)));
         }
-        let layout = Layout::new(shape.slots, shape.row_bytes);
         // Its producer knows best what it holds: a worker that has named something else is told so.
         let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
         if asker.rank == id.rank && self.partitions.get(&id).is_some_and(wrong) {

@@ -283,10 +283,14 @@ impl Tensor {
 
     fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
         let version = lock(&self.position).at(0);
-        match self.wait_long(deadline, version, |home| self.lane_is_free(home))? {
-            Waited::Done => Ok(()),
-            Waited::TimedOut => Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
+        // All of them at one look: homes are waited for one after the other, and another thread may push meanwhile.
+        while !self.homes.iter().all(|home| self.lane_is_free(home)) {
+            match self.wait_long(deadline, version, |home| self.lane_is_free(home))? {
+                Waited::Done => {}
+                Waited::TimedOut => return Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
+            }
         }
+        Ok(())
     }
 
     /// Waits until no other thread of this worker writes the lane.
