@@ -272,7 +272,6 @@ fn rows_under_way_to_a_consumer_come_though_another_that_has_fetched_some_breaks
             set(&mut producer, 1, &(0..ROWS).collect::<Vec<u32>>(), 5);
             let mut first = Vec::new();
             let node = net.workers.get_mut(&PRODUCER).unwrap();
-            node.collect_all();
             assert!(node.transmit(HOME, &mut first, 1), "the rest is under way");
             let rest = Net::sent(node, HOME);
             Net::arrive(&first, &mut net.home, PRODUCER, usize::MAX);

@@ -391,8 +391,8 @@ pub(super) fn fetched<M: Memory>(
     let memory = &partition.memory;
     let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(None) };
     let here = partition.upstream.is_none();
-    for (&ticket, pending) in subscriber.fetches.range_mut(subscriber.looked..) {
-        subscriber.looked = ticket.saturating_add(1);
+    for at in 0..subscriber.fetches.len() {
+        let pending = &mut subscriber.fetches[at];
         let now = memory.now();
         let old = |slot: &u32| !memory.look(*slot, now).is_ok_and(|look| look.clock >= pending.version);
         match pending.slots[pending.fresh..].iter().position(old) {
@@ -430,10 +430,10 @@ pub(super) fn fetched<M: Memory>(
                 }
                 break;
             }
-            let serial = subscriber.serial;
+            let (serial, ticket) = (subscriber.serial, pending.ticket);
             let head = Head { serial, ticket, apart: true, ..Head::default() };
             batch.turn = pending.turn;
-            subscriber.fetches.remove(&ticket);
+            subscriber.fetches.remove(at);
             return Ok(Some(batch.whole(head)));
         }
     }

@@ -7,17 +7,18 @@
 //! - *Bring* ([`Node::bring`]): of one partition, all that is due has come here. It waits for that partition's producer, and
 //!   the side that asks knows which one that is. A get after a barrier waits for this kind.
 
-use super::batch::collect;
 use super::kept::{ENTRY_BYTES, Kept, keep};
-use super::{Broken, Connection, Host, Node};
-use crate::items::wire::{Encoder, Message, PartitionId};
+use super::{Broken, Host, Node};
+use crate::items::wire::{Message, PartitionId};
 use crate::peer::PeerId;
 use std::collections::BTreeMap;
 
-/// A flush that this side asks for when some partitions' rows have been sent.
+/// A flush that waits until some partitions' rows have been sent.
 #[derive(Debug)]
 pub(super) struct Flush {
     pub(super) id: u64,
+    /// Whether the peer asked, or this side asks when it is through.
+    pub(super) asked: bool,
     /// The partition that is to be brought.
     pub(super) of: Option<PartitionId>,
     /// By partition: the turn, that or a later one, in which what was due must have been taken.
@@ -28,20 +29,12 @@ pub(super) struct Flush {
 impl Flush {
     /// What the peer is told when it is through.
     pub(super) fn message(&self) -> Message<'static> {
-        match self.of {
-            None => Message::Flush { id: self.id },
-            Some(partition) => Message::Bring { id: self.id, partition },
+        match (self.asked, self.of) {
+            (true, _) => Message::Flushed { id: self.id },
+            (false, None) => Message::Flush { id: self.id },
+            (false, Some(partition)) => Message::Bring { id: self.id, partition },
         }
     }
-}
-
-/// A peer's question, which waits until a partition's rows have been sent, whether those that are due have been.
-#[derive(Debug)]
-pub(super) struct Bring {
-    pub(super) id: u64,
-    /// The turn, that or a later one, in which what was due must have been taken.
-    pub(super) turn: u64,
-    pub(super) _kept: Kept,
 }
 
 /// A flush that was asked for here and is not complete.
@@ -72,68 +65,37 @@ impl<H: Host> Node<H> {
     fn ask_to_flush(&mut self, peer: PeerId, of: Option<PartitionId>) -> u64 {
         self.next += 1;
         self.flushing.insert(self.next, Flushing { peer, of, subscribed: 0, given_up: false });
-        let _ = self.begin_flush(self.next, peer, of);
+        let _ = self.begin_flush(self.next, peer, false, of);
         self.next
     }
 
-    /// A flush of this side.
     pub(super) fn begin_flush(
         &mut self,
         id: u64,
         peer: PeerId,
+        asked: bool,
         of: Option<PartitionId>,
     ) -> Result<(), Broken> {
+        self.collect_all();
         self.turn += 1;
-        let mut partitions = BTreeMap::new();
-        // What is to be brought comes from there.
-        if of.is_none() {
-            self.collect_all();
-            let ids = self.peers.get(&peer).map(|connection| connection.subscriptions.clone());
-            ids.into_iter().flatten().for_each(|id| self.look_once_more(id, peer));
-            partitions = self.unsent(peer);
-        }
+        // It is looked at once more behind its last answer: then it is known that none is left before the flush.
+        let subscribers = self.partitions.values_mut().filter_map(|it| it.subscribers.get_mut(&peer));
+        subscribers.for_each(|it| it.dirty |= !it.fetches.is_empty());
+        let mut partitions = self.unsent(peer);
+        partitions.retain(|unsent, _| if asked { of == Some(*unsent) } else { of.is_none() });
         if let Some(connection) = self.peers.get_mut(&peer) {
+            // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do
+            // not come makes this side keep one.
+            connection.flushes.retain(|flush| !asked || of.is_none() || !flush.asked || flush.of != of);
             let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
             let kept = keep(&connection.account, "a flush", bytes)?;
-            connection.flushes.push(Flush { id, of, partitions, _kept: kept });
-            if let Some(flushing) = self.flushing.get_mut(&id) {
+            connection.flushes.push(Flush { id, asked, of, partitions, _kept: kept });
+            if let Some(flushing) = self.flushing.get_mut(&id).filter(|_| !asked) {
                 flushing.subscribed = connection.subscribed;
             }
         }
         self.settle(peer);
         Ok(())
-    }
-
-    /// A peer asks whether all that is due of a partition has been brought to it. However many partitions there are, only that one
-    /// is looked at, since a peer may ask as often as it likes.
-    pub(super) fn begin_to_bring(&mut self, id: u64, peer: PeerId, of: PartitionId) -> Result<(), Broken> {
-        self.turn += 1;
-        if let Some(partition) = self.partitions.get_mut(&of) {
-            collect(partition, &mut self.scratch);
-        }
-        self.look_once_more(of, peer);
-        let due = self.unsent_of(of, peer);
-        let Some(connection) = self.peers.get_mut(&peer) else { return Ok(()) };
-        // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do not come makes
-        // this side keep one.
-        connection.brings.remove(&of);
-        if let Some(turn) = due {
-            let kept = keep(&connection.account, "a flush", ENTRY_BYTES)?;
-            connection.brings.insert(of, Bring { id, turn, _kept: kept });
-        } else {
-            connection.say_flushed(id);
-        }
-        Ok(())
-    }
-
-    /// What a peer has fetched of a partition is looked at once more, behind its last answer: then it is known that none is left
-    /// before a flush.
-    fn look_once_more(&mut self, id: PartitionId, peer: PeerId) {
-        let partition = self.partitions.get_mut(&id);
-        if let Some(subscriber) = partition.and_then(|it| it.subscribers.get_mut(&peer)) {
-            subscriber.dirty |= !subscriber.fetches.is_empty();
-            subscriber.looked = 0;
-        }
     }
 
     /// A peer says that a flush is complete. What it has subscribed to since that was begun it may lack: it is flushed again.
@@ -144,7 +106,7 @@ impl<H: Host> Node<H> {
         };
         let (of, before) = (*of, *subscribed);
         if of.is_none() && self.peers.get(&peer).is_some_and(|it| it.subscribed != before) {
-            return self.begin_flush(id, peer, None);
+            return self.begin_flush(id, peer, false, None);
         }
         // What was due for an earlier one that asks for the same is among what was due for this one.
         let answers = |other: &u64, it: &Flushing| {
@@ -177,13 +139,5 @@ impl<H: Host> Node<H> {
         let waited_for = of.is_some() && all.clone().any(|(_, it)| !it.given_up);
         let newest = all.next_back().map(|(&id, _)| id).filter(|_| waited_for);
         self.flushing.retain(|&id, it| !it.given_up || !same(it) || newest == Some(id));
-    }
-}
-
-impl Connection {
-    /// A question of the peer is answered: behind what is wanted of its partitions.
-    pub(super) fn say_flushed(&mut self, id: u64) {
-        Encoder::message(&mut self.flushed, &Message::Flushed { id });
-        self.note_messages();
     }
 }

@@ -3,7 +3,7 @@
 use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
 use super::subscriber::{Pending, Subscriber};
 use super::subscribing::Waiting;
-use super::upstream::{Fetch, Upstream};
+use super::upstream::Upstream;
 use super::{Broken, Host, Node, Partition, answers};
 use crate::items::row_memory::Changed;
 use crate::items::row_memory::Memory;
@@ -11,7 +11,6 @@ use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Entries, Entry, Head, Message, PartitionId, Shape};
 use crate::peer::PeerId;
-use std::collections::BTreeMap;
 
 impl<H: Host> Node<H> {
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
@@ -46,7 +45,7 @@ impl<H: Host> Node<H> {
                 }
                 let bytes = ENTRY_BYTES + rows.kept_bytes();
                 let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let (needs, fetches, away) = (Needs::default(), BTreeMap::new(), false);
+                let (needs, fetches, away) = (Needs::default(), Vec::new(), false);
                 let waiting = Waiting { peer, shape, done, serial, rows, needs, fetches, bring, away, kept };
                 self.waiting.entry(partition).or_default().push(waiting);
                 Ok(())
@@ -55,7 +54,7 @@ impl<H: Host> Node<H> {
                 let account = self.host.account(peer);
                 if let Some(waiting) = self.is_waiting(partition, peer) {
                     let kept = keep(&account, "a fetch", ENTRY_BYTES + places.kept_bytes())?;
-                    waiting.fetches.insert(ticket, (version, places, kept));
+                    waiting.fetches.push((ticket, version, places, kept));
                     return Ok(());
                 }
                 self.wanted(partition, peer, ticket, version, &places)
@@ -72,11 +71,7 @@ impl<H: Host> Node<H> {
                 self.needed(partition, peer, needs)
             }
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
-            // It came behind all that the peer had set.
-            Message::Flush { id } => {
-                self.peers.get_mut(&peer).into_iter().for_each(|connection| connection.say_flushed(id));
-                Ok(())
-            }
+            Message::Flush { id } => self.begin_flush(id, peer, true, None),
             Message::Bring { id, partition } => {
                 if let Some(waiting) = self.is_waiting(partition, peer) {
                     // The answer to a later one answers those before it.
@@ -84,7 +79,7 @@ impl<H: Host> Node<H> {
                     self.asking.insert((partition, peer));
                     return Ok(());
                 }
-                self.begin_to_bring(id, peer, partition)
+                self.begin_flush(id, peer, true, Some(partition))
             }
             Message::Flushed { id } => self.end_flush(id, peer),
             Message::Withdraw { partition, ticket } => {
@@ -131,11 +126,10 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
-        let pending = Pending { version, slots, fresh: 0, relayed: None, answered: false, turn, _kept: kept };
+        let pending =
+            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, turn, _kept: kept };
+        subscriber.fetches.push_back(pending);
         subscriber.dirty = true;
-        // Tickets ascend: a peer whose do not does without.
-        let before = subscriber.fetches.insert(ticket, pending);
-        before.and_then(|pending| pending.relayed).into_iter().for_each(|ticket| self.withdraw(id, ticket));
         Ok(())
     }
 
@@ -267,15 +261,10 @@ impl<H: Host> Node<H> {
             (upstream.done, upstream.synced) = (head.done, true);
             subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
         }
-        subscribers.values_mut().for_each(|subscriber| (subscriber.dirty, subscriber.looked) = (true, 0));
+        subscribers.values_mut().for_each(|subscriber| subscriber.dirty = true);
         memory.wake();
-        if head.apart
-            && let Some(Fetch { asker, .. }) = upstream.fetches.remove(&head.ticket)
-        {
-            if let Some((peer, ticket)) = asker
-                && let Some(subscriber) = subscribers.get_mut(&peer)
-                && let Some(pending) = subscriber.fetches.get_mut(&ticket)
-            {
+        if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
+            for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
                 pending.answered |= pending.relayed == Some(head.ticket);
             }
             self.ahead.remove(head.ticket);

@@ -52,7 +52,7 @@ use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
 use batch::{Batch, collect};
-use flush::{Bring, Flush, Flushing};
+use flush::{Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
 use kept::{Away, FREE_BYTES, Needs, Shared};
@@ -174,10 +174,6 @@ struct Connection {
     /// Why the peer is to be taken for lost.
     overdrawn: Option<Broken>,
     flushes: Vec<Flush>,
-    /// What the peer waits for, by partition.
-    brings: BTreeMap<PartitionId, Bring>,
-    /// Partitions of which it is sent rows.
-    subscriptions: BTreeSet<PartitionId>,
     /// How often this peer has subscribed.
     subscribed: u64,
     /// The partition that had the last turn.
@@ -288,7 +284,7 @@ impl<H: Host> Node<H> {
         }
         let flushing: Vec<_> = self.flushing.iter().filter(|(_, it)| it.peer == peer).collect();
         let flushing: Vec<_> = flushing.into_iter().map(|(id, it)| (*id, it.of)).collect();
-        flushing.into_iter().for_each(|(id, of)| _ = self.begin_flush(id, peer, of));
+        flushing.into_iter().for_each(|(id, of)| _ = self.begin_flush(id, peer, false, of));
     }
 
     /// The connection to a peer is gone: what it was to be sent, it will ask for again, and what it has fetched. The rows that
@@ -298,7 +294,7 @@ impl<H: Host> Node<H> {
             return;
         }
         for waiting in self.waiting.values_mut().flatten().filter(|waiting| waiting.peer == peer) {
-            (waiting.away, waiting.needs, waiting.fetches) = (true, Needs::default(), BTreeMap::new());
+            (waiting.away, waiting.needs, waiting.fetches) = (true, Needs::default(), Vec::new());
             waiting.bring = None;
         }
         let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
@@ -332,7 +328,7 @@ impl<H: Host> Node<H> {
     pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
         let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
-        self.fetch_slots(id, slots, version, Shared::default(), None)
+        self.fetch_slots(id, slots, version, Shared::default())
     }
 
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
@@ -422,11 +418,6 @@ impl<H: Host> Node<H> {
                 for flush in &mut connection.flushes {
                     flush.partitions.retain(|id, _| !ids.contains(id));
                 }
-                for id in ids {
-                    connection.subscriptions.remove(id);
-                    let through = connection.brings.remove(id);
-                    through.into_iter().for_each(|bring| connection.say_flushed(bring.id));
-                }
             }
             self.settle(peer);
         }
@@ -498,7 +489,7 @@ impl<M: Memory> Partition<M> {
         self.ended = Some(now);
         let memory = &self.memory;
         for subscriber in self.subscribers.values_mut() {
-            subscriber.fetches.retain(|_, pending| answers(memory, &pending.slots, pending.version));
+            subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
         }
     }
 }

@@ -12,36 +12,24 @@ use crate::peer::PeerId;
 use std::collections::BTreeMap;
 
 impl<H: Host> Node<H> {
-    /// Rows on this host may have changed. To be called in each turn before what peers are sent is asked for: what could not be
-    /// answered before is looked at anew from then on.
+    /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
         std::mem::take(&mut self.to_share).into_iter().for_each(|id| self.share(id));
         let Self { partitions, scratch, .. } = self;
         for partition in partitions.values_mut().filter(|partition| !partition.subscribers.is_empty()) {
             collect(partition, scratch);
-            partition.subscribers.values_mut().for_each(|subscriber| subscriber.looked = 0);
         }
     }
 
     /// Partitions of which a peer may have to be sent something, each with the turn in which that is taken.
     pub(super) fn unsent(&self, peer: PeerId) -> BTreeMap<PartitionId, u64> {
-        let Some(Connection { batch, subscriptions, .. }) = self.peers.get(&peer) else {
-            return BTreeMap::new();
-        };
-        let dirty = subscriptions.iter().filter(|id| self.is_due(**id, peer)).map(|id| (*id, self.turn));
-        batch.iter().map(|batch| (batch.partition, batch.turn)).chain(dirty).collect()
-    }
-
-    fn is_due(&self, id: PartitionId, peer: PeerId) -> bool {
-        let partition = self.partitions.get(&id);
-        partition.and_then(|it| it.subscribers.get(&peer)).is_some_and(Subscriber::is_due)
-    }
-
-    /// The turn in which what a peer may have to be sent of a partition is taken.
-    pub(super) fn unsent_of(&self, id: PartitionId, peer: PeerId) -> Option<u64> {
-        let due = self.is_due(id, peer).then_some(self.turn);
         let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
-        due.or_else(|| sending.filter(|batch| batch.partition == id).map(|batch| batch.turn))
+        let due = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(Subscriber::is_due)
+        };
+        let dirty =
+            self.partitions.iter().filter(|(_, partition)| due(partition)).map(|(id, _)| (*id, self.turn));
+        sending.map(|batch| (batch.partition, batch.turn)).into_iter().chain(dirty).collect()
     }
 
     /// Answers flushes that are through.
@@ -129,11 +117,6 @@ impl<H: Host> Node<H> {
         }
         if let Some(connection) = self.peers.get_mut(&peer) {
             let waits = |wanted: &u64| *wanted > turn;
-            if let Some(bring) = connection.brings.get(&id).filter(|bring| bring.turn <= turn) {
-                let through = bring.id;
-                connection.brings.remove(&id);
-                connection.say_flushed(through);
-            }
             let partitions = connection.flushes.iter_mut().map(|flush| &mut flush.partitions);
             partitions.for_each(|partitions| {
                 partitions.retain(|partition, wanted| *partition != id || waits(wanted))
@@ -146,11 +129,10 @@ impl<H: Host> Node<H> {
     fn next_batch(&mut self, peer: PeerId) -> Result<Option<Batch>, Exhausted> {
         let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
         let (turn, account) = (connection.turn, connection.account.clone());
-        let dirty = |id: &PartitionId| {
-            let partition = self.partitions.get(id);
-            partition.and_then(|it| it.subscribers.get(&peer)).is_some_and(Subscriber::is_to_be_looked_at)
+        let dirty = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
         };
-        let ids = connection.subscriptions.iter().copied().filter(dirty);
+        let ids = self.partitions.iter().filter(|(_, partition)| dirty(partition)).map(|(id, _)| *id);
         let (before, after): (Vec<PartitionId>, Vec<PartitionId>) = ids.partition(|id| Some(*id) <= turn);
         for id in after.into_iter().chain(before) {
             match self.batch(peer, id, &account) {
@@ -213,21 +195,21 @@ impl<H: Host> Node<H> {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Partition { subscribers, upstream: Some(_), .. } = partition else { return };
         let Some(subscriber) = subscribers.get_mut(&peer) else { return };
-        let open = subscriber.fetches.iter().filter(|(_, pending)| pending.relayed.is_none());
-        let asks: Vec<(u64, u64, RowSet)> = open
-            .map(|(&asked, pending)| {
-                (asked, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
+        let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
+        let asks: Vec<(usize, u64, RowSet)> = open
+            .map(|(at, pending)| {
+                (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
             })
             .collect();
         let account = self.host.account(peer);
-        for (asked, version, slots) in asks {
+        for (at, version, slots) in asks {
             // Where that cannot be kept it is asked for later.
             let Ok(kept) = keep(&account, "a fetch", fetch_bytes(&slots)) else { return };
-            let ticket = self.fetch_slots(id, slots, version, Shared::new(kept), Some((peer, asked)));
+            let ticket = self.fetch_slots(id, slots, version, Shared::new(kept));
             if let Some(pending) = self
                 .partitions
                 .get_mut(&id)
-                .and_then(|partition| partition.subscribers.get_mut(&peer)?.fetches.get_mut(&asked))
+                .and_then(|partition| partition.subscribers.get_mut(&peer)?.fetches.get_mut(at))
             {
                 pending.relayed = ticket;
             }

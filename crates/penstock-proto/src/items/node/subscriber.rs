@@ -5,12 +5,13 @@ use crate::account::Charge;
 use crate::items::row_memory::{Changed, Moment};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// A fetch that a subscriber waits for.
 #[derive(Debug)]
 pub(super) struct Pending {
+    pub(super) ticket: u64,
     pub(super) version: u64,
     pub(super) slots: Vec<u32>,
     /// Slots before this one have the version.
@@ -48,11 +49,7 @@ pub(super) struct Subscriber {
     pub(super) have: Vec<(u64, u64)>,
     /// Bounded: versions needed by those behind it, ascending.
     pub(super) needs: Needs,
-    /// By ticket, which is the order in which they came.
-    pub(super) fetches: BTreeMap<u64, Pending>,
-    /// Those before this one cannot be answered, as far as rows are known to have changed: so a turn looks at each of them once,
-    /// however many others it answers.
-    pub(super) looked: u64,
+    pub(super) fetches: VecDeque<Pending>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -68,11 +65,6 @@ impl Subscriber {
             Propagation::Eager => self.dirty,
             _ => self.dirty && self.handing_over || !self.fetches.is_empty(),
         }
-    }
-
-    /// Whether there may be something to send, or an answer.
-    pub(super) fn is_to_be_looked_at(&self) -> bool {
-        self.dirty && self.ready || self.fetches.range(self.looked..).next().is_some()
     }
 
     /// Rows have changed.

@@ -11,7 +11,7 @@ use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{PartitionId, Shape};
 use crate::peer::PeerId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// A subscription to a partition that is not here yet.
@@ -23,8 +23,8 @@ pub(super) struct Waiting {
     pub(super) serial: u64,
     pub(super) rows: RowSet,
     pub(super) needs: Needs,
-    /// By ticket: version, places.
-    pub(super) fetches: BTreeMap<u64, (u64, RowSet, Kept)>,
+    /// Ticket, version, places.
+    pub(super) fetches: Vec<(u64, u64, RowSet, Kept)>,
     /// The peer's newest question whether what is due of the partition has been brought.
     pub(super) bring: Option<u64>,
     /// Whether the peer is not here, and may come again.
@@ -46,12 +46,12 @@ impl<H: Host> Node<H> {
             if !needs.versions.is_empty() {
                 entered = entered.and_then(|()| self.needed(id, peer, needs));
             }
-            for (ticket, (version, places, kept)) in fetches {
+            for (ticket, version, places, kept) in fetches {
                 drop(kept);
                 entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
             }
             if let Some(flush) = bring {
-                entered = entered.and_then(|()| self.begin_to_bring(flush, peer, id));
+                entered = entered.and_then(|()| self.begin_flush(flush, peer, true, Some(id)));
             }
             // It would wait for ever for what it was promised.
             if let (Err(why), Some(connection)) = (entered, self.peers.get_mut(&peer)) {
@@ -74,7 +74,7 @@ impl<H: Host> Node<H> {
         let answered: BTreeSet<(PartitionId, PeerId)> = answered;
         for (id, peer) in answered {
             let Some(flush) = self.is_waiting(id, peer).and_then(|it| it.bring.take()) else { continue };
-            let begun = self.begin_to_bring(flush, peer, id);
+            let begun = self.begin_flush(flush, peer, true, Some(id));
             if let (Err(why), Some(connection)) = (begun, self.peers.get_mut(&peer)) {
                 connection.overdrawn = Some(why);
             }
@@ -157,8 +157,7 @@ impl<H: Host> Node<H> {
             dirty: true,
             have,
             needs: Needs::default(),
-            fetches: BTreeMap::new(),
-            looked: 0,
+            fetches: VecDeque::new(),
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,
             _noted: noted,
@@ -166,7 +165,6 @@ impl<H: Host> Node<H> {
         partition.subscribers.insert(peer, subscriber);
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.subscribed += 1;
-            connection.subscriptions.insert(id);
         }
         let first = partition.producer != Some(peer) && partition.asked.insert(peer);
         self.ask_source(id, first);
@@ -179,10 +177,7 @@ impl<H: Host> Node<H> {
     /// one: what others have fetched may be under way, and goes on coming.
     pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
         let gone = self.partitions.get_mut(&id)?.subscribers.remove(&peer)?;
-        if let Some(connection) = self.peers.get_mut(&peer) {
-            connection.subscriptions.remove(&id);
-        }
-        let relayed = gone.fetches.values().filter_map(|pending| pending.relayed);
+        let relayed = gone.fetches.iter().filter_map(|pending| pending.relayed);
         relayed.for_each(|ticket| self.withdraw(id, ticket));
         Some(gone)
     }

@@ -18,17 +18,6 @@ const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
 /// The same for all tables of a source together: a flush is repeated for each of them.
 const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
 
-/// A fetch that the source has not answered.
-#[derive(Debug)]
-pub(super) struct Fetch {
-    pub(super) version: u64,
-    /// Of the source.
-    pub(super) slots: RowSet,
-    pub(super) paid: Shared,
-    /// Who asked for it, with which ticket, if it was not this side.
-    pub(super) asker: Option<(PeerId, u64)>,
-}
-
 /// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
 pub(super) struct Upstream {
@@ -49,8 +38,8 @@ pub(super) struct Upstream {
     pub(super) needs_paid: Vec<Shared>,
     /// Whether this connection has heard them.
     pub(super) needs_told: bool,
-    /// Fetches without an answer, by ticket.
-    pub(super) fetches: BTreeMap<u64, Fetch>,
+    /// Fetches without an answer: ticket, version, slots of the source.
+    pub(super) fetches: BTreeMap<u64, (u64, RowSet, Shared)>,
     /// The last of them that this connection has heard of, if it has heard the subscription: tickets ascend.
     pub(super) told: u64,
     /// Fetches that the source has heard of and need not answer any more, as it does not know yet.
@@ -127,7 +116,7 @@ impl Upstream {
             Encoder::message(out, &Message::Withdraw { partition: id, ticket });
             told.paid.push(paid);
         }
-        for (&ticket, Fetch { version, slots, paid, .. }) in self.fetches.range(self.told + 1..) {
+        for (&ticket, (version, slots, paid)) in self.fetches.range(self.told + 1..) {
             let (version, places) = (*version, self.places(slots));
             Encoder::message(out, &Message::Fetch { partition: id, ticket, version, places });
             told.paid.push(Shared::clone(paid));
@@ -143,12 +132,11 @@ impl<H: Host> Node<H> {
         slots: RowSet,
         version: u64,
         paid: Shared,
-        asker: Option<(PeerId, u64)>,
     ) -> Option<u64> {
         self.next += 1;
         let ticket = self.next;
         let upstream = self.partitions.get_mut(&id)?.upstream.as_mut()?;
-        upstream.fetches.insert(ticket, Fetch { version, slots, paid, asker });
+        upstream.fetches.insert(ticket, (version, slots, paid));
         // Before the source has heard of the subscription it is told with that.
         if upstream.heard {
             self.want(id);
