@@ -355,7 +355,7 @@ impl Passer {
                 lost.push((peer, Ended::from(broken)));
             }
             for (peer, ended) in lost {
-                self.end(peer, ended);
+                self.end_heard(peer, ended);
             }
             any |= sent;
             if !sent || since.elapsed() > ROUNDS_WITHIN {
@@ -403,6 +403,17 @@ impl Passer {
         };
         let ended: Vec<(PeerId, Ended)> = wires.iter_mut().filter_map(ended).collect();
         for (peer, ended) in ended {
+            self.end_heard(peer, ended);
+        }
+    }
+
+    /// Ends a connection on which nothing can be said any more: what had come by then counts, and is heard first.
+    fn end_heard(&mut self, peer: PeerId, ended: Ended) {
+        if !matches!(ended, Ended::Peer(_)) {
+            self.hear_out(peer);
+        }
+        // Hearing it may have ended it.
+        if self.wires.contains_key(&peer) {
             self.end(peer, ended);
         }
     }

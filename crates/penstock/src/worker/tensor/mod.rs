@@ -282,12 +282,14 @@ impl Tensor {
     }
 
     fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
-        let version = lock(&self.position).at(0);
         // All of them at one look: homes are waited for one after the other, and another thread may push meanwhile.
         while !self.homes.iter().all(|home| self.lane_is_free(home)) {
-            match self.wait_long(deadline, version, |home| self.lane_is_free(home))? {
-                Waited::Done => {}
-                Waited::TimedOut => return Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
+            let version = lock(&self.position).at(0);
+            let waited = self.wait_long(deadline, version, |home| self.lane_is_free(home))?;
+            let is_late =
+                || deadline.left().is_zero() && !self.homes.iter().all(|home| self.lane_is_free(home));
+            if waited == Waited::TimedOut || is_late() {
+                return Err(self.lane_timeout(version, deadline));
             }
         }
         Ok(())

@@ -304,9 +304,11 @@ impl Relay {
             if let Some(wire) = wire
                 && matches!(wire.receive(node, HOME), Ok(true))
             {
-                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+                let through = |wire: &ItemWire| !wire.holds_output() && !wire.holds_input();
+                let through = state.transmit() && state.wire.as_ref().is_some_and(through);
                 drop(state);
-                if !sent {
+                // The socket does not say again what was read of it and not heard.
+                if !through {
                     self.shared.ring();
                 }
             }
