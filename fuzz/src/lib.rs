@@ -5,7 +5,7 @@ use penstock_fabric::items::partition::{Layout, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::net::frames::{FrameReader, Places, Step};
-use penstock_fabric::net::link::{Got, Link};
+use penstock_fabric::net::link::{Got, Link, Segment};
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::RendezvousAddress;
 use penstock_join::tcp::caller::{Caller, Expected};
@@ -22,7 +22,7 @@ use penstock_proto::outbox::{Inbox, Outbox};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::{self, LENGTH_BYTES, Records};
 use penstock_proto::submission::{Submission, WORDS};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 
 /// A target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -123,7 +123,7 @@ impl Link for Pieces<'_> {
         self.short_is_all
     }
 
-    fn write(&mut self, _: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, _: &[Segment<'_>]) -> io::Result<usize> {
         Ok(0)
     }
 
