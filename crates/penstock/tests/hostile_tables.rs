@@ -165,6 +165,24 @@ const RANGES: u64 = 3_000_000;
 /// Questions that stand in the socket at once.
 const QUESTIONS: u64 = 64;
 
+/// The table declared by a worker that neither produces nor consumes; the others of it are never ready.
+fn declared_in_vain(job: &Job, spec: &TableSpec) -> Result<Table, Error> {
+    job.table(TableDeclaration {
+        name: spec.name.clone(),
+        rows: spec.rows,
+        row_bytes: spec.row_bytes,
+        element: Some(Dtype::F64),
+        holds: String::new(),
+        sum: false,
+        produce: RowSet::default(),
+        consume: RowSet::default(),
+        propagation: spec.propagation,
+        slack: Slack::Bound(0),
+        adaptive: None,
+        timeout: Some(Duration::from_millis(500)),
+    })
+}
+
 // A turn of the control thread took as many of them as it found, however long each took.
 #[test]
 fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
@@ -193,20 +211,7 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
         raws[0].declare(&spec, &RowSet::from_ranges(std::iter::once(0..rows)), &none);
         let every_second = RowSet::from_ranges((0..RANGES).map(|row| 2 * row..2 * row + 1));
         let next = raws[1].declare(&spec, &none, &every_second);
-        let declared = job.table(TableDeclaration {
-            name: name.clone(),
-            rows,
-            row_bytes: 8,
-            element: Some(Dtype::F64),
-            holds: String::new(),
-            sum: false,
-            produce: none.clone(),
-            consume: none.clone(),
-            propagation,
-            slack: Slack::Bound(0),
-            adaptive: None,
-            timeout: Some(Duration::from_millis(500)),
-        });
+        let declared = declared_in_vain(&job, &spec);
         assert!(matches!(declared, Err(Error::TableTimeout { .. })), "the others are never ready");
         let flood = &raws[1].connection;
         for id in next..next + QUESTIONS {
@@ -245,20 +250,7 @@ fn rows_in_many_ranges_are_gone_over_once_and_not_for_each_worker() {
         let every_second = RowSet::from_ranges((0..RANGES).map(|row| 2 * row..2 * row + 1));
         let next = raws[0].declare(&spec, &every_second, &every_second);
         raws[1..].iter().for_each(|raw| _ = raw.declare(&spec, &none, &none));
-        let table = job.table(TableDeclaration {
-            name: spec.name.clone(),
-            rows,
-            row_bytes: 8,
-            element: Some(Dtype::F64),
-            holds: String::new(),
-            sum: false,
-            produce: none.clone(),
-            consume: none.clone(),
-            propagation,
-            slack: Slack::Bound(0),
-            adaptive: None,
-            timeout: Some(Duration::from_millis(500)),
-        });
+        let table = declared_in_vain(&job, &spec);
         let joined = raws[0].ask(next, Ask::Table(TableAsk::Join { name: spec.name.clone() }));
         let stands = job.check();
         over.store(true, Ordering::Relaxed);
