@@ -460,6 +460,37 @@ class LauncherVariables:
         """A variable that is a whole number."""
 
 @final
+class OverlayPlanner:
+    """
+    The planner of overlay trees. Servers and hosts are (zone, rack, host, bytes per second); `traffic` is
+    (bytes, bytes of a block, seconds of a hop).
+    """
+
+    def __new__(
+        cls,
+        servers: Sequence[tuple[int, int, int, float]],
+        hosts: Sequence[tuple[int, int, int, float]],
+        measured: bool,
+        traffic: tuple[int, int, float],
+    ) -> Self: ...
+    def plan(
+        self, shape: str, limits: tuple[int, int, float], stripes: int | None
+    ) -> tuple[str, tuple[float, float, float, int], list[list[tuple[float, list[int]]]]]:
+        """
+        What the shape is called; seconds, ratio to one transfer, seconds of the busiest uplink, depth; of
+        each server the stripes, each a share and the hosts' parents. `limits`: degree, depth, penalty on
+        leaves.
+        """
+
+    def predict(
+        self, overlays: Sequence[Sequence[tuple[float, Sequence[tuple[int, int]]]]]
+    ) -> tuple[float, float, float, int]:
+        """What given trees take: of each server the stripes, each a share and edges (who sends, to whom)."""
+
+def least_depth(hosts: int, degree: int) -> int | None:
+    """The least depth at which a tree of this degree reaches so many hosts; `None` for degree 0."""
+
+@final
 class RendezvousRoot:
     """Rank 0's end of a rendezvous over TCP; listens from construction until `close`. Ctrl-C ends a wait."""
 

@@ -1,5 +1,6 @@
 //! The planner of overlay trees, for `penstock plan --tree`.
 
+use crate::detach::let_go;
 use crate::error::bad_argument;
 use penstock_proto::overlay::{
     Cluster, Costs, Limits, Node, Overlay, Place, Plan, PlanError, Prediction, Shape, Stripe, Traffic, plan,
@@ -63,7 +64,7 @@ impl OverlayPlanner {
             }
         };
         let Self { cluster, traffic } = self;
-        let made = py.detach(|| plan(cluster, shape, traffic)).map_err(|error| raise(py, &error))?;
+        let made = let_go(py, |_| plan(cluster, shape, traffic))?.map_err(|error| raise(py, &error))?;
         let Plan { shape, overlays, prediction } = made;
         Ok((named(shape), times(prediction), overlays.iter().map(|overlay| trees(overlay)).collect()))
     }

@@ -11,7 +11,7 @@ use super::improve;
 
 /// Orders that are tried of one host; of n hosts, n^2 times fewer, so that the time stays the same.
 const STARTS: usize = 2048;
-/// And so many at most: of 7 hosts, what more of them find is in no digit of the table in `docs/trees.md`.
+/// And so many at most: few hosts have few orders.
 const MOST_STARTS: usize = 64;
 /// What a child costs, beside its edge, under a host that has one already in another server's tree. It decides between hosts of
 /// one rack; ten such children are as dear as one edge inside a rack.
