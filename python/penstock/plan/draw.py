@@ -128,5 +128,12 @@ def _legend(figure: Any, cluster: Cluster) -> None:
         handles += [
             entry("o", colour, colour, f"rack {number}") for number, colour in enumerate(colours.values(), 1)
         ]
+    if len(colours) > len(_COLOURS):
+        handles.append(entry("o", _COLOURS[0], _COLOURS[0], f"{len(colours)} racks, whose colours repeat"))
     handles.append(entry("o", "#444444", "white", "only receives"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=5 if len(handles) > 6 else len(handles),
+        frameon=False,
+    )
