@@ -5,7 +5,7 @@
 //! the root mean square of what is due of the chunk. That is our addition: it fits gradients of any size, and of each layer.
 
 use super::split::{collect, root_mean_square, split};
-use super::{Moment, SumFilter};
+use super::{Made, Moment, SumFilter};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct Bounded {
 }
 
 impl Bounded {
-    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Result<Option<Arc<dyn SumFilter>>, Unfit> {
+    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
         let [low, decay, relative] = *settings else {
             return Err(Unfit::Setting { place: settings.len(), expected: "three settings" });
         };

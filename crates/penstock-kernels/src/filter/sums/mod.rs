@@ -38,8 +38,8 @@ use crate::{Dtype, Foreign, ForeignMut};
 use std::fmt;
 use std::sync::Arc;
 
-/// A filter of sums, or why there is none.
-pub type Made = Result<Arc<dyn SumFilter>, Unfit>;
+/// A filter of sums, `None` where it would never hold anything back; or why there is none.
+pub type Made = Result<Option<Arc<dyn SumFilter>>, Unfit>;
 
 /// A filter of sums, and how declarations name it.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +50,8 @@ pub struct Entry {
     pub name: &'static str,
     /// What people call its settings, in their order: at most [`SETTINGS`](super::SETTINGS).
     pub settings: &'static [&'static str],
-    /// Makes it for chunks of such elements, with as many settings as it has: once for each tensor. `None`: nothing is ever held
-    /// back with these settings.
-    pub make: fn(Dtype, &[f64]) -> Result<Option<Arc<dyn SumFilter>>, Unfit>,
+    /// Makes it for chunks of such elements, with as many settings as it has: once for each tensor.
+    pub make: fn(Dtype, &[f64]) -> Made,
 }
 
 /// Every filter of sums that there is.

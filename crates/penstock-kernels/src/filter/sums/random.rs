@@ -4,7 +4,7 @@
 //! more of them than each contribution.
 
 use super::split::{send, split};
-use super::{Moment, SumFilter, count, fraction};
+use super::{Made, Moment, SumFilter, count, fraction};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Random {
 }
 
 impl Random {
-    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Result<Option<Arc<dyn SumFilter>>, Unfit> {
+    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
         let [of, seed] = *settings else {
             return Err(Unfit::Setting { place: settings.len(), expected: "two settings" });
         };

@@ -4,8 +4,7 @@
 //! are sent.
 
 use super::split::{collect, send, split};
-use super::{Moment, SumFilter, count, fraction};
-use crate::filter::Unfit;
+use super::{Made, Moment, SumFilter, count, fraction};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ pub struct Top {
 }
 
 impl Top {
-    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Result<Option<Arc<dyn SumFilter>>, Unfit> {
+    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
         let fraction = fraction(0, settings.first().copied().unwrap_or(f64::NAN))?;
         Ok((fraction < 1.0).then(|| Arc::new(Self { dtype, fraction }) as Arc<dyn SumFilter>))
     }
