@@ -214,8 +214,8 @@ def load(given: argparse.Namespace, split: Split) -> tuple[Images, Array, list[A
         images = Generated(given.examples, classes, pixels, given.noise, given.seed)
     mine, kept = split.mine(len(images)), split.kept(len(images))
     split.check(len(mine), len(kept), "images")
-    judged = [images.take(part) for part in np.split(kept, np.arange(given.batch, len(kept), given.batch))]
-    return images, mine, judged if len(kept) else []
+    parts = [kept[first : first + given.batch] for first in range(0, len(kept), given.batch)]
+    return images, mine, [images.take(part) for part in parts]
 
 
 def device_of(name: str) -> torch.device:

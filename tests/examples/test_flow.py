@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ import pytest
 FLOW = Path(__file__).parents[2] / "examples" / "flow"
 SMALL = {
     "lr.py": ["--features", "300", "--examples", "3000", "--batch", "40", "--lr", "1", "--l2", "0.01"],
-    "mf.py": "--users 80 --items 50 --ratings 1000 --rank 1 --batch 50 --factors 5".split(),
+    "mf.py": ["--users", "80", "--items", "50", "--ratings", "1000", "--rank", "1", "--batch", "50"],
     "cnn.py": ["--examples", "120", "--batch", "8", "--classes", "3", "--pixels", "16"],
 }
 """Options for a run of a second or two."""
@@ -262,7 +264,7 @@ def test_two_workers_fit_the_regression_that_one_process_fits_on_both_batches(
     assert [point["step"] for point in points] == list(range(26))
     assert [point["objective"] for point in points] == pytest.approx(expected, abs=2e-6)
     np.testing.assert_allclose(np.load(saved)["w"], before, atol=2e-6)
-    assert expected[-1] < expected[0] - 0.02
+    assert expected[-1] < expected[0] - 0.01
 
 
 # -- matrix factorisation
@@ -341,8 +343,8 @@ def test_two_workers_factorise_as_one_process_does_on_both_batches(
     kept = numbers[numbers % 10 == 9]
     train = numbers[numbers % 10 != 9]
     mean = every.values[train].mean(dtype=np.float64)
-    sides = [mf.first_values(rows, 5, 0, side).astype(np.float64) for side, rows in enumerate((80, 50))]
-    (p, b), (q, c) = ((side[:, :5], side[:, 5]) for side in sides)
+    sides = [mf.first_values(rows, 16, 0, side).astype(np.float64) for side, rows in enumerate((80, 50))]
+    (p, b), (q, c) = ((side[:, :16], side[:, 16]) for side in sides)
     drawn = [batches(len(train[rank::2]), 50, 0, rank) for rank in (0, 1)]
     expected = []
     for step in range(31):
@@ -448,6 +450,23 @@ def test_a_folder_without_images_one_that_cannot_be_decoded_and_no_pil_are_said(
     assert caught.value.hint == "pip install pillow"
 
 
+def test_an_image_that_cannot_be_decoded_ends_the_training_with_its_name(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    images = tmp_path / "images"
+    for name in ("a", "b"):
+        (images / name).mkdir(parents=True)
+        for number in range(10):
+            colour = tuple(map(int, np.random.default_rng(number).integers(0, 255, 3)))
+            image.new("RGB", (16, 16), colour).save(images / name / f"{number}.png")
+    report = trained("cnn.py", tmp_path, "--data", images, "--steps", 3)
+    assert (report["trained_on"], report["kept"]) == (9, 2)
+    # The second image is worker 1's.
+    (images / "a" / "1.png").write_bytes(b"no picture")
+    done = start("cnn.py", *SMALL["cnn.py"], "--data", images, "--steps", 3)
+    assert done.returncode != 0
+    assert f"[worker 1] error: {images}/a/1.png: cannot be decoded: " in done.stderr
+
+
 # -- runs
 
 
@@ -472,11 +491,18 @@ def test_a_run_of_two_workers_says_how_it_goes_and_writes_trajectory_and_picture
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("script", SMALL)
-@pytest.mark.parametrize("consistency", [["ssp", "--slack", "2"], ["asp"]])
+@pytest.mark.parametrize(
+    ("script", "consistency"),
+    [
+        ("lr.py", ["ssp"]),
+        ("lr.py", ["asp"]),
+        ("mf.py", ["asp"]),
+        ("cnn.py", ["ssp", "--slack", "2"]),
+    ],
+)
 def test_workers_may_run_ahead(script: str, consistency: list[str], tmp_path: Path) -> None:
     report = trained(script, tmp_path, "--steps", 40, "--consistency", *consistency)
-    assert report["consistency"] == {"ssp": "ssp:2", "asp": "asp"}[consistency[0]]
+    assert report["consistency"] == {"ssp": "ssp:4", "asp": "asp"}.get(" ".join(consistency), "ssp:2")
     points = report["trajectory"]
     assert points[-1]["objective"] < points[0]["objective"]
 
@@ -545,3 +571,17 @@ def test_what_cannot_be_trained_on_is_refused_with_a_sentence(
     assert done.returncode == 2, done.stderr
     assert f"error: {said}" in done.stderr or said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_shows_options_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (FLOW / "README.md").read_text()
+    shown = re.findall(r"penstock run .*examples/flow/(\w+)\.py(.*)", page)
+    assert {name for name, _ in shown} == {"lr", "mf", "cnn"}
+    monkeypatch.chdir(tmp_path)
+    for name, rest in shown:
+        if name == "cnn":
+            pytest.importorskip("torch")
+        defaults(importlib.import_module(name), monkeypatch, *rest.partition("#")[0].split())
+    for name in ("lr", "mf", "cnn"):
+        parsed = vars(defaults(importlib.import_module(name), monkeypatch))
+        assert all(f"`--{option.replace('_', '-')}" in page for option in parsed), name
