@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,8 @@ def drawable(text: str) -> Path:
     """The type of an option that names a picture."""
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("expected matplotlib to be installed: pip install matplotlib")
+    if Path(text).suffix not in (".pdf", ".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"expected a name that ends in .png, .svg or .pdf, got {text!r}")
     return writable(text)
 
 
@@ -197,7 +200,7 @@ def numbered(path: Path) -> Iterator[tuple[int, str]]:
                 # Tabs alone are columns that are missing.
                 if line.strip(" \r\n"):
                     yield at, line.rstrip("\r\n")
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise BadInputError(f"{path}: cannot be unpacked: {error}") from error
 
 
@@ -280,7 +283,8 @@ class Record:
         self._trajectory: list[dict[str, float]] = []
         self._measuring = 0.0
         # What the job's default is, a tensor knows.
-        self._consistency = str(job.tensor("a tensor's consistency", shape=(), **options(given)).consistency)
+        told = job.tensor("a tensor's consistency", shape=(), consistency=given.consistency)
+        self._consistency = str(told.consistency)
         job.barrier(timeout=max(LOADING, job.deadline), what="the start of training")
         self._start = time.perf_counter()
 

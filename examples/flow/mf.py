@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +126,7 @@ def read(path: Path) -> Ratings:
             )
         ids = table[:, :2]
         good = table.size > 0 and bool(np.isfinite(table).all() and (ids % 1 == 0).all() and (ids >= 0).all())
-    except (ValueError, IndexError, OSError, EOFError):
+    except (ValueError, IndexError, OSError, EOFError, zlib.error):
         good = False
     if not good:
         raise _what_is_wrong(path, separator, skip)

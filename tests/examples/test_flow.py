@@ -192,6 +192,22 @@ def test_a_line_that_is_no_example_is_refused_by_file_and_number(
     assert str(caught.value).startswith(f"{path}, {said}"), str(caught.value)
 
 
+@pytest.mark.parametrize("module", ["lr", "mf"])
+def test_a_packed_file_that_is_cut_or_damaged_is_refused_by_its_name(tmp_path: Path, module: str) -> None:
+    from common import BadInputError, Split
+
+    loader = importlib.import_module(module)
+    text = "".join(f"1 {k}:1\n" if module == "lr" else f"{k}::{k}::3\n" for k in range(1, 20_000))
+    packed = gzip.compress(text.encode())
+    middle = len(packed) // 2
+    for damaged in (packed[:middle], packed[:middle] + b"\xff" * 40 + packed[middle + 40 :], b"no archive"):
+        path = tmp_path / "data.gz"
+        path.write_bytes(damaged)
+        with pytest.raises(BadInputError) as caught:
+            _ = loader.read(path, "auto", 0, Split()) if module == "lr" else loader.read(path)
+        assert str(caught.value).startswith(str(path))
+
+
 def test_generated_examples_depend_on_the_seed_alone_and_not_on_the_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -547,6 +563,7 @@ def test_a_file_of_either_kind_is_trained_on(tmp_path: Path) -> None:
             ["--examples", "5"],
             "expected at least 10 examples, so that one is kept for the objective",
         ),
+        ("lr.py", ["--plot", "x.doc"], "argument --plot: expected a name that ends in .png, .svg or .pdf"),
         ("lr.py", ["--slack", "2"], "argument --slack: expected --consistency ssp beside it"),
         ("lr.py", ["--lr", "-1"], "argument --lr: expected a number of 0 or more, got '-1'"),
         ("mf.py", ["--data", "/nowhere/at/all"], "/nowhere/at/all: expected a file, there is none"),
