@@ -2,5 +2,6 @@
 
 mod chunk;
 mod promises;
+mod sums;
 mod torch;
 mod variants;

@@ -107,11 +107,12 @@ impl Overlay {
         if !whole || shares.iter().any(|&share| share.is_nan() || share <= 0.0) {
             return Err(PlanError::Shares(shares));
         }
-        let stripe = |(stripe, (share, edges)): (usize, &(f64, Vec<(u32, u32)>))| {
+        let mut made = Vec::with_capacity(stripes.len());
+        for (stripe, (share, edges)) in stripes.iter().enumerate() {
             let parents = parents(hosts, edges).map_err(|why| PlanError::NotATree { stripe, why })?;
-            Ok(Stripe { share: *share, parents })
-        };
-        Ok(Self { stripes: stripes.iter().enumerate().map(stripe).collect::<Result<_, _>>()? })
+            made.push(Stripe { share: *share, parents });
+        }
+        Ok(Self { stripes: made })
     }
 
     /// Whether it keeps these limits too.

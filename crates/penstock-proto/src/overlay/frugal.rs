@@ -123,7 +123,7 @@ impl Wanted<'_> {
         parents
     }
 
-    fn from_order(&self, order: &[u32]) -> Option<Draft> {
+    fn in_order(&self, order: &[u32]) -> Option<Draft> {
         let parents = self.hung(order);
         let cost = self.judge(&parents)?;
         Some(improve::improved(self, Draft { parents, cost }))
@@ -138,7 +138,7 @@ pub(super) fn frugal(wanted: &Wanted<'_>, turn: usize, turns: usize) -> Overlay 
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     let mut best: Option<Draft> = None;
     for _ in 0..starts {
-        if let Some(draft) = wanted.from_order(&order)
+        if let Some(draft) = wanted.in_order(&order)
             && best.as_ref().is_none_or(|best| draft.cost.better(best.cost))
         {
             best = Some(draft);

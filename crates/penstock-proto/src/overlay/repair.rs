@@ -57,8 +57,7 @@ fn adopt(
     orphans.sort_by_key(|&orphan| Reverse(height(stripe, orphan)));
     stripe.remove(host);
     // Those that hang on no orphan that waits.
-    for place in 0..orphans.len() {
-        let orphan = orphans[place];
+    for &orphan in &orphans {
         let height = height(stripe, orphan);
         let rooted = rooted(stripe, view.len());
         let children = stripe.children();

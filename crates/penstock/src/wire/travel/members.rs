@@ -4,6 +4,7 @@
 mod travel;
 
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::{Agreed, Encoding, Member};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
@@ -21,6 +22,7 @@ pub(crate) const KNOWN: Registry = Registry {
         codec::Entry { number: COUNTED.0, name: "counted", codec: &Counted },
     ],
     filters: travel::FILTERS,
+    sums: sums::ALL,
 };
 pub(crate) const CHANGES: Encoding = Encoding(9);
 /// What agrees to it comes to.
@@ -28,12 +30,12 @@ pub(crate) const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, code
 /// The same, and its payloads that come are counted.
 pub(crate) const COUNTED: Encoding = Encoding(10);
 /// What only the lower two bytes of a word change is held back.
-pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0] };
+pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0, 0.0] };
 
 /// As differences, both ways.
 pub(crate) fn differences(filter: Filtering) -> Travel {
     let encodings = vec![CHANGES, Encoding::RAW];
-    Travel { filter, values: encodings.clone(), contributions: encodings }
+    Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() }
 }
 
 /// What a declaration comes to.
