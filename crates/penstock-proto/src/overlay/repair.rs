@@ -56,7 +56,6 @@ fn adopt(
     let mut orphans = stripe.children()[host as usize].clone();
     orphans.sort_by_key(|&orphan| Reverse(height(stripe, orphan)));
     stripe.remove(host);
-    // Those that hang on no orphan that waits.
     for &orphan in &orphans {
         let height = height(stripe, orphan);
         let rooted = rooted(stripe, view.len());
@@ -114,7 +113,7 @@ fn height(stripe: &Stripe, host: u32) -> u32 {
     most
 }
 
-/// Those that hang on the root, with their depths.
+/// Those that hang on the root, with their depths: no orphan that still waits, and nobody below one.
 fn rooted(stripe: &Stripe, nodes: usize) -> Vec<(u32, u32)> {
     let depths = stripe.depths();
     (0..nodes as u32).filter_map(|node| Some((node, depths[node as usize]?))).collect()
