@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -10,9 +11,7 @@ from penstock.plan.trees import Planner
 from penstock_bench.trees.__main__ import clusters, costs
 from penstock_bench.trees.exact import Limits, allowed, brute, cost, solve
 
-needs_highs = pytest.mark.skipif(
-    __import__("importlib.util").util.find_spec("highspy") is None, reason="highspy is not installed"
-)
+needs_highs = pytest.mark.skipif(find_spec("highspy") is None, reason="highspy is not installed")
 
 # Hosts 2 and 3 share a rack, far from the root and from host 1.
 CIRCLE = [

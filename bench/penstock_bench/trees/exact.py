@@ -73,8 +73,8 @@ class _Model:
     def __init__(self) -> None:
         import highspy
 
-        self.highspy = highspy
-        self.highs = highspy.Highs()
+        self.highspy: Any = highspy
+        self.highs: Any = self.highspy.Highs()
         self.highs.setOptionValue("output_flag", False)
         self.highs.setOptionValue("mip_rel_gap", 0.0)
         self.count = 0
