@@ -2,5 +2,6 @@
 
 mod chunk;
 mod promises;
+mod sparse;
 mod torch;
 mod variants;
