@@ -99,6 +99,8 @@ pub(crate) trait Words {
     fn unpack(which: u64, packed: &[u8], group: &mut [u8]);
     /// Whether any of them is what stands there already.
     fn repeats(which: u64, packed: &[u8], group: &[u8]) -> bool;
+    /// Writes the numbers of the elements that have a bit to `out`, ascending and counted from `first`, and anything behind them.
+    fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]);
 }
 
 /// Elements that have a bit in one word.

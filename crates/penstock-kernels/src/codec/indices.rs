@@ -7,32 +7,47 @@
 
 use super::Undecodable;
 use super::sparse::{Marks, SPAN, refused};
+use crate::vector::{GROUP, Words};
 
 /// Gaps of a block.
 const BLOCK: usize = 64;
 /// The most bits of a gap.
 const WIDEST: usize = (SPAN - 1).ilog2() as usize + 1;
+const _: () = assert!(4 * WIDEST + 7 < 64, "four gaps fit a word, wherever in a byte they begin");
 /// What a block's bits take at most, and as much behind them as a load or store of a word may touch.
 const ROOM: usize = BLOCK * WIDEST / 8 + 8;
 
 /// Gives each block of gaps to `take`, until that has had enough. Returns whether it had all.
 #[inline(always)]
-fn blocks(marks: &Marks, mut take: impl FnMut(&[u16]) -> bool) -> bool {
-    let (mut gaps, mut count, mut next) = ([0; BLOCK], 0, 0);
-    for (word, &marks) in (0..).zip(marks) {
-        let mut marks = marks;
-        while marks != 0 {
-            let at = 64 * word + marks.trailing_zeros();
-            marks &= marks - 1;
-            gaps[count % BLOCK] = (at - next) as u16;
-            next = at + 1;
-            count += 1;
-            if count.is_multiple_of(BLOCK) && !take(&gaps) {
+fn blocks<W: Words>(marks: &Marks, mut take: impl FnMut(&[u16]) -> bool) -> bool {
+    // In front of the numbers of elements the one before them, or what is one less than the first that there can be.
+    let mut numbers = [0u16; 1 + 2 * BLOCK];
+    numbers[0] = u16::MAX;
+    let mut count = 0;
+    for (first, &marks) in (0..).step_by(GROUP).zip(marks) {
+        if marks == 0 {
+            continue;
+        }
+        W::numbers(marks, first, numbers[1 + count..].first_chunk_mut().expect("room for a group's"));
+        count += marks.count_ones() as usize;
+        if count >= BLOCK {
+            if !take(&gaps(&numbers, BLOCK)) {
                 return false;
             }
+            numbers.copy_within(BLOCK..=2 * BLOCK, 0);
+            count -= BLOCK;
         }
     }
-    count.is_multiple_of(BLOCK) || take(&gaps[..count % BLOCK])
+    count == 0 || take(&gaps(&numbers, count)[..count])
+}
+
+/// Between each of the first so many numbers and the one before it; 0 behind them.
+#[inline(always)]
+fn gaps(numbers: &[u16; 1 + 2 * BLOCK], count: usize) -> [u16; BLOCK] {
+    std::array::from_fn(|at| {
+        let gap = numbers[at + 1].wrapping_sub(numbers[at]).wrapping_sub(1);
+        if at < count { gap } else { 0 }
+    })
 }
 
 /// Bits that each of the gaps takes.
@@ -50,9 +65,9 @@ fn bytes_of(gaps: usize, width: usize) -> usize {
 
 /// Bytes of these, if they are fewer than `limit`.
 #[inline(always)]
-pub(super) fn bytes_below(marks: &Marks, limit: usize) -> Option<usize> {
+pub(super) fn bytes_below<W: Words>(marks: &Marks, limit: usize) -> Option<usize> {
     let mut bytes = 0;
-    let all = blocks(marks, |gaps| {
+    let all = blocks::<W>(marks, |gaps| {
         bytes += 1 + bytes_of(gaps.len(), width(gaps));
         bytes < limit
     });
@@ -61,23 +76,26 @@ pub(super) fn bytes_below(marks: &Marks, limit: usize) -> Option<usize> {
 
 /// Writes as many bytes as `out` has, which are [as many as these take](bytes_below).
 #[inline(always)]
-pub(super) fn write(marks: &Marks, mut out: &mut [u8]) {
-    blocks(marks, |gaps| {
+pub(super) fn write<W: Words>(marks: &Marks, mut out: &mut [u8]) {
+    blocks::<W>(marks, |gaps| {
         let width = width(gaps);
         let block =
             out.split_off_mut(..1 + bytes_of(gaps.len(), width)).expect("as many bytes as were counted");
         block[0] = width as u8;
         let mut bits = [0; ROOM];
-        let (mut word, mut filled, mut at) = (0u64, 0, 0);
-        for &gap in gaps {
-            word |= u64::from(gap) << filled;
-            filled += width;
-            if filled >= 48 {
-                bits[at..at + 8].copy_from_slice(&word.to_le_bytes());
-                (word, filled, at) = (word >> 48, filled - 48, at + 6);
-            }
+        let (mut word, mut bit) = (0u64, 0);
+        let mut all = [0; BLOCK];
+        all[..gaps.len()].copy_from_slice(gaps);
+        for four in all.as_chunks::<4>().0 {
+            // Four of them by themselves, and then to what is left of those before, which is less than a byte.
+            let [a, b, c, d] = four.map(u64::from);
+            let four = a | b << width | c << (2 * width) | d << (3 * width);
+            word |= four << (bit % 8);
+            bits[bit / 8..bit / 8 + 8].copy_from_slice(&word.to_le_bytes());
+            let next = bit + 4 * width;
+            word >>= 8 * (next / 8 - bit / 8);
+            bit = next;
         }
-        bits[at..at + 8].copy_from_slice(&word.to_le_bytes());
         let rest = &mut block[1..];
         rest.copy_from_slice(&bits[..rest.len()]);
         true
@@ -109,20 +127,23 @@ pub(super) fn read(
         let mut bits = [0; ROOM];
         bits[..bytes].copy_from_slice(block);
         let (mut all, mask) = (0, (1 << width) - 1);
-        for gap in 0..gaps {
-            let bit = gap * width;
+        for first in (0..gaps).step_by(4) {
+            let bit = first * width;
             let word = bits[bit / 8..].first_chunk::<8>().expect("room for a word behind the last bit");
-            let gap = (u64::from_le_bytes(*word) >> (bit % 8)) as usize & mask;
-            all |= gap;
-            let place = next + gap;
-            if place >= elements {
-                return refused("last element", elements - 1, place);
+            let word = u64::from_le_bytes(*word) >> (bit % 8);
+            for gap in 0..4.min(gaps - first) {
+                let gap = (word >> (gap * width)) as usize & mask;
+                all |= gap;
+                let place = next + gap;
+                if place >= elements {
+                    return refused("last element", elements - 1, place);
+                }
+                // Kept beside what is stored: a word that was just stored cannot be loaded again at once.
+                let (word, bit) = (place / 64, 1 << (place % 64));
+                last = (word, if word == last.0 { last.1 | bit } else { bit });
+                marks[word] = last.1;
+                next = place + 1;
             }
-            // Kept beside what is stored: a word that was just stored cannot be loaded again at once.
-            let (word, bit) = (place / 64, 1 << (place % 64));
-            last = (word, if word == last.0 { last.1 | bit } else { bit });
-            marks[word] = last.1;
-            next = place + 1;
         }
         let fewest = (usize::BITS - all.leading_zeros()) as usize;
         if fewest != width {

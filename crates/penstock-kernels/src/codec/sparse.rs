@@ -14,7 +14,7 @@
 //!
 //! **It pays** where the payload is shorter than the chunk by a 32nd at least. To find that out of a dense chunk costs little: a few
 //! blocks of it are looked at first, spread over the chunk, and kept, as no byte of the chunk may be read twice. If nearly all of
-//! their elements differ, it is left to raw.
+//! their elements differ, it is left to raw; so are, rarely, chunks of which whole rows differ and these were met alone.
 //!
 //! Speed of light: chunk and base are read once, and the payload is written once, where it stays: the elements come before what
 //! tells where they are, since that is known last, and a span is short enough to be held until then. To decode is to read payload
@@ -40,12 +40,16 @@ const INDICES: u16 = 1 << 15;
 
 /// Bytes that are copied out at once: groups of the widest elements are as many.
 const BLOCK: usize = 8 * GROUP;
+/// Such a copy, on cache lines: what crosses one takes longer to be stored and loaded again.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Block([u8; BLOCK]);
 /// What is compared where there is no base.
 const ZEROS: [u8; BLOCK] = [0; BLOCK];
 /// Blocks that are looked at first.
-const SAMPLES: usize = 4;
+const SAMPLES: usize = 8;
 /// The least blocks of a chunk that is looked at first.
-const SAMPLED: usize = 32;
+const SAMPLED: usize = 64;
 
 /// The elements of `SIZE` bytes that differ from the base.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +170,7 @@ impl<E: Element, W: Words> Kernel for EncodeOn<'_, E, W> {
 
 /// Blocks that were read ahead of their turn.
 struct Samples {
-    blocks: [[u8; BLOCK]; SAMPLES],
+    blocks: [Block; SAMPLES],
     /// Where in the chunk they are; no block is at the last.
     places: [usize; SAMPLES + 1],
     /// The next whose turn comes.
@@ -175,7 +179,7 @@ struct Samples {
 
 impl Samples {
     fn none() -> Self {
-        Self { blocks: [ZEROS; SAMPLES], places: [usize::MAX; SAMPLES + 1], next: 0 }
+        Self { blocks: [Block(ZEROS); SAMPLES], places: [usize::MAX; SAMPLES + 1], next: 0 }
     }
 }
 
@@ -184,25 +188,26 @@ impl<E: Element, W: Words> EncodeOn<'_, E, W> {
     #[inline(always)]
     fn looks_dense(&self, samples: &mut Samples) -> bool {
         let every = self.chunk.len() / BLOCK / SAMPLES;
-        let mut differ = 0;
+        let (mut differ, mut packed) = (0, Block(ZEROS));
         for (sample, block) in samples.blocks.iter_mut().enumerate() {
             let place = (sample * every + every / 2) * BLOCK;
             samples.places[sample] = place;
             self.read(place, block);
             let base = self.base_of(place, BLOCK);
-            for (now, base) in block.chunks_exact(W::BYTES).zip(base.chunks_exact(W::BYTES)) {
-                differ += W::pack(now, base, &mut [0; BLOCK]).count_ones() as usize;
+            for (now, base) in block.0.chunks_exact(W::BYTES).zip(base.chunks_exact(W::BYTES)) {
+                differ += W::pack(now, base, &mut packed.0).count_ones() as usize;
             }
         }
-        // What tells where elements are takes a bit each, so fewer may differ than a 32nd less than all.
-        differ > SAMPLES * BLOCK / W::SIZE / 16 * 15
+        let looked_at = SAMPLES * BLOCK;
+        // What tells where elements are takes a bit of each.
+        differ * W::SIZE > most(looked_at) - looked_at / W::SIZE / 8
     }
 
     /// A whole block.
     #[inline(always)]
-    fn read(&self, start: usize, block: &mut [u8; BLOCK]) {
+    fn read(&self, start: usize, block: &mut Block) {
         for at in (0..BLOCK).step_by(E::BYTES) {
-            E::store(E::load_foreign(&self.chunk, start + at), &mut block[at..]);
+            E::store(E::load_foreign(&self.chunk, start + at), &mut block.0[at..]);
         }
     }
 
@@ -215,7 +220,7 @@ impl<E: Element, W: Words> EncodeOn<'_, E, W> {
     #[inline(always)]
     fn span(&mut self, start: usize, end: usize, at: usize, samples: &mut Samples) -> Option<usize> {
         let mut marks = [0; SPAN / GROUP];
-        let mut block = ZEROS;
+        let mut block = Block(ZEROS);
         let mut to = at + HEADER;
         for (place, marks) in (start..end).step_by(BLOCK).zip(marks.chunks_mut(BLOCK / W::BYTES)) {
             if end - place < BLOCK {
@@ -230,14 +235,14 @@ impl<E: Element, W: Words> EncodeOn<'_, E, W> {
                 &block
             };
             let base = self.base.map_or(&ZEROS[..], |base| &base[place..place + BLOCK]);
-            to = pack::<W>(now, base, self.out, to, marks)?;
+            to = pack::<W>(&now.0, base, self.out, to, marks)?;
         }
         let count = (to - at - HEADER) / W::SIZE;
         let bitmap = bitmap::bytes((end - start) / W::SIZE);
-        let indices = indices::bytes_below(&marks, bitmap);
+        let indices = indices::bytes_below::<W>(&marks, bitmap);
         let places = self.out.get_mut(to..to + indices.unwrap_or(bitmap))?;
         match indices {
-            Some(_) => indices::write(&marks, places),
+            Some(_) => indices::write::<W>(&marks, places),
             None => bitmap::write(&marks, places),
         }
         let to = to + places.len();
@@ -322,7 +327,7 @@ impl<W: Words> Kernel for DecodeOn<'_, W> {
         let mut rest = payload;
         for chunk in chunk.chunks(SPAN * W::SIZE) {
             let (packed, places) = read::<W>(&mut rest, chunk.len() / W::SIZE, &mut marks)?;
-            smaller(&marks, places, chunk.len() / W::SIZE)?;
+            smaller::<W>(&marks, places, chunk.len() / W::SIZE)?;
             differ::<W>(&marks, packed, chunk, base)?;
         }
         if !rest.is_empty() {
@@ -377,12 +382,12 @@ fn read<'a, W: Words>(
 
 /// Whether the form is the smaller one.
 #[inline(always)]
-fn smaller(marks: &Marks, (bytes, by_indices): Places, elements: usize) -> Result<(), Undecodable> {
+fn smaller<W: Words>(marks: &Marks, (bytes, by_indices): Places, elements: usize) -> Result<(), Undecodable> {
     let bitmap = bitmap::bytes(elements);
     match by_indices {
         true if bytes >= bitmap => refused("most bytes of a span's gaps", bitmap - 1, bytes),
         true => Ok(()),
-        false => match indices::bytes_below(marks, bitmap) {
+        false => match indices::bytes_below::<W>(marks, bitmap) {
             Some(fewer) => refused("bytes of a span's places", fewer, bitmap),
             None => Ok(()),
         },

@@ -50,6 +50,17 @@ macro_rules! words {
                 }
                 repeats
             }
+
+            #[inline(always)]
+            fn numbers(mut which: u64, first: u16, out: &mut [u16; GROUP]) {
+                for out in out {
+                    if which == 0 {
+                        break;
+                    }
+                    *out = first + which.trailing_zeros() as u16;
+                    which &= which - 1;
+                }
+            }
         }
     };
 }

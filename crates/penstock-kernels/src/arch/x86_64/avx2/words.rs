@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::vector::Words;
+use crate::vector::{GROUP, Words};
 
 /// The lanes that have a bit, one behind the other: the number of each, a byte each.
 const PACK: [u64; 256] = {
@@ -218,8 +218,33 @@ macro_rules! words {
                 }
                 repeats != 0
             }
+
+            #[inline(always)]
+            fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]) {
+                // SAFETY: as in `pack`.
+                unsafe { numbers(which, first, out) };
+            }
         }
     };
+}
+
+/// Eight at a time.
+#[inline]
+#[target_feature(enable = "avx2,popcnt")]
+fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]) {
+    let mut start = _mm_set1_epi16(first.cast_signed());
+    let mut at = 0;
+    for piece in 0..8 {
+        let which = (which >> (8 * piece)) as u8;
+        let lanes = _mm_cvtsi64_si128(PACK[usize::from(which)].cast_signed());
+        let packed = _mm_add_epi16(_mm_cvtepu8_epi16(lanes), start);
+        // No more came before this piece than its place in the group, so there is room for all of it.
+        let room = out[at..].first_chunk_mut::<8>().expect("a piece's room");
+        // SAFETY: 16 writable bytes.
+        unsafe { _mm_storeu_si128(room.as_mut_ptr().cast(), packed) };
+        start = _mm_add_epi16(start, _mm_set1_epi16(8));
+        at += which.count_ones() as usize;
+    }
 }
 
 words!(Words2, 2, 8 in 16, load load_wide, store store_narrow, differ differing, same same, narrow each, widen each);

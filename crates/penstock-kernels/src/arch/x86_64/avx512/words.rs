@@ -80,6 +80,12 @@ macro_rules! words {
                 }
                 repeats != 0
             }
+
+            #[inline(always)]
+            fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]) {
+                // SAFETY: as in `pack`.
+                unsafe { numbers(which, first, out) };
+            }
         }
 
         const _: () = assert!($name::BYTES == $size * GROUP && $piece == $size * $lanes);
@@ -112,6 +118,25 @@ fn load_wide(piece: &[u8; 32]) -> __m512i {
 fn store_narrow(register: __m512i, piece: &mut [u8; 32]) {
     // SAFETY: 32 writable bytes.
     unsafe { _mm256_storeu_si256(piece.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(register)) };
+}
+
+/// Sixteen at a time.
+#[inline]
+#[target_feature(enable = "avx512f,popcnt")]
+fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]) {
+    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let mut these = _mm512_add_epi32(lanes, _mm512_set1_epi32(first.into()));
+    let mut at = 0;
+    for piece in 0..4 {
+        let which = (which >> (16 * piece)) as __mmask16;
+        let packed = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(which, these));
+        // No more came before this piece than its place in the group, so there is room for all of it.
+        let room = out[at..].first_chunk_mut::<16>().expect("a piece's room");
+        // SAFETY: 32 writable bytes.
+        unsafe { _mm256_storeu_si256(room.as_mut_ptr().cast(), packed) };
+        these = _mm512_add_epi32(these, _mm512_set1_epi32(16));
+        at += which.count_ones() as usize;
+    }
 }
 
 words!(Words2, 2, 16 in 32, __mmask16, load load_wide, store store_narrow, differ _mm512_cmpneq_epi32_mask,
