@@ -71,6 +71,17 @@ impl Default for Travel {
     }
 }
 
+impl Travel {
+    /// Pushes through this filter, which leaves zeros: what is not zero of them is sent, where that is shorter. The rest raw.
+    pub fn of_pushes(sums: Filtering, dtype: Dtype) -> Self {
+        let shorter = |entry: &&codec::Entry| !entry.codec.is_verbatim() && entry.codec.carries(dtype);
+        let sparse = codec::ALL.iter().find(shorter).filter(|_| sums != Filtering::NONE);
+        let sparse = sparse.map(|entry| Encoding(entry.number));
+        let contributions = sparse.into_iter().chain([Encoding::RAW]).collect();
+        Self { sums, contributions, ..Self::default() }
+    }
+}
+
 /// What travels one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
@@ -486,6 +497,20 @@ mod tests {
             let (what, mine, its) = what;
             assert_eq!(ours.difference(&theirs), Some((what, mine.to_owned(), its.to_owned())));
         }
+    }
+
+    #[test]
+    fn pushes_with_a_filter_are_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
+        let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        for (dtype, sparse) in [(Dtype::Bf16, 1), (Dtype::F16, 1), (Dtype::F32, 2), (Dtype::F64, 3)] {
+            let travel = Travel::of_pushes(bounded, dtype);
+            assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
+            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+            assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim() && terms.sums.is_some());
+        }
+        assert_eq!(Travel::of_pushes(Filtering::NONE, Dtype::F32), Travel::default());
+        assert_eq!(Filtering::of_sums("DVF", &[0.5]), None);
+        assert_eq!(Filtering::of_sums("dvf", &[0.5, 1.0, 0.0]), None);
     }
 
     #[test]

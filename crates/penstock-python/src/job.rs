@@ -282,7 +282,7 @@ impl Job {
             rescale,
             clip,
             refuse_nonfinite,
-            travel: Travel { sums: filtering(py, push_filter, &filter_settings)?, ..Travel::default() },
+            travel: Travel::of_pushes(filtering(py, push_filter, &filter_settings)?, dtype),
         };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;

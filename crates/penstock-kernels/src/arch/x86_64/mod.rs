@@ -1,4 +1,4 @@
-//! x86-64: the same two files for each instruction set, and here what they share.
+//! x86-64: the same three files for each instruction set, and here what they share.
 //!
 //! Each operation is a list of registers, mapped one by one; the compiler keeps them in registers once everything is inlined
 //! into `Isa::run`. Foreign memory is loaded or stored by one assembly block for all registers of a vector: opaque, done once,
@@ -6,6 +6,13 @@
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+
+/// Whether the processor counts bits, and zeros at either end of them, by one instruction each: all that have vectors do.
+fn counts_bits() -> bool {
+    is_x86_feature_detected!("popcnt")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("lzcnt")
+}
 
 /// A vector of `$count` registers `$register`, with `$lanes` numbers `$scalar` in all, from the named operations on one register.
 macro_rules! vector {

@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "each test uses its part")]
 mod line;
 
-use super::members::{CHANGES, COUNTED, LOUD, came, differences};
+use super::members::{CHANGES, COUNTED, COUNTED_SPARSE, LOUD, came, differences};
 use crate::options::Options;
 use crate::server::{Server, ServerConfig};
 use crate::worker::{Declaration, Error, Job, Membership, Tensor};
@@ -168,8 +168,14 @@ fn run(travel: &Travel, breaks: bool) {
 #[test]
 fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differences() {
     assert!(model(LOUD).iter().all(|[here, elsewhere]| here != elsewhere), "the filter holds something back");
-    for (filter, breaks) in [(Filtering::NONE, false), (LOUD, false), (LOUD, true)] {
-        let encodings = vec![COUNTED, Encoding::RAW];
+    for (counted, filter, breaks) in [
+        (COUNTED, Filtering::NONE, false),
+        (COUNTED, LOUD, false),
+        (COUNTED, LOUD, true),
+        (COUNTED_SPARSE, Filtering::NONE, false),
+        (COUNTED_SPARSE, LOUD, true),
+    ] {
+        let encodings = vec![counted, Encoding::RAW];
         let travel =
             Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() };
         let before = came();
@@ -180,6 +186,19 @@ fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differe
         let least = if breaks { 1 } else { CHUNKS * (ITERATIONS - 1) };
         assert!(differences >= least, "{differences} with {filter:?}");
     }
+}
+
+/// Codecs that the product has are found by their numbers, and give what raw gives.
+#[test]
+fn what_is_declared_sparse_comes_exact_and_only_for_elements_of_its_width() {
+    let travel = |number| {
+        let encodings = vec![Encoding(number), Encoding::RAW];
+        Travel { values: encodings.clone(), contributions: encodings, ..Travel::default() }
+    };
+    run(&travel(2), false);
+    let rig = rig();
+    let refused = rig.join(0, None).declare(declaration(travel(1))).unwrap_err();
+    assert!(refused.to_string().contains("`sparse16` is not for elements of type float32"), "{refused}");
 }
 
 #[test]
@@ -220,7 +239,7 @@ fn a_tensor_that_cannot_travel_as_it_is_declared_is_refused_before_a_server_hear
     let unknown = Travel { values: vec![Encoding(77), Encoding::RAW], ..Travel::default() };
     let refused = job.declare(declaration(unknown)).unwrap_err();
     assert!(matches!(&refused, Error::Refused(Refusal::Spec(SpecError::Travel { .. }))), "{refused}");
-    let said = "`w`: expected encodings of values among [0, 9, 10], got 77: a newer version may know it";
+    let said = "`w`: expected encodings of values among [0, 1, 2, 3, 9, 10, 11], got 77: a newer version may know it";
     assert!(refused.to_string().contains(said), "{refused}");
     job.declare(declaration(Travel { contributions: vec![CHANGES, Encoding::RAW], ..Travel::default() }))
         .unwrap();
