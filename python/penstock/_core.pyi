@@ -89,6 +89,8 @@ class Job:
         rescale: float,
         clip: float | None,
         refuse_nonfinite: bool,
+        push_filter: str,
+        filter_settings: Sequence[float],
         timeout: float | None,
     ) -> Tensor:
         """
@@ -97,7 +99,8 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default).
+        "ssp:4" | "asp" | "" (the job's default). push_filter: "everything", or a filter's name in
+        `penstock.filters`, with its settings.
         """
 
     def table(
@@ -251,6 +254,15 @@ class Tensor:
 
         With `more` the contribution stays in the lane and later ones of the same iteration are added to it.
         """
+
+    def flush(self, settings: tuple[float, float, float, float, float], timeout: float | None) -> int | None:
+        """
+        Pushes what a filter has held back. Returns the clock that it is stamped with; None, and pushes
+        nothing, where the tensor has no filter of pushes.
+        """
+
+    def held_back(self) -> tuple[float, int]:
+        """The norm of what a filter holds back of this worker's pushes, and of how many elements."""
 
     def pull(self, slack: int | None, timeout: float | None) -> int:
         """

@@ -58,6 +58,9 @@ pub(crate) trait Vector: Copy {
     fn is_finite(self) -> bool;
     /// Zero in place of every number that is not finite.
     fn finite_or_zero(self) -> Self;
+    /// Zero in place of every number that is not beyond `limit`, whatever its sign. NaN is beyond every limit, and all are beyond
+    /// NaN.
+    fn beyond_or_zero(self, limit: Self) -> Self;
 }
 
 /// A dtype, as one instruction set reads and writes it.

@@ -6,6 +6,7 @@ mod travel;
 
 use penstock_kernels::codec::{Base, Sparse};
 use penstock_kernels::filter::Filter;
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::encoding::{
     Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
@@ -44,14 +45,14 @@ fn range(chunk: usize) -> Range<usize> {
 }
 
 /// What tests' declarations may name.
-const KNOWN: Registry = Registry { codecs: travel::CODECS, filters: travel::FILTERS };
+const KNOWN: Registry = Registry { codecs: travel::CODECS, filters: travel::FILTERS, sums: sums::ALL };
 /// Everything, and what holds small changes back.
-const FILTERS: [Filtering; 2] = [Filtering::NONE, Filtering { filter: 7, settings: [2.0, 0.0] }];
+const FILTERS: [Filtering; 2] = [Filtering::NONE, Filtering { filter: 7, settings: [2.0, 0.0, 0.0] }];
 
 /// What a declaration comes to that names differences, both ways, and this filter.
 fn terms(filter: Filtering) -> Terms {
     let encodings = vec![CHANGES, Encoding::RAW];
-    let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+    let travel = Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() };
     travel.resolve(Dtype::F32, &KNOWN).unwrap()
 }
 

@@ -12,7 +12,7 @@
 use crate::rng::Rng;
 use crate::workload::{Kind, Workload};
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
-use penstock_kernels::filter::{self, Filter};
+use penstock_kernels::filter::{self, Filter, sums};
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::Encoding;
 use penstock_proto::spec::TensorSpec;
@@ -54,9 +54,11 @@ fn sparse(dtype: Dtype) -> Encoding {
 }
 
 /// What both ends know.
-pub const KNOWN: Registry = Registry { codecs: &codecs(&Differs { turn: 0 }), filters: FILTERS };
+pub const KNOWN: Registry =
+    Registry { codecs: &codecs(&Differs { turn: 0 }), filters: FILTERS, sums: sums::ALL };
 /// What an end knows whose codec is not the one that was agreed to: the same number, and other bytes.
-pub const ANOTHER: Registry = Registry { codecs: &codecs(&Differs { turn: 1 }), filters: FILTERS };
+pub const ANOTHER: Registry =
+    Registry { codecs: &codecs(&Differs { turn: 1 }), filters: FILTERS, sums: sums::ALL };
 
 /// Declares of each tensor how it travels. It is drawn beside everything else that the seed decides, which it leaves as it is.
 pub fn declare(seed: u64, workload: &mut Workload) {
@@ -68,7 +70,8 @@ pub fn declare(seed: u64, workload: &mut Workload) {
         let encodings = || if both { vec![other, Encoding::RAW] } else { vec![Encoding::RAW] };
         let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
         let filter = if holds_back { RELUCTANT } else { Filtering::NONE };
-        tensor.spec.travel = Travel { filter, values: encodings(), contributions: encodings() };
+        tensor.spec.travel =
+            Travel { filter, values: encodings(), contributions: encodings(), ..Travel::default() };
     }
 }
 

@@ -3,5 +3,6 @@
 mod chunk;
 mod promises;
 mod sparse;
+mod sums;
 mod torch;
 mod variants;

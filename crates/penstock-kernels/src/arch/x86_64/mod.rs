@@ -20,7 +20,7 @@ macro_rules! vector {
         $name:ident, $scalar:ident, $register:ident x $count:literal, $lanes:literal,
         splat $splat:path, add $add:path, sub $sub:path, mul $mul:path, div $div:path, sqrt $sqrt:path,
         min $min:path, max $max:path, flip $flip:path, larger $larger:path, finite $finite:path,
-        finite_or_zero $finite_or_zero:path,
+        finite_or_zero $finite_or_zero:path, beyond_or_zero $beyond_or_zero:path,
     ) => {
         /// Accumulators in registers.
         #[derive(Clone, Copy)]
@@ -107,6 +107,12 @@ macro_rules! vector {
             fn finite_or_zero(self) -> Self {
                 // SAFETY: as in `splat`.
                 self.both(self, |a, _| unsafe { $finite_or_zero(a) })
+            }
+
+            #[inline(always)]
+            fn beyond_or_zero(self, limit: Self) -> Self {
+                // SAFETY: as in `splat`.
+                self.both(limit, |a, limit| unsafe { $beyond_or_zero(a, limit) })
             }
         }
     };

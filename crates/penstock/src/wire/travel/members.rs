@@ -4,6 +4,7 @@
 mod travel;
 
 use penstock_kernels::codec::{self, Base, Codec, Sparse, Undecodable};
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::{Agreed, Encoding, Member};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
@@ -25,6 +26,7 @@ pub(crate) const KNOWN: Registry = Registry {
         codec::Entry { number: COUNTED_SPARSE.0, name: "counted sparse", codec: &Counted(&Sparse::<4>) },
     ],
     filters: travel::FILTERS,
+    sums: sums::ALL,
 };
 pub(crate) const CHANGES: Encoding = Encoding(9);
 /// What agrees to it comes to.
@@ -34,12 +36,12 @@ pub(crate) const COUNTED: Encoding = Encoding(10);
 /// Likewise for what the product has for elements of four bytes.
 pub(crate) const COUNTED_SPARSE: Encoding = Encoding(11);
 /// What only the lower two bytes of a word change is held back.
-pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0] };
+pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0, 0.0] };
 
 /// As differences, both ways.
 pub(crate) fn differences(filter: Filtering) -> Travel {
     let encodings = vec![CHANGES, Encoding::RAW];
-    Travel { filter, values: encodings.clone(), contributions: encodings }
+    Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() }
 }
 
 /// What a declaration comes to.

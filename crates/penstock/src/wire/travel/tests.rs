@@ -176,7 +176,8 @@ fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differe
         (COUNTED_SPARSE, LOUD, true),
     ] {
         let encodings = vec![counted, Encoding::RAW];
-        let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+        let travel =
+            Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() };
         let before = came();
         run(&travel, breaks);
         let [whole, differences] = [0, 1].map(|which| came()[which] - before[which]);
@@ -210,10 +211,10 @@ fn a_tensor_that_is_declared_to_travel_in_another_way_is_refused_with_what_diffe
     let rig = rig();
     let jobs: Vec<Job> = (0..WORKERS).map(|rank| rig.join(rank, None)).collect();
     jobs[0].declare(declaration(differences(LOUD))).unwrap();
-    let quieter = Filtering { settings: [1.0, 0.0], ..LOUD };
+    let quieter = Filtering { settings: [1.0, 0.0, 0.0], ..LOUD };
     let values = Travel { values: vec![Encoding::RAW], ..differences(LOUD) };
     for (rank, travel, what, expected, got) in [
-        (1, differences(quieter), "filter", "7 with [2.0, 0.0]", "7 with [1.0, 0.0]"),
+        (1, differences(quieter), "filter", "7 with [2.0, 0.0, 0.0]", "7 with [1.0, 0.0, 0.0]"),
         (HERE, values, "encodings of values", "[9, 0]", "[0]"),
     ] {
         let refused = jobs[rank as usize].declare(declaration(travel)).unwrap_err();
