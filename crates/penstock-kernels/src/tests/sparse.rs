@@ -203,7 +203,7 @@ impl Case {
                 }
             }
             assert_eq!(
-                *told.get_or_insert_with(|| (done.clone(), held.clone())),
+                *told.get_or_insert_with(|| (done, held.clone())),
                 (done, held),
                 "{arch:?} {self:?}"
             );
