@@ -204,12 +204,17 @@ impl RowSet {
     pub fn decoded_bytes(bytes: &[u8]) -> u64 {
         // Each range is two numbers, and the last byte of a number is below 128.
         let numbers = bytes.iter().filter(|&&byte| byte < 0x80).count();
-        RANGE_BYTES * (numbers as u64).div_ceil(2)
+        Self::bytes_of_ranges((numbers as u64).div_ceil(2))
     }
 
     /// Bytes of memory that it takes.
     pub fn kept_bytes(&self) -> u64 {
-        RANGE_BYTES * self.ranges.len() as u64
+        Self::bytes_of_ranges(self.ranges.len() as u64)
+    }
+
+    /// Bytes of memory that a set of so many ranges takes.
+    pub fn bytes_of_ranges(ranges: u64) -> u64 {
+        RANGE_BYTES * ranges
     }
 
     /// The set in `bytes`.
