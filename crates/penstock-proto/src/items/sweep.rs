@@ -18,7 +18,8 @@ use std::sync::Arc;
 /// What a worker produces, and what it consumes.
 pub(super) type Sets = Arc<(RowSet, RowSet)>;
 
-/// How much may still be done in this turn: for each end of a range, and for each producer that a worker is told of, at least one.
+/// How much may still be done in this turn: at least one for each end of a range, and for each producer that a worker is told
+/// of.
 pub type Work = u64;
 
 /// Why it cannot be a table.
