@@ -21,9 +21,9 @@ impl Server {
 
     fn ask(&mut self, rank: Rank, ask: TableAsk) -> Answers {
         self.request += 1;
-        let Self { members, request, .. } = &*self;
+        let Self { tables, members, bells, request } = self;
         let asker = Asker { rank, request: *request, local: true, members, passer: None };
-        self.tables.ask(&asker, ask, &mut self.bells).0
+        tables.ask(&asker, ask, bells).0
     }
 
     /// Each worker produces every third row and consumes the next worker's.
