@@ -5,10 +5,9 @@
 //! Work: one chunk of 32 KiB (`hot`), or 64 MiB in chunks of 256 KiB, none of which is in cache when its turn comes (`cold`), of
 //! which so many elements, spread at random, differ from the base; or so many in rows of 64 (`rows`).
 //! Bytes counted: the chunk's, whatever travels. What travels is printed beside: a part of the chunk, or `-` where the codec left
-//! it to raw; then `encode` is what it took to find that out.
-//! Limit: `copy`, the chunk copied by `copy_from_slice`. And `checked`, what a frame takes beside it: a copy of what travels, and its
-//! checksum, are what fewer bytes save.
-//! The portable variant and AVX2 are measured for float32, hot, as `encode-generic` and so on.
+//! all to raw; then `encode` is what it took to find that out, which raw loses by having it tried first.
+//! Limit: `copy`, the chunk copied by `copy_from_slice`. To encode is to read chunk and base, to decode to read and write the chunk.
+//! Each variant is measured for float32 where it is hot, as `encode-generic` and so on.
 
 #![allow(clippy::print_stdout, reason = "sizes are told beside the times")]
 
@@ -90,8 +89,6 @@ impl Case {
         }
     }
 
-    /// Onto zeros, as what was decoded once is no base of the same payload any more. Whole chunks are written all over, so no less
-    /// is done.
     fn decode(&mut self, decode: impl Fn(&[u8], &mut [u8])) {
         for (held, payload) in self.held.chunks_mut(self.chunk_bytes).zip(&self.payloads) {
             decode(black_box(payload), held);
@@ -133,13 +130,12 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, entry: &Entry, bytes: usize, ro
         });
         if travels.is_some() && case.payloads.iter().all(|payload| !payload.is_empty()) {
             case.check(codec);
-            // Held is what it would be: each time the same elements change back and forth, between two payloads.
+            // Each payload must find its base: so the same elements change forth and back, by two payloads in turn.
             let forth = case.payloads.clone();
             std::mem::swap(&mut case.value, &mut case.base);
             case.prepare(codec);
             std::mem::swap(&mut case.value, &mut case.base);
-            let back = std::mem::replace(&mut case.payloads, forth);
-            let mut other = back;
+            let mut other = std::mem::replace(&mut case.payloads, forth);
             group.bench_function(id("decode"), |b| {
                 b.iter(|| {
                     case.decode(|payload, held| {

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 /// How long what one peer says, or is told, may keep others waiting; no single message takes long.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Whether a turn that begins now has time left.
-fn turn() -> impl FnMut() -> bool + Copy {
+/// Whether a turn of this length that begins now has time left.
+fn time_of(turn: Duration) -> impl FnMut() -> bool + Copy {
     let since = Instant::now();
-    move || since.elapsed() < TURN
+    move || since.elapsed() < turn
 }
 
 /// A connection, over any link.
@@ -28,13 +28,21 @@ pub(crate) struct ItemWire<L = Stream> {
     reader: MessageReader,
     writer: MessageWriter,
     vigil: Vigil,
+    /// How long a turn is.
+    turn: Duration,
 }
 
 impl<L: Link> ItemWire<L> {
     /// What it has to keep for the peer beyond what every connection keeps is charged to `account`.
     pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (reader, writer) = (MessageReader::new(account.clone()), MessageWriter::new(account));
-        Self { stream, reader, writer, vigil: Vigil::new(lease) }
+        Self { stream, reader, writer, vigil: Vigil::new(lease), turn: TURN }
+    }
+
+    /// From now on a turn takes one message.
+    #[cfg(test)]
+    pub(crate) fn shorten_turns(&mut self) {
+        self.turn = Duration::ZERO;
     }
 
     pub(crate) fn stream(&self) -> &L {
@@ -43,7 +51,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, turn(), |message| node.receive(peer, message))
+        self.reader.receive(&mut self.stream, time_of(self.turn), |message| node.receive(peer, message))
     }
 
     /// Whether more may have come than the last turn had time for: the connection need not say so again.
@@ -53,7 +61,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        let mut has_time = turn();
+        let mut has_time = time_of(self.turn);
         self.writer.transmit(&mut self.stream, has_time, |output| {
             // Batch by batch: it may take long to find the next.
             while node.transmit(peer, output, output.len() + 1) && output.len() < WRITE && has_time() {}

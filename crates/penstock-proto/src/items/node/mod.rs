@@ -178,6 +178,8 @@ struct Connection {
     subscribed: u64,
     /// The partition that had the last turn.
     turn: Option<PartitionId>,
+    /// Whether nothing reaches the peer any more.
+    deaf: bool,
 }
 
 /// The machine.
@@ -311,6 +313,19 @@ impl<H: Host> Node<H> {
                 self.merge_needs(id);
             }
         }
+    }
+
+    /// Nothing reaches a peer any more on its connection, but what it has said there is still heard. Of that counts what others
+    /// depend on; what it asks for is not done for it, and it asks again if it comes again.
+    pub fn stop_answering(&mut self, peer: PeerId) {
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.deaf = true;
+            connection.flushes.clear();
+        }
+    }
+
+    fn is_deaf(&self, peer: PeerId) -> bool {
+        self.peers.get(&peer).is_some_and(|connection| connection.deaf)
     }
 
     /// Whether any peer has subscribed to a partition.

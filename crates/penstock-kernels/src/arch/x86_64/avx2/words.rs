@@ -120,8 +120,9 @@ fn load_wide(piece: &[u8; 16]) -> __m256i {
 fn store_narrow(register: __m256i, piece: &mut [u8; 16]) {
     // Each half of the register by itself: the lower half's elements come to be the first word, the upper half's the third.
     let narrow = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(register, register));
+    let narrow = _mm256_castsi256_si128(narrow);
     // SAFETY: 16 writable bytes.
-    unsafe { _mm_storeu_si128(piece.as_mut_ptr().cast(), _mm256_castsi256_si128(narrow)) };
+    unsafe { _mm_storeu_si128(piece.as_mut_ptr().cast(), narrow) };
 }
 
 /// The bits of lanes are bits of elements.

@@ -116,8 +116,9 @@ fn load_wide(piece: &[u8; 32]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store_narrow(register: __m512i, piece: &mut [u8; 32]) {
+    let narrow = _mm512_cvtepi32_epi16(register);
     // SAFETY: 32 writable bytes.
-    unsafe { _mm256_storeu_si256(piece.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(register)) };
+    unsafe { _mm256_storeu_si256(piece.as_mut_ptr().cast(), narrow) };
 }
 
 /// Sixteen at a time.
