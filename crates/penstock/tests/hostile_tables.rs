@@ -552,11 +552,11 @@ fn who_resets_a_connection_full_of_questions_delays_nobody_elses_rows() {
             job.barrier(None).unwrap();
             let mut out = vec![0; 2 * ROW_BYTES as usize];
             let deadline = seconds(common::DEADLINE);
-            let got = rows.get(&[0, 1], &mut out, Some(1), Some(Slack::Bound(0)), Some(2 * deadline));
+            let got = rows.get(&[0, 1], &mut out, Some(1), Some(Slack::Bound(0)), Some(deadline));
             over.store(true, Ordering::Relaxed);
             (got, job.check())
         });
-        let mut flood = Far { control: far(&cluster, 0, 1), next: 1 };
+        let mut flood = Far { control: far(cluster, 0, 1), next: 1 };
         flood.declare("U", false);
         flood.ready("U");
         let passed = flood.ask(Ask::Barrier);
