@@ -184,6 +184,11 @@ fn declared_in_vain(job: &Job, spec: &TableSpec) -> Result<Table, Error> {
     })
 }
 
+/// Whether that is how it ended: at its deadline, whether or not the server was done with the others' rows by then.
+fn is_in_vain(declared: &Result<Table, Error>) -> bool {
+    matches!(declared, Err(Error::TableTimeout { .. } | Error::Unanswered { server: 0, .. }))
+}
+
 // A turn of the control thread took as many of them as it found, however long each took.
 #[test]
 fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
@@ -213,7 +218,7 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
         let every_second = RowSet::from_ranges((0..RANGES).map(|row| 2 * row..2 * row + 1));
         let next = raws[1].declare(&spec, &none, &every_second);
         let declared = declared_in_vain(&job, &spec);
-        assert!(matches!(declared, Err(Error::TableTimeout { .. })), "the others are never ready");
+        assert!(is_in_vain(&declared), "the others are never ready: {declared:?}");
         let flood = &raws[1].connection;
         for id in next..next + QUESTIONS {
             tell(flood, id, Ask::Table(TableAsk::Join { name: name.clone() }));
@@ -255,7 +260,7 @@ fn rows_in_many_ranges_are_gone_over_once_and_not_for_each_worker() {
         let joined = raws[0].ask(next, Ask::Table(TableAsk::Join { name: spec.name.clone() }));
         let stands = job.check();
         over.store(true, Ordering::Relaxed);
-        assert!(matches!(table, Err(Error::TableTimeout { .. })), "the others are never ready: {table:?}");
+        assert!(is_in_vain(&table), "the others are never ready: {table:?}");
         assert!(matches!(joined, Answer::Table(TableAnswer::Joined { .. })), "{joined:?}");
         assert_eq!(stands, Ok(()));
     });
