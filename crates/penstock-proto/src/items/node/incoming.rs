@@ -1,7 +1,7 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
 use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
-use super::subscriber::{Pending, Subscriber};
+use super::subscriber::{Pending, Subscriber, Together};
 use super::subscribing::Waiting;
 use super::upstream::Upstream;
 use super::{Broken, Host, Node, Partition, answers};
@@ -126,8 +126,10 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
+        let (fresh, last, together) = (0, 0, Together::default());
+        let (relayed, answered, _kept) = (None, false, kept);
         let pending =
-            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, turn, _kept: kept };
+            Pending { ticket, version, slots, fresh, last, together, relayed, answered, turn, _kept };
         subscriber.fetches.push_back(pending);
         subscriber.dirty = true;
         Ok(())

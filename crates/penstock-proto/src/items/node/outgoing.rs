@@ -1,15 +1,16 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
-use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use super::batch::{Batch, Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
 use super::kept::{FREE_BYTES, Shared, fetch_bytes, keep};
 use super::subscriber::Subscriber;
+use super::work::Work;
 use super::{Broken, Connection, Given, Host, Node, Partition};
 use crate::account::{Account, Charge, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, PartitionId};
 use crate::peer::PeerId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
@@ -46,7 +47,9 @@ impl<H: Host> Node<H> {
         connection.note_messages();
     }
 
-    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
+    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more. To find it may
+    /// take long: then this returns before all that the peer waits for has been looked at, perhaps with nothing, and the next call
+    /// goes on.
     pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
         loop {
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
@@ -82,7 +85,7 @@ impl<H: Host> Node<H> {
                 return true;
             }
             match self.next_batch(peer) {
-                Ok(Some(batch)) => {
+                Ok(Next::Rows(batch)) => {
                     let Some(connection) = self.peers.get_mut(&peer) else { return false };
                     connection.batch = Some(batch);
                 }
@@ -91,8 +94,9 @@ impl<H: Host> Node<H> {
                     connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
                     return false;
                 }
+                Ok(Next::Unknown) => return true,
                 // A fetch may have been relayed to this very peer.
-                Ok(None) => {
+                Ok(Next::Nothing) => {
                     let more = self.peers.get(&peer).is_some_and(Connection::has_messages);
                     if !more {
                         return false;
@@ -126,61 +130,83 @@ impl<H: Host> Node<H> {
     }
 
     /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
-    fn next_batch(&mut self, peer: PeerId) -> Result<Option<Batch>, Exhausted> {
-        let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
+    fn next_batch(&mut self, peer: PeerId) -> Result<Next, Exhausted> {
+        let Some(connection) = self.peers.get_mut(&peer) else { return Ok(Next::Nothing) };
         let (turn, account) = (connection.turn, connection.account.clone());
+        let (stopped, mut work) = (connection.stopped.take(), Work::new(self.step));
         let dirty = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
         };
         let ids = self.partitions.iter().filter(|(_, partition)| dirty(partition)).map(|(id, _)| *id);
         let (before, after): (Vec<PartitionId>, Vec<PartitionId>) = ids.partition(|id| Some(*id) <= turn);
-        for id in after.into_iter().chain(before) {
-            match self.batch(peer, id, &account) {
+        let mut ids: Vec<PartitionId> = after.into_iter().chain(before).collect();
+        // Those before were looked at in earlier steps.
+        if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
+            ids.drain(..at);
+        }
+        for id in ids {
+            let due = match work.is_over() {
+                true => Due::Unfinished,
+                false => self.batch(peer, id, &account, &mut work),
+            };
+            work.look(1);
+            match due {
                 Due::Rows(batch) => {
                     if let Some(connection) = self.peers.get_mut(&peer) {
                         connection.turn = Some(id);
                     }
-                    return Ok(Some(batch));
+                    return Ok(Next::Rows(batch));
                 }
                 Due::Unpaid(why) => return Err(why),
-                Due::Nothing => self.sent(peer, id, self.turn),
+                Due::Nothing { turn } => self.sent(peer, id, turn),
                 Due::Unknown => {}
+                Due::Unfinished => {
+                    if let Some(connection) = self.peers.get_mut(&peer) {
+                        connection.stopped = Some(id);
+                    }
+                    return Ok(Next::Unknown);
+                }
             }
         }
-        Ok(None)
+        Ok(Next::Nothing)
     }
 
-    fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account) -> Due {
+    fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account, work: &mut Work) -> Due {
         let Self { partitions, scratch, turn, .. } = self;
-        let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing };
-        match fetched(partition, peer, id, account) {
-            Ok(Some(batch)) => return Due::Rows(batch),
-            Ok(None) => {}
+        let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing { turn: *turn } };
+        let turn = match fetched(partition, peer, id, account, *turn, work) {
+            Ok(Fetched::Rows(batch)) => return Due::Rows(batch),
+            // Before it is known which can be answered, a flush that waits for the answers is not through.
+            Ok(Fetched::Unknown) => return Due::Unfinished,
+            Ok(Fetched::None { turn }) => turn,
             Err(why) => return Due::Unpaid(why),
-        }
+        };
         let due = match whole(partition, peer, id, account) {
             Ok(Some(batch)) => Due::Rows(batch),
             Err(why) => Due::Unpaid(why),
             Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
             Ok(None) => match partition.shape.propagation {
-                Propagation::Eager => eager(partition, peer, id, account, scratch),
-                Propagation::Bounded => match bounded(partition, peer, id, account, scratch) {
-                    Ok(batch) => batch.map_or(Due::Nothing, Due::Rows),
+                Propagation::Eager => eager(partition, peer, id, account, scratch, turn),
+                Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
+                    Ok(Needed::Rows(batch)) => Due::Rows(batch),
+                    Ok(Needed::None) => Due::Nothing { turn },
+                    Ok(Needed::Unknown) => Due::Unfinished,
                     Err(why) => Due::Unpaid(why),
                 },
                 Propagation::Lazy => {
                     collect(partition, scratch);
                     if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
-                        (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
+                        (subscriber.changed, subscriber.all, subscriber.until) =
+                            (VecDeque::new(), false, None);
                         subscriber.dirty = false;
                     }
-                    Due::Nothing
+                    Due::Nothing { turn }
                 }
             },
         };
         match due {
             Due::Rows(mut batch) => {
-                batch.turn = *turn;
+                batch.turn = turn;
                 Due::Rows(batch)
             }
             due => {
@@ -215,6 +241,15 @@ impl<H: Host> Node<H> {
             }
         }
     }
+}
+
+/// What a look for a peer's next batch found.
+enum Next {
+    Rows(Batch),
+    /// Nothing is due.
+    Nothing,
+    /// Not all has been looked at.
+    Unknown,
 }
 
 /// Moves messages, and the room for many.
