@@ -5,11 +5,11 @@ use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::spec::Propagation;
-use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
+use penstock_proto::items::wire::{Encoder, Entries, Entry, Head, Message, PartitionId, Shape};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
 use proptest::prelude::*;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -28,16 +28,35 @@ struct Counted {
 /// Rows that come from a peer one by one, of which each look and each byte that is read is counted.
 struct Mirror {
     rows: Vec<Look>,
+    /// Of sets, which change one row each.
+    done: Cell<u64>,
+    log: RefCell<Vec<Changed>>,
     counted: Rc<Counted>,
 }
 
+impl Mirror {
+    fn new(slots: u32, counted: &Rc<Counted>) -> Self {
+        let rows = vec![Look { number: 0, clock: 0, as_of: 0 }; slots as usize];
+        Self { rows, done: Cell::default(), log: RefCell::default(), counted: Rc::clone(counted) }
+    }
+
+    /// A producer of this host sets a row.
+    fn set(&mut self, slot: u32) {
+        let number = self.done.get() + 1;
+        self.rows[slot as usize] = Look { number, clock: 1, as_of: number };
+        self.log.borrow_mut().push(Changed { first: slot, count: 1, set: number as u32 });
+        self.done.set(number);
+    }
+}
+
 impl Memory for Mirror {
-    fn changed(&mut self, _: &mut Vec<Changed>) -> Result<(), Unlisted> {
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        changed.append(&mut self.log.borrow_mut());
         Ok(())
     }
 
     fn now(&self) -> Moment {
-        Moment { done: 0, several: 0, floor: 0 }
+        Moment { done: self.done.get(), several: 0, floor: 0 }
     }
 
     fn look(&self, slot: u32, _: Moment) -> Result<Look, Torn> {
@@ -84,8 +103,7 @@ impl Host for Home {
     type Memory = Mirror;
 
     fn make(&mut self, _: PartitionId, shape: &Shape) -> Option<Mirror> {
-        let none = Look { number: 0, clock: 0, as_of: 0 };
-        Some(Mirror { rows: vec![none; shape.slots as usize], counted: Rc::clone(&self.0) })
+        Some(Mirror::new(shape.slots, &self.0))
     }
 
     fn answered(&mut self, _: u64) {}
@@ -246,6 +264,36 @@ fn what_is_needed_is_looked_for_bit_by_bit() {
         assert!(sent >= 1, "version {version}");
         assert_eq!(net.cost().1, 0, "all that it lacks was sent");
     }
+}
+
+// A subscription of a few bytes had all rows gone over at once.
+#[test]
+fn which_rows_a_new_subscriber_lacks_is_found_bit_by_bit_and_they_are_sent_as_of_one_moment() {
+    const ROWS: u32 = 50_000;
+    let counted = Rc::<Counted>::default();
+    let mut node = Node::new(Home(Rc::clone(&counted)));
+    node.look_at_most(STEP);
+    node.connected(READER);
+    let shape = Shape { slots: ROWS, row_bytes: 8, propagation: Propagation::Eager };
+    let mut memory = Mirror::new(ROWS, &counted);
+    [7, ROWS - 2].into_iter().for_each(|slot| memory.set(slot));
+    node.produce(PARTITION, PRODUCER, shape, memory, None);
+    let mut net = Net { node, shape, counted, serial: 0 };
+    net.subscribe(READER, all(ROWS.into()));
+    let mut bytes = Vec::new();
+    for _ in 0..3 {
+        assert!(net.node.transmit(READER, &mut bytes, 1), "a step is a small part of them");
+        assert!(bytes.is_empty());
+    }
+    // Before and behind what has been looked at.
+    [3, 7, ROWS - 1].into_iter().for_each(|slot| net.node.memory(PARTITION).unwrap().set(slot));
+    let sent: Vec<Vec<u8>> = net.settle().into_iter().filter(|message| is_rows(message)).collect();
+    let [batch] = &sent[..] else { panic!("{} batches", sent.len()) };
+    let Ok(Message::Rows { head, entries, .. }) = Message::decode(batch) else { panic!("rows") };
+    let entries = Entries::new(entries, 8, false).map(|entry| entry.unwrap());
+    let rows: Vec<(u32, u64)> = entries.map(|entry| (entry.place, entry.number)).collect();
+    assert_eq!((head.done, rows), (5, vec![(3, 3), (7, 4), (ROWS - 2, 2), (ROWS - 1, 5)]));
+    assert_eq!(net.cost(), (0, 0));
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{Answerable, Pass, Together, candidates, follows, merged, some_candidates};
+use super::subscriber::{Answerable, Pass, Together, candidates, follows, merged, sift, some_candidates};
 use super::work::Work;
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
@@ -237,10 +237,20 @@ pub(super) fn eager<M: Memory>(
     account: &Account,
     scratch: &mut Vec<Changed>,
     turn: u64,
+    work: &mut Work,
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     let ended = partition.ended.is_some();
+    let Partition { memory, subscribers, .. } = &mut *partition;
+    if let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) {
+        if ended {
+            // What a lost producer sets is not listed.
+            subscriber.all |= subscriber.sifted.take().is_some();
+        } else if !sift(subscriber, memory, work) {
+            return Due::Unfinished;
+        }
+    }
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());

@@ -186,7 +186,7 @@ impl<H: Host> Node<H> {
             Err(why) => Due::Unpaid(why),
             Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
             Ok(None) => match partition.shape.propagation {
-                Propagation::Eager => eager(partition, peer, id, account, scratch, turn),
+                Propagation::Eager => eager(partition, peer, id, account, scratch, turn, work),
                 Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
                     Ok(Needed::Rows(batch)) => Due::Rows(batch),
                     Ok(Needed::None) => Due::Nothing { turn },

@@ -169,6 +169,9 @@ pub(super) struct Subscriber {
     pub(super) pass: Option<Pass>,
     /// Bounded: places of rows that are still to be looked at, since any of them may have to be sent.
     pub(super) unseen: Range<u64>,
+    /// Eager: the place from which on rows are still to be looked at, where all may have changed and that takes more than a step, and
+    /// whether it was begun anew.
+    pub(super) sifted: Option<(u64, bool)>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -268,6 +271,42 @@ fn ripe(
 /// A range of slots.
 fn subscribed(range: &Range<u64>) -> Range<u32> {
     range.start as u32..range.end as u32
+}
+
+/// Eager, where all rows may have changed: which of them have is found out in steps, whatever changes meanwhile is listed, and then
+/// they are taken at one moment. Whether it is done, or cannot be done: then all are taken that may have changed.
+pub(super) fn sift<M: Memory>(subscriber: &mut Subscriber, memory: &M, work: &mut Work) -> bool {
+    let now = memory.now();
+    if subscriber.all {
+        let again = subscriber.sifted.take();
+        let few = subscriber.rows.len() <= work.left();
+        // Also rows of a set that is not finished may have been among those that were not listed.
+        let finished = subscriber.until.is_none_or(|until| !follows(until, now.done as u32));
+        // So many have changed meanwhile that they could not be listed: not again and again.
+        if again.is_some_and(|(_, again)| again) || few || !finished {
+            return true;
+        }
+        (subscriber.all, subscriber.until) = (false, None);
+        subscriber.sifted = Some((0, again.is_some()));
+    }
+    let Some((next, again)) = subscriber.sifted else { return true };
+    let end = subscriber.rows.len().min(next.saturating_add(work.left().max(1)));
+    work.look(end - next);
+    for slot in subscriber.rows.at(next..end).flatten().map(|slot| slot as u32) {
+        let has = memory.look(slot, now).is_ok_and(|look| look.number <= subscriber.done);
+        if has {
+            continue;
+        }
+        let set = now.done as u32;
+        match subscriber.changed.back_mut() {
+            Some(last) if last.set == set && last.first.checked_add(last.count) == Some(slot) => {
+                last.count += 1
+            }
+            _ => subscriber.changed.push_back(Changed { first: slot, count: 1, set }),
+        }
+    }
+    subscriber.sifted = (end < subscriber.rows.len()).then_some((end, again));
+    subscriber.sifted.is_none()
 }
 
 /// All slots of some ranges, ascending.

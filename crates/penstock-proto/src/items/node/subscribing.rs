@@ -161,6 +161,7 @@ impl<H: Host> Node<H> {
             fetches: VecDeque::new(),
             pass: None,
             unseen: 0..0,
+            sifted: None,
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,
             _noted: noted,
