@@ -10,7 +10,8 @@ use penstock_join::exchange::Verdict;
 use penstock_join::tcp::RendezvousAddress;
 use penstock_join::tcp::caller::{Caller, Expected};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
-use penstock_kernels::codec::{self, Codec};
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::{self, Base, Codec};
 use penstock_proto::encoding::Agreed;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
@@ -28,7 +29,7 @@ use std::io::{self, IoSliceMut};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -41,6 +42,7 @@ pub const TARGETS: [Target; 12] = [
     ("submission", submission),
     ("endpoint", endpoint),
     ("items", items),
+    ("codec", codec),
 ];
 
 const SECRET: Secret = Secret([7; 32]);
@@ -79,6 +81,33 @@ pub fn frame(data: &[u8]) {
             let refused = codec::Raw.decode(rest, read.base(), &mut chunk).is_err();
             assert!(!refused || chunk.iter().all(|&byte| byte == 0xee));
         }
+    }
+}
+
+/// What a codec decodes is the one payload of a chunk, and what it refuses changes nothing; a chunk comes back as it was. The
+/// first two bytes say which codec, what is held before, and how long the chunk is; the rest is a payload first, then a chunk.
+pub fn codec(data: &[u8]) {
+    let [how, length, rest @ ..] = data else { return };
+    let codec = codec::ALL[usize::from(*how) % codec::ALL.len()].codec;
+    let base = if how & 16 == 0 { Base::Held } else { Base::Zeros };
+    let bytes = 8 * (1 + usize::from(*length)) * if how & 32 == 0 { 1 } else { 33 };
+    let held: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
+    let onto = (base == Base::Held).then_some(&held[..]);
+    let mut out = vec![0; *codec.lengths(bytes).end()];
+    let mut chunk = held.clone();
+    match codec.decode(rest, base, &mut chunk) {
+        Err(_) => assert_eq!(chunk, held, "what is refused changes nothing"),
+        Ok(()) => {
+            let again = codec.encode(Foreign::of(&chunk), onto, &mut out);
+            assert!(again.is_none_or(|length| out[..length] == *rest), "there is one payload for a chunk");
+        }
+    }
+    let mut value = if onto.is_some() { held.clone() } else { vec![0; bytes] };
+    value.iter_mut().zip(rest).for_each(|(value, byte)| *value ^= byte);
+    if let Some(length) = codec.encode(Foreign::of(&value), onto, &mut out) {
+        let mut chunk = held.clone();
+        assert_eq!(codec.decode(&out[..length], base, &mut chunk), Ok(()));
+        assert_eq!(chunk, value);
     }
 }
 

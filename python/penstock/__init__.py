@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from . import torch as torch
     from .consistency import ASP, BSP, SSP
     from .exceptions import JobFailed, PenstockError, PullTimeout, ServerLost, WorkerLost
+    from .filters import DVF, Filters, RandomK, TopK
     from .job import Job, init
     from .optim import SGD, Adagrad, Adam, AdamW, Add, Optimizer, Replace, RMSprop
     from .table import Table
@@ -43,22 +44,26 @@ if TYPE_CHECKING:
 __all__ = [
     "ASP",
     "BSP",
+    "DVF",
     "SGD",
     "SSP",
     "Adagrad",
     "Adam",
     "AdamW",
     "Add",
+    "Filters",
     "Job",
     "JobFailed",
     "Optimizer",
     "PenstockError",
     "PullTimeout",
     "RMSprop",
+    "RandomK",
     "Replace",
     "ServerLost",
     "Table",
     "Tensor",
+    "TopK",
     "WorkerLost",
     "__version__",
     "init",
@@ -68,6 +73,7 @@ _MODULES = {
     "consistency": ("ASP", "BSP", "SSP"),
     # What scripts catch to go on, or to end in order; the others are reached by `exceptions`.
     "exceptions": ("JobFailed", "PenstockError", "PullTimeout", "ServerLost", "WorkerLost"),
+    "filters": ("DVF", "Filters", "RandomK", "TopK"),
     "job": ("Job", "init"),
     "optim": ("SGD", "Adagrad", "Adam", "AdamW", "Add", "Optimizer", "RMSprop", "Replace"),
     "table": ("Table",),
@@ -77,7 +83,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("torch", "jax", "ray", "optim", "consistency", "exceptions"):
+    if name in ("torch", "jax", "ray", "optim", "consistency", "exceptions", "filters"):
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module `penstock` has no attribute `{name}`{_meant(name)}")

@@ -89,6 +89,8 @@ class Job:
         rescale: float,
         clip: float | None,
         refuse_nonfinite: bool,
+        push_filter: str,
+        filter_settings: Sequence[float],
         timeout: float | None,
     ) -> Tensor:
         """
@@ -97,7 +99,8 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default).
+        "ssp:4" | "asp" | "" (the job's default). push_filter: "everything", or a filter's name in
+        `penstock.filters`, with its settings.
         """
 
     def table(
@@ -251,6 +254,15 @@ class Tensor:
 
         With `more` the contribution stays in the lane and later ones of the same iteration are added to it.
         """
+
+    def flush(self, settings: tuple[float, float, float, float, float], timeout: float | None) -> int | None:
+        """
+        Pushes what a filter has held back. Returns the clock that it is stamped with; None, and pushes
+        nothing, where the tensor has no filter of pushes.
+        """
+
+    def held_back(self) -> tuple[float, int]:
+        """The norm of what a filter holds back of this worker's pushes, and of how many elements."""
 
     def pull(self, slack: int | None, timeout: float | None) -> int:
         """
@@ -458,6 +470,37 @@ class LauncherVariables:
 
     def whole_number(self, name: str) -> int:
         """A variable that is a whole number."""
+
+@final
+class OverlayPlanner:
+    """
+    The planner of overlay trees. Servers and hosts are (zone, rack, host, bytes per second); `traffic` is
+    (bytes, bytes of a block, seconds of a hop).
+    """
+
+    def __new__(
+        cls,
+        servers: Sequence[tuple[int, int, int, float]],
+        hosts: Sequence[tuple[int, int, int, float]],
+        measured: bool,
+        traffic: tuple[int, int, float],
+    ) -> Self: ...
+    def plan(
+        self, shape: str, limits: tuple[int, int, float], stripes: int | None
+    ) -> tuple[str, tuple[float, float, float, int], list[list[tuple[float, list[int]]]]]:
+        """
+        What the shape is called; seconds, ratio to one transfer, seconds of the busiest uplink, depth; of
+        each server the stripes, each a share and the hosts' parents. `limits`: degree, depth, penalty on
+        leaves.
+        """
+
+    def predict(
+        self, overlays: Sequence[Sequence[tuple[float, Sequence[tuple[int, int]]]]]
+    ) -> tuple[float, float, float, int]:
+        """What given trees take: of each server the stripes, each a share and edges (who sends, to whom)."""
+
+def least_depth(hosts: int, degree: int) -> int | None:
+    """The least depth at which a tree of this degree reaches so many hosts; `None` for degree 0."""
 
 @final
 class RendezvousRoot:

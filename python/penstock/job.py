@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from . import _core
+from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
@@ -36,6 +36,7 @@ from .exceptions import (
     WorkerLost,
     not_to_be_sent,
 )
+from .filters import Filters
 from .gather import Gathering
 from .limit import Limit
 from .optim import Add, Optimizer
@@ -195,6 +196,7 @@ class Job(Sealed):
         rescale: float = 1.0,
         clip: float | None = None,
         refuse_nonfinite: bool = False,
+        filter: Filters | None = None,  # noqa: A002 (what users call it)
         timeout: float | None = None,
     ) -> Tensor:
         """
@@ -231,6 +233,9 @@ class Job(Sealed):
             Then each element is clipped to [-clip, clip]. Default: no clipping.
         refuse_nonfinite
             Refuse contributions that hold a NaN or an infinity. Default False.
+        filter
+            What of a push is sent now, and what is carried into the next, such as
+            `ps.Filters(push=ps.DVF(low=1e-3))`. Default: all is sent.
         timeout
             Seconds to wait in total. Default: the job's `deadline` for each answer of a server.
 
@@ -243,7 +248,7 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `rescale` or `clip` is out of range. Nothing was declared.
+            `reduce`, `consistency`, `rescale`, `clip` or `filter` is out of range. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -257,7 +262,8 @@ class Job(Sealed):
         Notes
         -----
         Shared memory: the value and its optimizer's state once, and a lane the size of the value for each
-        worker.
+        worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
+        precision, which is carried in float32.
 
         Examples
         --------
@@ -290,6 +296,7 @@ class Job(Sealed):
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),
             bool(refuse_nonfinite),
+            *filters.spelled(filter),
             limit.left(),
         )
         if self.rank == 0 and name not in self._tensors:

@@ -18,6 +18,7 @@ import numpy as np
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .filters import HeldBack
 from .limit import Limit
 from .optim import Optimizer
 
@@ -264,6 +265,55 @@ class Tensor(Sealed):
         elif unsent:
             unsent.discard(self._name)
         return stamp
+
+    def flush(self, *, timeout: float | None = None) -> int | None:
+        """
+        Push what the tensor's filter has held back of this worker's earlier pushes, all of it.
+
+        It is a push like any other, which brings nothing new: it is the iteration's only one, or the last
+        after some with `more`; under BSP every worker makes the same call, and the servers apply their rule
+        once more. What is held back is not in the value: flush before an evaluation or a checkpoint that
+        should have it, and before `Job.close`, after which it is gone.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the lane to be free. Default: the job's `deadline`.
+
+        Returns
+        -------
+        int or None
+            The clock that the push is stamped with. None, and nothing is pushed, if the tensor was declared
+            without a filter of pushes, or with one that holds nothing back.
+
+        Raises
+        ------
+        AlreadyPushed
+            A push without `more` was made in this iteration.
+        LaneTimeout
+            The lane was not free in time; `.missing` holds the ranks that the server waits for.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Examples
+        --------
+        >>> w.flush() is None
+        True
+        """
+        self._job._await_pushes()
+        stamp = self._core.flush(self._optimizer._packed, timeout)
+        if stamp is not None:
+            self._job._unsent.discard(self._name)
+        return stamp
+
+    @property
+    def held_back(self) -> HeldBack:
+        """
+        What the tensor's filter holds back of this worker's pushes: its norm, and how many elements. It is
+        counted anew each time, in as long as a push takes.
+        """
+        norm, elements = self._core.held_back()
+        return HeldBack(norm, elements)
 
     def _contribution(self, grad: ArrayLike) -> Any | None:
         # None for what is in the lane. There is no `_lane` before the first `lane()`: a `grad` of None must

@@ -452,7 +452,20 @@ def dropping_beside_a_wait() -> None:
     for _ in range(5):
         job = _core.Job.connect([path], "job", secret, 0, 2, {"deadline": "20"})
         tensor = job.declare(
-            "w", (4,), "float32", "add", [], (0.0,) * 5, "bsp", False, 1.0, None, False, None
+            "w",
+            (4,),
+            "float32",
+            "add",
+            [],
+            (0.0,) * 5,
+            "bsp",
+            False,
+            1.0,
+            None,
+            False,
+            "everything",
+            (),
+            None,
         )
         wait = in_thread(lambda tensor=tensor: tensor.pull(None, None))
         time.sleep(0.07)

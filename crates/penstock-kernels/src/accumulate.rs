@@ -119,7 +119,7 @@ impl<E: Element> Kernel for AccumulateOn<'_, E> {
 
 /// What is left from byte `at` on, less than a vector's worth of elements, with zeros behind.
 #[inline(always)]
-fn padded(bytes: &Foreign<'_>, at: usize) -> [u8; TAIL] {
+pub(crate) fn padded(bytes: &Foreign<'_>, at: usize) -> [u8; TAIL] {
     let mut out = [0; TAIL];
     bytes.copy_words(at, &mut out[..bytes.len() - at]);
     out

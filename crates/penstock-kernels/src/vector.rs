@@ -58,6 +58,9 @@ pub(crate) trait Vector: Copy {
     fn is_finite(self) -> bool;
     /// Zero in place of every number that is not finite.
     fn finite_or_zero(self) -> Self;
+    /// Zero in place of every number that is not beyond `limit`, whatever its sign. NaN is beyond every limit, and all are beyond
+    /// NaN.
+    fn beyond_or_zero(self, limit: Self) -> Self;
 }
 
 /// A dtype, as one instruction set reads and writes it.
@@ -83,3 +86,25 @@ pub(crate) trait Element {
 
 /// Room for a vector's worth of elements of any dtype: the padded tail of a chunk.
 pub(crate) const TAIL: usize = 256;
+
+/// Elements of one width, [`GROUP`] at a time and as bits alone: what those that differ from others are packed by.
+pub(crate) trait Words {
+    /// Bytes of an element.
+    const SIZE: usize;
+    /// Bytes of a group.
+    const BYTES: usize = Self::SIZE * GROUP;
+
+    /// Which elements of the group `now` differ from those of `base`, a bit each. They are written one behind the other to
+    /// `out`, and anything behind them, but for no byte behind `BYTES`.
+    fn pack(now: &[u8], base: &[u8], out: &mut [u8]) -> u64;
+    /// Writes the elements `packed`, which lie one behind the other, over those of the group that have a bit. Behind them there
+    /// may be anything, but `BYTES` in all.
+    fn unpack(which: u64, packed: &[u8], group: &mut [u8]);
+    /// Whether any of them is what stands there already.
+    fn repeats(which: u64, packed: &[u8], group: &[u8]) -> bool;
+    /// Writes the numbers of the elements that have a bit to `out`, ascending and counted from `first`, and anything behind them.
+    fn numbers(which: u64, first: u16, out: &mut [u16; GROUP]);
+}
+
+/// Elements that have a bit in one word.
+pub(crate) const GROUP: usize = 64;

@@ -4,13 +4,13 @@
 mod travel;
 
 use penstock_kernels::Foreign;
-use penstock_kernels::codec::{Base, Codec, Raw};
+use penstock_kernels::codec::{Base, Codec, Raw, Sparse};
 use penstock_kernels::filter::{Everything, Filter};
 use proptest::prelude::*;
 use travel::changes::{Changes, ENTRY};
 use travel::loud::Loud;
 
-const CODECS: [&dyn Codec; 2] = [&Raw, &Changes];
+const CODECS: [&dyn Codec; 5] = [&Raw, &Changes, &Sparse::<2>, &Sparse::<4>, &Sparse::<8>];
 const LOUD: Loud = Loud { quiet: 2 };
 
 /// A chunk and what its receiver holds, which differ in a few bytes.

@@ -8,16 +8,14 @@
 //! filter has let pass so far. That is true of the last version too, and so of what is saved there. Workers on the host of a
 //! chunk's home share its memory: there nothing travels, and they see the value itself.
 //!
-//! Contributions have encodings and no filter. What a filter held back of a contribution would have to be added to the next
-//! push, so the place for it is the worker, where it runs once for each push and not for each frame, which may be sent again:
-//! in the proxy, before a chunk is encoded (`Mirrors::push` in `crates/penstock-fabric/src/net/remote_shard.rs`), where
-//! chunk and stamp tell whether that was done before. But it changes what is trained: what workers on the home's host do, and
-//! what becomes of the rest when a worker leaves, is for the first such filter to decide, which then gets its field here,
-//! beside the one for values.
+//! Contributions have a filter of their own kind ([`sums`]): what it holds back is carried into the worker's next push. It runs
+//! where the contribution enters the lane, once for each push, however often frames are sent; so it changes what is trained,
+//! and does so alike on every host. A worker that is lost takes with it what it carried.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use penstock_kernels::Dtype;
 use penstock_kernels::codec;
+use penstock_kernels::filter::sums::{self, SumFilter};
 use penstock_kernels::filter::{self, Filter, SETTINGS, Unfit};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -35,6 +33,14 @@ pub struct Filtering {
 impl Filtering {
     /// Everything passes.
     pub const NONE: Self = Self { filter: 0, settings: [0.0; SETTINGS] };
+
+    /// The filter of contributions of that name, with so many settings as it has; `None`: this process has no such filter.
+    pub fn of_sums(name: &str, settings: &[f64]) -> Option<Self> {
+        let row = sums::ALL.iter().find(|row| row.name == name && row.settings.len() == settings.len())?;
+        let mut all = [0.0; SETTINGS];
+        all[..settings.len()].copy_from_slice(settings);
+        Some(Self { filter: row.number, settings: all })
+    }
 }
 
 /// Compared bit for bit: workers have to declare the same bits.
@@ -49,6 +55,8 @@ impl PartialEq for Filtering {
 pub struct Travel {
     /// What of the values is sent at each publication.
     pub filter: Filtering,
+    /// What of a contribution is sent, and what is carried into the next.
+    pub sums: Filtering,
     /// Encodings of values, in the order in which they are tried; the last is raw.
     pub values: Vec<Encoding>,
     /// Encodings of contributions, likewise.
@@ -59,7 +67,18 @@ pub struct Travel {
 impl Default for Travel {
     fn default() -> Self {
         let raw = || vec![Encoding::RAW];
-        Self { filter: Filtering::NONE, values: raw(), contributions: raw() }
+        Self { filter: Filtering::NONE, sums: Filtering::NONE, values: raw(), contributions: raw() }
+    }
+}
+
+impl Travel {
+    /// Pushes through this filter, which leaves zeros: what is not zero of them is sent, where that is shorter. The rest raw.
+    pub fn of_pushes(sums: Filtering, dtype: Dtype) -> Self {
+        let shorter = |entry: &&codec::Entry| !entry.codec.is_verbatim() && entry.codec.carries(dtype);
+        let sparse = codec::ALL.iter().find(shorter).filter(|_| sums != Filtering::NONE);
+        let sparse = sparse.map(|entry| Encoding(entry.number));
+        let contributions = sparse.into_iter().chain([Encoding::RAW]).collect();
+        Self { sums, contributions, ..Self::default() }
     }
 }
 
@@ -122,8 +141,10 @@ pub enum TravelError {
         got: u8,
     },
     /// This process has no such filter.
-    #[error("expected a filter among {known:?}, got {got}: a newer version may know it")]
+    #[error("expected a filter of {kind} among {known:?}, got {got}: a newer version may know it")]
     UnknownFilter {
+        /// Of what.
+        kind: Kind,
         /// Those that it has.
         known: Vec<u8>,
         /// What was declared.
@@ -156,13 +177,15 @@ pub enum TravelError {
 pub struct Registry {
     /// Codecs, among them raw.
     pub codecs: &'static [codec::Entry],
-    /// Filters.
+    /// Filters of values.
     pub filters: &'static [filter::Entry],
+    /// Filters of contributions.
+    pub sums: &'static [sums::Entry],
 }
 
 impl Registry {
     /// All that there are.
-    pub const ALL: Self = Self { codecs: codec::ALL, filters: filter::ALL };
+    pub const ALL: Self = Self { codecs: codec::ALL, filters: filter::ALL, sums: sums::ALL };
 
     /// The codecs that these encodings name.
     fn agree(&self, kind: Kind, encodings: &[Encoding], dtype: Dtype) -> Result<Agreed, TravelError> {
@@ -190,31 +213,73 @@ impl Registry {
         Ok(Agreed::new(&members[..encodings.len()]))
     }
 
-    /// The filter, made.
-    fn make(&self, filtering: &Filtering, dtype: Dtype) -> Result<Arc<dyn Filter>, TravelError> {
-        let Filtering { filter: got, settings } = *filtering;
-        let Some(entry) = self.filters.iter().find(|entry| entry.number == got) else {
-            let known = self.filters.iter().map(|entry| entry.number).collect();
-            return Err(TravelError::UnknownFilter { known, got });
+    /// The filter of values, made.
+    fn filter_of_values(&self, filtering: &Filtering, dtype: Dtype) -> Result<Arc<dyn Filter>, TravelError> {
+        let row = |entry: &'static filter::Entry| Row {
+            number: entry.number,
+            name: entry.name,
+            settings: entry.settings,
+            make: entry.make,
         };
-        let refused = |place: usize, expected: &str| {
-            let what =
-                entry.settings.get(place).map_or_else(|| format!("setting {place}"), |&what| what.to_owned());
-            let (filter, expected) = (entry.name.to_owned(), expected.to_owned());
-            TravelError::Setting { filter, what, expected, got: settings[place] }
-        };
-        let (its, others) = settings.split_at(entry.settings.len().min(SETTINGS));
-        if let Some(place) = its.iter().position(|setting| !setting.is_finite()) {
-            return Err(refused(place, "a finite number"));
-        }
-        if let Some(place) = others.iter().position(|setting| setting.to_bits() != 0) {
-            return Err(refused(its.len() + place, "0, as there is no such setting,"));
-        }
-        (entry.make)(dtype, its).map_err(|unfit| match unfit {
-            Unfit::Dtype => TravelError::Elements { what: entry.name.to_owned(), dtype },
-            Unfit::Setting { place, expected } => refused(place, expected),
-        })
+        make(Kind::Values, self.filters.iter().map(row), filtering, dtype)
     }
+
+    /// The filter of contributions, made; `None` where nothing is ever held back.
+    fn filter_of_sums(
+        &self,
+        filtering: &Filtering,
+        dtype: Dtype,
+    ) -> Result<Option<Arc<dyn SumFilter>>, TravelError> {
+        let row = |entry: &'static sums::Entry| Row {
+            number: entry.number,
+            name: entry.name,
+            settings: entry.settings,
+            make: entry.make,
+        };
+        make(Kind::Contributions, self.sums.iter().map(row), filtering, dtype)
+    }
+}
+
+/// A filter of either kind, in a registry.
+struct Row<T> {
+    number: u8,
+    name: &'static str,
+    settings: &'static [&'static str],
+    make: fn(Dtype, &[f64]) -> Result<T, Unfit>,
+}
+
+/// Makes the filter that is asked for.
+fn make<T>(
+    kind: Kind,
+    mut rows: impl Iterator<Item = Row<T>>,
+    filtering: &Filtering,
+    dtype: Dtype,
+) -> Result<T, TravelError> {
+    let Filtering { filter: got, settings } = *filtering;
+    let mut known = Vec::new();
+    let Some(row) = rows.find(|row| {
+        known.push(row.number);
+        row.number == got
+    }) else {
+        return Err(TravelError::UnknownFilter { kind, known, got });
+    };
+    let refused = |place: usize, expected: &str| {
+        let what =
+            row.settings.get(place).map_or_else(|| format!("setting {place}"), |&what| what.to_owned());
+        let (filter, expected) = (row.name.to_owned(), expected.to_owned());
+        TravelError::Setting { filter, what, expected, got: settings[place.min(SETTINGS - 1)] }
+    };
+    let (its, others) = settings.split_at(row.settings.len().min(SETTINGS));
+    if let Some(place) = its.iter().position(|setting| !setting.is_finite()) {
+        return Err(refused(place, "a finite number"));
+    }
+    if let Some(place) = others.iter().position(|setting| setting.to_bits() != 0) {
+        return Err(refused(its.len() + place, "0, as there is no such setting,"));
+    }
+    (row.make)(dtype, its).map_err(|unfit| match unfit {
+        Unfit::Dtype => TravelError::Elements { what: row.name.to_owned(), dtype },
+        Unfit::Setting { place, expected } => refused(place, expected),
+    })
 }
 
 /// What a declaration comes to in this process.
@@ -226,6 +291,8 @@ pub struct Terms {
     pub contributions: Agreed,
     /// What of the values is sent.
     pub filter: Arc<dyn Filter>,
+    /// What of a contribution is sent; `None`: all of it.
+    pub sums: Option<Arc<dyn SumFilter>>,
 }
 
 impl Travel {
@@ -234,7 +301,8 @@ impl Travel {
         Ok(Terms {
             values: known.agree(Kind::Values, &self.values, dtype)?,
             contributions: known.agree(Kind::Contributions, &self.contributions, dtype)?,
-            filter: known.make(&self.filter, dtype)?,
+            filter: known.filter_of_values(&self.filter, dtype)?,
+            sums: known.filter_of_sums(&self.sums, dtype)?,
         })
     }
 
@@ -248,8 +316,19 @@ impl Travel {
             0 => "none".to_owned(),
             _ => format!("{filter} with {settings:?}"),
         };
+        let of_sums = |filtering: Filtering| match sums::ALL.iter().find(|row| row.number == filtering.filter)
+        {
+            Some(row) if filtering.filter > 0 => {
+                let settings = row.settings.iter().zip(filtering.settings);
+                let settings: Vec<String> =
+                    settings.map(|(name, setting)| format!("{name} {setting}")).collect();
+                format!("{} with {}", row.name, settings.join(", "))
+            }
+            _ => filter(filtering),
+        };
         let pairs = [
             ("filter", filter(self.filter), filter(other.filter)),
+            ("filter of contributions", of_sums(self.sums), of_sums(other.sums)),
             ("encodings of values", numbers(&self.values), numbers(&other.values)),
             ("encodings of contributions", numbers(&self.contributions), numbers(&other.contributions)),
         ];
@@ -310,13 +389,19 @@ mod tests {
         Registry {
             codecs: const { &[entry(0, "raw", &Raw), entry(1, "narrow", &Narrow), entry(2, "other", &Raw)] },
             filters: const { &[filter::ALL[0], BOUNDED] },
+            sums: sums::ALL,
         }
     }
 
-    fn travel(values: &[u8], contributions: &[u8], filter: u8, settings: [f64; SETTINGS]) -> Travel {
+    fn travel(values: &[u8], contributions: &[u8], filter: u8, [first, second]: [f64; 2]) -> Travel {
         let encodings = |numbers: &[u8]| numbers.iter().map(|&number| Encoding(number)).collect();
-        let filter = Filtering { filter, settings };
-        Travel { filter, values: encodings(values), contributions: encodings(contributions) }
+        let filter = Filtering { filter, settings: [first, second, 0.0] };
+        Travel {
+            filter,
+            values: encodings(values),
+            contributions: encodings(contributions),
+            ..Travel::default()
+        }
     }
 
     #[test]
@@ -362,7 +447,7 @@ mod tests {
             ),
             (
                 travel(&[0], &[0], 9, [0.0; 2]),
-                "expected a filter among [0, 4], got 9: a newer version may know it",
+                "expected a filter of values among [0, 4], got 9: a newer version may know it",
             ),
             (
                 travel(&[0], &[0], 4, [-1.0, 0.0]),
@@ -401,13 +486,56 @@ mod tests {
         let ours = travel(&BY, &[0], 4, [0.5, 0.0]);
         assert_eq!(ours.difference(&ours.clone()), None);
         for (theirs, what) in [
-            (travel(&BY, &[0], 4, [0.25, 0.0]), ("filter", "4 with [0.5, 0.0]", "4 with [0.25, 0.0]")),
-            (travel(&BY, &[0], 0, [0.0; 2]), ("filter", "4 with [0.5, 0.0]", "none")),
+            (
+                travel(&BY, &[0], 4, [0.25, 0.0]),
+                ("filter", "4 with [0.5, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0]"),
+            ),
+            (travel(&BY, &[0], 0, [0.0; 2]), ("filter", "4 with [0.5, 0.0, 0.0]", "none")),
             (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values", "[1, 0]", "[0]")),
             (travel(&BY, &[1, 0], 4, [0.5, 0.0]), ("encodings of contributions", "[0]", "[1, 0]")),
         ] {
             let (what, mine, its) = what;
             assert_eq!(ours.difference(&theirs), Some((what, mine.to_owned(), its.to_owned())));
         }
+    }
+
+    #[test]
+    fn pushes_with_a_filter_are_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
+        let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        for (dtype, sparse) in [(Dtype::Bf16, 1), (Dtype::F16, 1), (Dtype::F32, 2), (Dtype::F64, 3)] {
+            let travel = Travel::of_pushes(bounded, dtype);
+            assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
+            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+            assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim() && terms.sums.is_some());
+        }
+        assert_eq!(Travel::of_pushes(Filtering::NONE, Dtype::F32), Travel::default());
+        assert_eq!(Filtering::of_sums("DVF", &[0.5]), None);
+        assert_eq!(Filtering::of_sums("dvf", &[0.5, 1.0, 0.0]), None);
+    }
+
+    #[test]
+    fn contributions_have_a_filter_of_their_own_which_is_told_by_its_name() {
+        let bounded =
+            |low| Travel { sums: Filtering { filter: 1, settings: [low, 1.0, 0.0] }, ..Travel::default() };
+        let sums = |travel: &Travel| travel.resolve(Dtype::F16, &Registry::ALL).unwrap().sums;
+        assert!(
+            sums(&bounded(0.5)).is_some()
+                && sums(&bounded(0.0)).is_none()
+                && sums(&Travel::default()).is_none()
+        );
+        let what = "filter of contributions";
+        let (ours, theirs) =
+            ("DVF with low 0.5, decay 1, relative 0", "DVF with low 0.25, decay 1, relative 0");
+        let differs = bounded(0.5).difference(&bounded(0.25));
+        assert_eq!(differs, Some((what, ours.to_owned(), theirs.to_owned())));
+        let differs = bounded(0.5).difference(&Travel::default());
+        assert_eq!(differs, Some((what, ours.to_owned(), "none".to_owned())));
+        let refused = |travel: Travel| travel.resolve(Dtype::F16, &Registry::ALL).unwrap_err().to_string();
+        let said = "expected a number of at least 0 for `low` of the filter `DVF`, got -1";
+        assert_eq!(refused(bounded(-1.0)), said);
+        let unknown = Travel { sums: Filtering { filter: 200, ..Filtering::NONE }, ..Travel::default() };
+        let said =
+            "expected a filter of contributions among [0, 1, 2, 3], got 200: a newer version may know it";
+        assert_eq!(refused(unknown), said);
     }
 }

@@ -4,8 +4,9 @@
 #[path = "../../penstock-kernels/tests/travel/mod.rs"]
 mod travel;
 
-use penstock_kernels::codec::Base;
+use penstock_kernels::codec::{Base, Sparse};
 use penstock_kernels::filter::Filter;
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::encoding::{
     Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
@@ -29,6 +30,8 @@ const W: TensorId = 3;
 const CHUNKS: [usize; 3] = [64, 64, 23];
 const CHANGES: Encoding = Encoding(9);
 const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, codec: &Changes }, Member::RAW]);
+/// What the product has for elements of four bytes. The last chunk is no whole number of them, and goes raw.
+const SPARSE: Agreed = Agreed::new(&[Member { encoding: Encoding(2), codec: &Sparse::<4> }, Member::RAW]);
 
 /// A byte that is written somewhere.
 type Edit = (prop::sample::Index, u8);
@@ -42,14 +45,14 @@ fn range(chunk: usize) -> Range<usize> {
 }
 
 /// What tests' declarations may name.
-const KNOWN: Registry = Registry { codecs: travel::CODECS, filters: travel::FILTERS };
+const KNOWN: Registry = Registry { codecs: travel::CODECS, filters: travel::FILTERS, sums: sums::ALL };
 /// Everything, and what holds small changes back.
-const FILTERS: [Filtering; 2] = [Filtering::NONE, Filtering { filter: 7, settings: [2.0, 0.0] }];
+const FILTERS: [Filtering; 2] = [Filtering::NONE, Filtering { filter: 7, settings: [2.0, 0.0, 0.0] }];
 
 /// What a declaration comes to that names differences, both ways, and this filter.
 fn terms(filter: Filtering) -> Terms {
     let encodings = vec![CHANGES, Encoding::RAW];
-    let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+    let travel = Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() };
     travel.resolve(Dtype::F32, &KNOWN).unwrap()
 }
 
@@ -112,9 +115,9 @@ impl Chunks for Home {
 type Bytes = ([u8; HEADER_BYTES], Vec<u8>);
 
 /// A frame's bytes, as both ends make them.
-fn frame(header: Header, sent: &Sent<'_>) -> Bytes {
+fn frame(agreed: &Agreed, header: Header, sent: &Sent<'_>) -> Bytes {
     let mut buffer = Vec::new();
-    let Encoded { encoding, base, payload, .. } = AGREED.encode(sent, &mut buffer, 0);
+    let Encoded { encoding, base, payload, .. } = agreed.encode(sent, &mut buffer, 0);
     let payload = match payload {
         Payload::Stands(bytes) => bytes.to_vec(),
         Payload::Lane(lane) => {
@@ -129,6 +132,7 @@ fn frame(header: Header, sent: &Sent<'_>) -> Bytes {
 
 /// One receiver, and what is under way between it and the home.
 struct Line {
+    agreed: Agreed,
     subscriber: Subscriber,
     mirror: Mirror,
     held: Vec<Vec<u8>>,
@@ -144,10 +148,11 @@ struct Line {
 }
 
 impl Line {
-    fn new() -> Self {
+    fn new(agreed: Agreed) -> Self {
         let mut mirror = Mirror::default();
         mirror.declare(W, (0..CHUNKS.len() as u32).collect());
         Self {
+            agreed,
             subscriber: Subscriber::default(),
             mirror,
             held: CHUNKS.map(|bytes| vec![0xee; bytes]).into(),
@@ -200,7 +205,7 @@ impl Line {
             None => (header.encode(), Vec::new()),
             Some((_, chunk)) => {
                 let source = Source::Lane(Foreign::of(&self.lane[range(chunk as usize)]));
-                frame(header, &Sent { source, shadow: None, position: 0 })
+                frame(&self.agreed, header, &Sent { source, shadow: None, position: 0 })
             }
         });
         self.mirror.sent();
@@ -215,7 +220,7 @@ impl Line {
         match submission {
             Submission::Push { first, .. } => {
                 let lane = &self.lane[range(first as usize)];
-                let codec = AGREED.expect(header.encoding, header.length as usize, lane.len()).unwrap();
+                let codec = self.agreed.expect(header.encoding, header.length as usize, lane.len()).unwrap();
                 header.check(&payload).unwrap();
                 // What the contribution before left there does not count.
                 let mut taken = vec![0xdd; lane.len()];
@@ -253,7 +258,7 @@ impl Line {
                 let sent = home.streams.send(local, sequence, &home.values[local], position);
                 let chunk = local as u32;
                 let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                let (bytes, payload) = frame(bare(notice), &sent);
+                let (bytes, payload) = frame(&self.agreed, bare(notice), &sent);
                 (Header::decode(&bytes).unwrap(), payload)
             }
             Some(Owing::State { .. }) => unreachable!("nobody asks for it"),
@@ -271,7 +276,7 @@ impl Line {
             Effect::Publish { chunk, .. } => {
                 let Notice::Value { publication, .. } = notice else { panic!("{notice:?}") };
                 let (local, held) = (chunk as usize, &mut self.held[chunk as usize]);
-                let codec = AGREED.expect(header.encoding, header.length as usize, held.len()).unwrap();
+                let codec = self.agreed.expect(header.encoding, header.length as usize, held.len()).unwrap();
                 header.check(&payload).unwrap();
                 codec.decode(&payload, header.base(), held).unwrap();
                 assert_eq!(*held, home.history[&(local, publication)], "E-1: chunk {chunk}");
@@ -291,9 +296,9 @@ impl Line {
 }
 
 /// Plays moves on a home with three receivers. What came: whole, as differences, contributions.
-fn play(filter: Filtering, moves: &[Move]) -> [usize; 3] {
+fn play(agreed: Agreed, filter: Filtering, moves: &[Move]) -> [usize; 3] {
     let mut home = Home::new(filter);
-    let mut lines = [(); 3].map(|()| Line::new());
+    let mut lines = [(); 3].map(|()| Line::new(agreed));
     for (what, which, edits) in moves {
         let line = &mut lines[which % 3];
         match what {
@@ -338,11 +343,13 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 #[test]
 fn whoever_stands_where_receives_what_the_sender_counts_wherever_connections_break() {
     use proptest::test_runner::{Config, TestRunner};
-    for filter in FILTERS {
+    for (agreed, filter) in
+        [AGREED, SPARSE].into_iter().flat_map(|agreed| FILTERS.map(|filter| (agreed, filter)))
+    {
         let came = std::cell::Cell::new([0; 3]);
         let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
         let played = runner.run(&moves(), |moves| {
-            let (before, now) = (came.get(), play(filter, &moves));
+            let (before, now) = (came.get(), play(agreed, filter, &moves));
             came.set([0, 1, 2].map(|at| before[at] + now[at]));
             Ok(())
         });
@@ -364,13 +371,13 @@ fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_the
     let notice = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 6, base: 0 };
     let header = Header::bare(1, 0, Body::Notice(notice));
     for (position, bytes, base) in [(4, ENTRY, Base::Held), (2, 64, Base::Zeros), (0, 64, Base::Zeros)] {
-        let (header, payload) = frame(header, &sent(position));
+        let (header, payload) = frame(&AGREED, header, &sent(position));
         let header = Header::decode(&header).unwrap();
         assert_eq!((payload.len(), header.base()), (bytes, base), "position {position}");
     }
     // No receiver holds publication 0.
     let nowhere = Sent { shadow: Some(Shadow { publication: 0, bytes: &before }), ..sent(0) };
-    assert_eq!(frame(header, &nowhere).1, now);
+    assert_eq!(frame(&AGREED, header, &nowhere).1, now);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
 use penstock_proto::message::Secret;
 use penstock_proto::spec::{Reduce, TensorSpec};
-use penstock_proto::travel::Travel;
+use penstock_proto::travel::{Filtering, Travel};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -124,6 +124,15 @@ fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
     }
     let is_set = |flag: &Flag| flags.iter().any(|given| given == flag.name());
     Ok(row.plain.with(row.flags.iter().copied().filter(is_set).collect()))
+}
+
+/// The filter of pushes that Python names, with its settings.
+fn filtering(py: Python<'_>, name: &str, settings: &[f64]) -> PyResult<Filtering> {
+    Filtering::of_sums(name, settings).ok_or_else(|| {
+        let message =
+            format!("expected a filter of this library and its settings, got {name:?} with {settings:?}");
+        bad_argument(py, "OptionError", &message, None)
+    })
 }
 
 #[pymethods]
@@ -233,6 +242,8 @@ impl Job {
         rescale: f64,
         clip: Option<f64>,
         refuse_nonfinite: bool,
+        push_filter: &str,
+        filter_settings: Vec<f64>,
         timeout: Option<Seconds>,
     ) -> PyResult<Tensor> {
         let dtype = Dtype::from_name(dtype).ok_or_else(|| {
@@ -271,7 +282,7 @@ impl Job {
             rescale,
             clip,
             refuse_nonfinite,
-            travel: Travel::default(),
+            travel: Travel::of_pushes(filtering(py, push_filter, &filter_settings)?, dtype),
         };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;

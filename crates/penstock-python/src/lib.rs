@@ -8,6 +8,7 @@ mod exit;
 mod job;
 mod launcher;
 mod manager;
+mod overlay;
 mod rendezvous;
 mod seconds;
 mod server;
@@ -38,6 +39,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;
     module.add_class::<launcher::LauncherVariables>()?;
+    module.add_class::<overlay::OverlayPlanner>()?;
     module.add_class::<rendezvous::RendezvousRoot>()?;
     module.add_class::<rendezvous::RendezvousVisitor>()?;
     module.add_function(wrap_pyfunction!(exit::exit_with, module)?)?;
@@ -74,6 +76,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rendezvous::verdict_limit, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::late_verdict, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::judge, module)?)?;
+    module.add_function(wrap_pyfunction!(overlay::least_depth, module)?)?;
     module.add_function(wrap_pyfunction!(xla::keep_xla_call, module)?)?;
     module.add_function(wrap_pyfunction!(xla::xla_target, module)?)?;
     module.add_function(wrap_pyfunction!(xla::xla_has_asked, module)?)?;

@@ -172,6 +172,21 @@ impl Tensor {
         })
     }
 
+    fn flush(
+        &self,
+        py: Python<'_>,
+        settings: GivenSettings,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Option<u64>> {
+        let timeout = span(timeout)?;
+        detached(py, |free| self.tensor.on(free).flush(settings.0, timeout))
+    }
+
+    fn held_back(&self, py: Python<'_>) -> PyResult<(f64, u64)> {
+        let held = detached(py, |free| self.tensor.on(free).held_back())?;
+        Ok((held.norm(), held.elements))
+    }
+
     /// A push, then a pull in place.
     fn pushpull(
         &self,

@@ -1,5 +1,5 @@
-//! What tensors' declarations say of how their chunks travel: raw alone, or in an encoding that the product does not have; and all
-//! of their values, or what a filter lets pass that it does not have either.
+//! What tensors' declarations say of how their chunks travel: raw alone, sparse, or in an encoding that the product does not have;
+//! and all of their values, or what a filter lets pass that it does not have either.
 //!
 //! A payload of [`Differs`] tells which words of a chunk differ from its base, a bit each, and then by what they do, in this
 //! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
@@ -11,9 +11,9 @@
 
 use crate::rng::Rng;
 use crate::workload::{Kind, Workload};
-use penstock_kernels::Foreign;
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
-use penstock_kernels::filter::{self, Filter};
+use penstock_kernels::filter::{self, Filter, sums};
+use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::Encoding;
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
@@ -36,26 +36,42 @@ const FILTERS: &[filter::Entry] = &[
     },
 ];
 
-const fn entry(codec: &'static dyn Codec) -> codec::Entry {
-    codec::Entry { number: DIFFERS.0, name: "differs", codec }
+/// All codecs that there are, and this one.
+const fn codecs(codec: &'static dyn Codec) -> [codec::Entry; codec::ALL.len() + 1] {
+    let mut all = [codec::Entry { number: DIFFERS.0, name: "differs", codec }; codec::ALL.len() + 1];
+    let mut at = 0;
+    while at < codec::ALL.len() {
+        all[at] = codec::ALL[at];
+        at += 1;
+    }
+    all
+}
+
+/// What sends the elements of a tensor that have changed.
+fn sparse(dtype: Dtype) -> Encoding {
+    let carries = |entry: &&codec::Entry| entry.codec.uses_base() && entry.codec.carries(dtype);
+    Encoding(codec::ALL.iter().find(carries).expect("there is one for each width").number)
 }
 
 /// What both ends know.
 pub const KNOWN: Registry =
-    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 0 })], filters: FILTERS };
+    Registry { codecs: &codecs(&Differs { turn: 0 }), filters: FILTERS, sums: sums::ALL };
 /// What an end knows whose codec is not the one that was agreed to: the same number, and other bytes.
 pub const ANOTHER: Registry =
-    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 1 })], filters: FILTERS };
+    Registry { codecs: &codecs(&Differs { turn: 1 }), filters: FILTERS, sums: sums::ALL };
 
 /// Declares of each tensor how it travels. It is drawn beside everything else that the seed decides, which it leaves as it is.
 pub fn declare(seed: u64, workload: &mut Workload) {
     let mut rng = Rng::new(seed ^ 0xe0c0de);
+    let mut which = Rng::new(seed ^ 0x5fa25e);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
-        let encodings = || if both { vec![DIFFERS, Encoding::RAW] } else { vec![Encoding::RAW] };
+        let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
+        let encodings = || if both { vec![other, Encoding::RAW] } else { vec![Encoding::RAW] };
         let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
         let filter = if holds_back { RELUCTANT } else { Filtering::NONE };
-        tensor.spec.travel = Travel { filter, values: encodings(), contributions: encodings() };
+        tensor.spec.travel =
+            Travel { filter, values: encodings(), contributions: encodings(), ..Travel::default() };
     }
 }
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.cli import extra, terminal
+from penstock.cli import extra, terminal, trees
 from penstock.cli.numbers import real, within
 from penstock.plan import report, source
 from penstock.plan.advice import recommend
@@ -22,6 +22,7 @@ EXAMPLES = """\
   penstock plan --model resnet50 --workers 8 --link 10gbit
   penstock plan --parameters 25.6M --compute 161ms --batch 32 --workers 8 --link 25gbit --servers 4
   penstock plan --torch my.models:make --compute 90ms --workers 16 --link 10gbit --racks 2 --core 40gbit
+  penstock plan --tree auto --hosts 16 --racks 4 --bytes 256MiB
   penstock plan --paper table2"""
 
 _SOURCES = ("parameters", "bytes", "model", "torch")
@@ -41,6 +42,7 @@ def parser() -> terminal.Parser:
     result.usage = (
         "penstock plan (--model NAME | --parameters N | --bytes SIZE | --torch MODULE:CALLABLE)\n"
         "                     --workers N --link RATE [--compute TIME] [options]\n"
+        "       penstock plan --tree SHAPE --hosts N --bytes SIZE [options]\n"
         "       penstock plan --paper {table2,table5} [--json]"
     )
     model = result.add_argument_group("the model, one of")
@@ -91,6 +93,7 @@ def parser() -> terminal.Parser:
         metavar="X",
         help="oversubscription of a rack's uplink: its hosts' bandwidth over its own (1)",
     )
+    trees.add(result)
     result.add_argument("--paper", metavar="TABLE", help="print the paper's table2 or table5 and ours")
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
@@ -108,6 +111,9 @@ def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(_joined(arguments))
     if given.paper is not None:
         return _paper(given)
+    if given.tree is not None:
+        return trees.main(given)
+    trees.refuse_alone(given)
     plan = make_plan(given)
     terminal.say(json.dumps(report.document(plan), indent=2) if given.json else report.text(plan))
     return 0

@@ -147,6 +147,29 @@ impl OwnLane {
         }
     }
 
+    /// Overwrites bytes of the lane with what `change` makes of `sum`, or of what stands there. `sum` may be of the lane itself.
+    ///
+    /// # Panics
+    ///
+    /// If the lane has no such bytes.
+    pub fn rewrite(
+        &mut self,
+        range: Range<usize>,
+        sum: Option<Foreign<'_>>,
+        change: impl FnOnce(Foreign<'_>, &mut ForeignMut<'_>),
+    ) {
+        let mapping = Arc::clone(&self.mapping);
+        let standing = mapping.foreign(range.clone());
+        let mut lane = self.memory(range);
+        match sum {
+            Some(sum) if overlap(standing, sum) == Overlap::Part => {
+                change(Foreign::of(&owned(sum)), &mut lane)
+            }
+            Some(sum) => change(sum, &mut lane),
+            None => change(standing, &mut lane),
+        }
+    }
+
     /// The first `bytes` bytes of what stands in the lane, for a check before it is pushed.
     pub fn contribution(&self, bytes: usize) -> Foreign<'_> {
         self.mapping.foreign(0..bytes)

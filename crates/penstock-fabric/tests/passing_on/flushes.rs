@@ -1,10 +1,12 @@
 //! When a flush comes back, and what it does not wait for.
 
 use crate::net::*;
+use penstock_proto::account::Resource;
 use penstock_proto::items::node::Node;
-use penstock_proto::items::wire::{Message, PartitionId};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
+use penstock_proto::record::{self, LENGTH_BYTES};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -354,4 +356,79 @@ fn who_gives_up_a_flush_takes_the_answer_from_no_other_that_waits_for_the_same_r
         assert_eq!(one.unanswered(), 0, "{case}");
         assert_eq!(net.seen_by(ONE), [5, 5], "{case}");
     }
+}
+
+/// A home that waits for rows of many partitions of one worker, which it has fetched itself and asked to be brought.
+fn asked_for_many(partitions: u32) -> Node<Here> {
+    let mut home = Node::new(Here::default());
+    home.connected(ONE);
+    let shape = Shape { slots: 1, row_bytes: ROW_BYTES, propagation: Propagation::Lazy };
+    let all = || (0..partitions).map(|table| PartitionId { table, rank: 1 });
+    for partition in all() {
+        let rows = || RowSet::from_rows([0]);
+        say(&mut home, ONE, &Message::Offer { partition, shape }).unwrap();
+        let subscribe = Message::Subscribe { partition, shape, done: 0, serial: 1, rows: rows() };
+        say(&mut home, ONE, &subscribe).unwrap();
+        say(&mut home, ONE, &Message::Fetch { partition, ticket: 1, version: 9, places: rows() }).unwrap();
+    }
+    home
+}
+
+fn bring(home: &mut Node<Here>, table: u32) {
+    let partition = PartitionId { table, rank: 1 };
+    say(home, ONE, &Message::Bring { id: u64::from(table) + 1, partition }).unwrap();
+}
+
+fn answered(home: &mut Node<Here>) -> BTreeSet<u64> {
+    let bytes = Net::sent(home, ONE);
+    let mut rest = &bytes[..];
+    let mut answered = BTreeSet::new();
+    while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
+        let (record, tail) = tail.split_at(record::length(head, MAX_MESSAGE_BYTES).unwrap());
+        if let Ok(Message::Flushed { id }) = Message::decode(record) {
+            answered.insert(id);
+        }
+        rest = tail;
+    }
+    answered
+}
+
+// For each partition all of them were gone over.
+#[test]
+fn flushes_of_many_partitions_of_which_nothing_can_be_sent_are_answered_together() {
+    const PARTITIONS: u32 = 500;
+    let mut home = asked_for_many(PARTITIONS);
+    (0..PARTITIONS).for_each(|table| bring(&mut home, table));
+    assert_eq!(answered(&mut home), (1..=u64::from(PARTITIONS)).collect());
+    assert_eq!(answered(&mut home), BTreeSet::new(), "once");
+}
+
+// A server heard millions of questions of a peer whose connection had been reset, and meanwhile nobody else.
+#[test]
+fn what_a_peer_asks_that_cannot_be_answered_is_not_done_and_what_it_sets_counts() {
+    let (mut net, mut producer) = Net::subscribed(1, Propagation::Eager);
+    let mut home = asked_for_many(1);
+    let taken = |home: &mut Node<Here>| home.host().account.peer(ONE).taken(Resource::Entries);
+    let before = taken(&mut home);
+    bring(&mut home, 0);
+    assert_eq!(taken(&mut home), before + 1);
+    home.stop_answering(ONE);
+    bring(&mut home, 0);
+    let partition = PartitionId { table: 0, rank: 1 };
+    let places = RowSet::from_rows([0]);
+    say(&mut home, ONE, &Message::Fetch { partition, ticket: 2, version: 9, places }).unwrap();
+    (1..100).for_each(|id| say(&mut home, ONE, &Message::Flush { id }).unwrap());
+    assert_eq!((taken(&mut home), answered(&mut home)), (before, BTreeSet::new()));
+    home.connected(ONE);
+    say(&mut home, ONE, &Message::Flush { id: 100 }).unwrap();
+    assert_eq!(answered(&mut home), BTreeSet::from([100]), "on another connection");
+
+    set(&mut producer, 1, &[0], 5);
+    net.home.stop_answering(PRODUCER);
+    let node = net.workers.get_mut(&PRODUCER).unwrap();
+    assert!(Net::pass(node, HOME, &mut net.home, PRODUCER, usize::MAX));
+    net.home.lost(PRODUCER);
+    net.silent.insert(PRODUCER);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [5]);
 }

@@ -1,5 +1,6 @@
 //! What a peer makes a node keep, who pays for it, and when it is given back.
 
+use crate::heap::most_taken_by;
 use crate::net::*;
 use penstock_proto::account::{Account, Limits, Resource, SHARE};
 use penstock_proto::items::node::{Broken, MOST_AHEAD, Node};
@@ -617,4 +618,45 @@ fn what_was_handed_over_pays_for_nothing_that_comes_later() {
     assert_eq!(account.taken(Resource::Bytes), home.paid(ONE), "the first are gone");
     home.transmit(ONE, &mut Vec::new(), usize::MAX);
     assert_eq!(account.taken(Resource::Bytes), 0);
+}
+
+// All were put together before the first was paid for: together many times the bytes that had been charged for them.
+#[test]
+fn what_a_source_is_asked_for_others_is_paid_for_before_it_is_put_together() {
+    const SLOTS: u32 = 1 << 15;
+    const FETCHES: u64 = 40;
+    let shape = Shape { slots: SLOTS, row_bytes: ROW_BYTES, propagation: Propagation::Lazy };
+    let fetching = |account: &Account| {
+        let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+        [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
+        say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+        let rows = RowSet::from_rows(0..SLOTS.into());
+        say(&mut home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows }).unwrap();
+        for ticket in 1..=FETCHES {
+            // Each is a range of its own.
+            let places = RowSet::from_rows((0..SLOTS.into()).step_by(2));
+            say(&mut home, ONE, &Message::Fetch { partition: ID, ticket, version: 1, places }).unwrap();
+        }
+        home
+    };
+    let taken = |account: &Account| account.peer(ONE).taken(Resource::Bytes);
+    let unlimited = Account::default();
+    let mut home = fetching(&unlimited);
+    let before = taken(&unlimited);
+    Net::sent(&mut home, ONE);
+    let one = (taken(&unlimited) - before) / FETCHES;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, barely(before + 3 * one + one / 2)));
+    let mut home = fetching(&account);
+    let most = most_taken_by(|| _ = Net::sent(&mut home, ONE));
+    assert_eq!(taken(&account), before + 3 * one);
+    assert!(most < 4 * one, "{most} bytes where {one} are charged for each of three");
+    let most = most_taken_by(|| _ = Net::sent(&mut home, ONE));
+    assert!(most < one / 8, "{most} bytes for what cannot be paid");
+    // What is given back pays for others.
+    for ticket in 1..=3 {
+        say(&mut home, ONE, &Message::Withdraw { partition: ID, ticket }).unwrap();
+    }
+    assert!(taken(&account) < before);
+    Net::sent(&mut home, ONE);
+    assert!(taken(&account) > before + 2 * one);
 }

@@ -7,8 +7,10 @@
 //! | `producers.rs` | whom a producer delays that brings nothing, no whole rows, or old ones |
 //! | `kept.rs` | what a peer makes a node keep |
 //! | `net.rs` | a home, its peers, and what lies between them |
+//! | `heap.rs` | how much memory they take |
 
 mod flushes;
+mod heap;
 mod kept;
 mod net;
 mod producers;

@@ -5,7 +5,7 @@
 //! exists only where the processor has what it names, so running with it needs no further check.
 
 use crate::control_word::settled;
-use crate::vector::Element;
+use crate::vector::{Element, Words};
 
 pub(crate) mod generic;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -19,9 +19,9 @@ const _: () = assert!(cfg!(target_endian = "little"), "penstock runs on little-e
 pub enum Arch {
     /// Portable Rust.
     Generic,
-    /// x86-64 with AVX2 and F16C.
+    /// x86-64 with AVX2, F16C, and what counts bits.
     Avx2,
-    /// x86-64 with AVX-512F.
+    /// x86-64 with AVX-512F, and what counts bits.
     Avx512,
 }
 
@@ -63,6 +63,9 @@ pub(crate) trait Isa: Copy {
     type F64: Element;
     type F16: Element;
     type Bf16: Element;
+    type Words2: Words;
+    type Words4: Words;
+    type Words8: Words;
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
 }

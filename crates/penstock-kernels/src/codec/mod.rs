@@ -7,12 +7,19 @@
 //! | file | what travels |
 //! |---|---|
 //! | `raw.rs` | the chunk itself |
+//! | `sparse.rs` | the elements that differ from the base, as they are now, and where they are, in the smaller of two forms: |
+//! | `bitmap.rs` | a bit for each element |
+//! | `indices.rs` | the gaps between those that are sent |
 //!
 //! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
+mod bitmap;
+mod indices;
 mod raw;
+mod sparse;
 
 pub use raw::Raw;
+pub use sparse::Sparse;
 
 use crate::{Dtype, Foreign};
 use std::fmt;
@@ -30,7 +37,12 @@ pub struct Entry {
 }
 
 /// Every codec that there is.
-pub const ALL: &[Entry] = &[Entry { number: 0, name: "raw", codec: &Raw }];
+pub const ALL: &[Entry] = &[
+    Entry { number: 0, name: "raw", codec: &Raw },
+    Entry { number: 1, name: "sparse16", codec: &Sparse::<2> },
+    Entry { number: 2, name: "sparse32", codec: &Sparse::<4> },
+    Entry { number: 3, name: "sparse64", codec: &Sparse::<8> },
+];
 
 /// What the receiver's chunk holds before a payload is decoded onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

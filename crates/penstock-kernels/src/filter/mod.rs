@@ -9,8 +9,11 @@
 //! | `everything.rs` | all of it |
 //!
 //! A new filter is a file here and a row of [`ALL`]. The type of its elements is part of the filter itself.
+//!
+//! That is of values, which accumulate. Contributions are fresh sums each time, and have filters of another kind: [`sums`].
 
 mod everything;
+pub mod sums;
 
 pub use everything::Everything;
 
@@ -18,8 +21,8 @@ use crate::Dtype;
 use std::fmt;
 use std::sync::Arc;
 
-/// Settings of a filter at most: a bound, and how it changes.
-pub const SETTINGS: usize = 2;
+/// Settings of a filter at most: a bound, how it changes, and what it is measured in.
+pub const SETTINGS: usize = 3;
 
 /// A filter, or why there is none.
 pub type Made = Result<Arc<dyn Filter>, Unfit>;

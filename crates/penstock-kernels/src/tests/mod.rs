@@ -2,5 +2,7 @@
 
 mod chunk;
 mod promises;
+mod sparse;
+mod sums;
 mod torch;
 mod variants;

@@ -8,6 +8,7 @@
 //! | [`rows`] | sets of rows |
 //! | [`spec`] | what a table is declared to be |
 //! | [`registry`] | who produces and consumes what: the first server's book |
+//! | `sweep` | who produces what others consume, found in one pass |
 //! | [`control`] | control messages |
 //! | [`wire`] | what travels where producer and consumer share no memory |
 //! | [`row_memory`] | what the node needs of memory that holds rows |
@@ -19,6 +20,7 @@ pub mod registry;
 pub mod row_memory;
 pub mod rows;
 pub mod spec;
+mod sweep;
 pub mod wire;
 
 /// Version of the rows of a producer that has left: nothing newer can come.

@@ -2,6 +2,7 @@
 
 use super::rows::RowSet;
 use super::spec::{MAX_OWN_ROWS, MAX_TABLES, TableError, TableId, TableSpec};
+use super::sweep::{Orphan, Sets, Sources, Sweep, Wrong};
 use super::wire::{PartitionId, Shape};
 use crate::Rank;
 use crate::account::{Account, Charge, Exhausted, Resource};
@@ -9,6 +10,9 @@ use crate::membership::Members;
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub use super::sweep::Work;
 
 /// Which of a worker's two sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +61,7 @@ struct Declaration {
     /// What comes in parts, until it is complete. It does not count before.
     coming: Option<Coming>,
     /// Rows that it produces and consumes, once it has told them all.
-    sets: Option<(RowSet, RowSet)>,
+    sets: Option<Sets>,
     /// Those that it produces, encoded: consumers ask for them part by part.
     encoded: Vec<u8>,
     home: u32,
@@ -83,8 +87,31 @@ struct Table {
     /// Workers that have heard that it failed.
     heard: BTreeSet<Rank>,
     _charge: Charge,
-    /// Whether some worker has been told which worker produces what: from then on no worker's rows change.
+    /// Whether it is known which worker produces what, and workers are told: from then on no worker's rows change.
     told: bool,
+    matched: Matched,
+    /// Workers that have mapped, or subscribed to, what they need.
+    ready: BTreeSet<Rank>,
+}
+
+/// How far producers and consumers have been brought together.
+#[derive(Debug, Default)]
+enum Matched {
+    #[default]
+    Not,
+    Partly(Box<Sweep>),
+    All(Sources),
+}
+
+/// What became of a table that workers wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// A live worker has not declared it.
+    Lacking,
+    /// There is more to do than could be done this time.
+    Partly,
+    /// What to answer is known.
+    Known,
 }
 
 /// All tables of a job.
@@ -149,6 +176,8 @@ impl Registry {
                     failed: None,
                     heard: BTreeSet::new(),
                     told: false,
+                    matched: Matched::Not,
+                    ready: BTreeSet::new(),
                     _charge: charge,
                 })
             }
@@ -240,31 +269,48 @@ impl Registry {
     fn take_end(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
         let mut coming = self.open(rank, name)?.coming.take().unwrap_or_default();
         let sets = [&coming.produce, &coming.consume].map(|set| RowSet::decoded_bytes(set));
-        // The sets, and what is made of them when producers and consumers are brought together.
-        let needed = 2 * sets.iter().sum::<u64>();
+        // No more is made of them when producers and consumers are brought together.
+        let needed = sets.iter().sum::<u64>();
         let charged = coming.charge.grow(needed);
         charged.map_err(|why| TableError::Exhausted { name: name.to_owned(), why })?;
         let decode = |bytes: &[u8]| {
             RowSet::decode(bytes).map_err(|error| TableError::OutOfTurn { what: error.to_string() })
         };
-        let sets = (decode(&coming.produce)?, decode(&coming.consume)?);
+        let sets = Arc::new((decode(&coming.produce)?, decode(&coming.consume)?));
         let mut charge = std::mem::take(&mut coming.charge);
         let mut encoded = coming.produce;
         encoded.shrink_to_fit();
         charge.shrink_to(TABLE_BYTES + needed + encoded.len() as u64);
         let Some(table) = self.tables.get_mut(name) else { return Ok(()) };
         let Some(declaration) = table.workers.get_mut(&rank) else { return Ok(()) };
-        if let Some((produce, consume)) = declaration.sets.as_ref().filter(|_| table.told) {
+        if let Some(before) = declaration.sets.as_ref().filter(|_| table.told) {
+            let (produce, consume) = &**before;
             let differs =
                 |before, now, what| TableError::rows_differ(name, before, now, what).map_or(Ok(()), Err);
             return differs(produce, &sets.0, "produced")
                 .and_then(|()| differs(consume, &sets.1, "consumed"));
         }
         (declaration.sets, declaration.encoded, declaration.charge) = (Some(sets), encoded, charge);
+        table.matched = Matched::Not;
         if let Err(error) = table.check(rank) {
             table.failed.get_or_insert(error);
         }
         Ok(())
+    }
+
+    /// The number of the table of this name.
+    pub fn id(&self, name: &str) -> Option<TableId> {
+        Some(self.tables.get(name)?.id)
+    }
+
+    /// A worker has mapped, or subscribed to, what it needs of a table.
+    pub fn get_ready(&mut self, rank: Rank, name: &str) {
+        self.tables.get_mut(name).into_iter().for_each(|table| _ = table.ready.insert(rank));
+    }
+
+    /// Workers that have.
+    pub fn ready(&self, name: &str) -> Option<&BTreeSet<Rank>> {
+        self.tables.get(name).map(|table| &table.ready)
     }
 
     /// Whether a table of this name has the number, and `rank` has declared it.
@@ -285,56 +331,51 @@ impl Registry {
     pub fn shape(&self, partition: PartitionId, home: u32) -> Option<Shape> {
         let table = self.tables.get(self.names.get(&partition.table)?).filter(|table| table.told)?;
         let declared = table.workers.get(&partition.rank).filter(|it| it.near && it.home == home)?;
-        let (produce, _) = declared.sets.as_ref().filter(|(produce, _)| !produce.is_empty())?;
+        let (produce, _) = &**declared.sets.as_ref().filter(|sets| !sets.0.is_empty())?;
         let TableSpec { row_bytes, propagation, .. } = table.spec;
         Some(Shape { slots: produce.len() as u32, row_bytes, propagation })
     }
 
-    /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
+    /// Brings producers and consumers of a table together, as soon as all live workers have declared it and as far as `work`
+    /// allows: once for all that wait for it.
     ///
     /// Rows that no worker produces count as those of a worker that was lost before it declared the table, if there is one: where
     /// the others may go on without it, they go on without its rows.
-    pub fn joined(
-        &mut self,
-        rank: Rank,
-        name: &str,
-        members: &Members,
-    ) -> Option<Result<Joined, TableError>> {
+    pub fn settle(&mut self, name: &str, members: &Members, work: &mut Work) -> Settled {
+        let Some(table) = self.tables.get_mut(name) else { return Settled::Lacking };
+        if table.failed.is_some() {
+            return Settled::Known;
+        }
+        if !members.live.iter().all(|&rank| table.has(rank)) {
+            return Settled::Lacking;
+        }
+        match table.settle(members, &self.account, work) {
+            Ok((settled, inherited)) => {
+                self.inherited.extend(inherited);
+                settled
+            }
+            Err(error) => {
+                table.matched = Matched::Not;
+                table.failed = Some(error);
+                Settled::Known
+            }
+        }
+    }
+
+    /// What to answer a worker that waits for a table: nothing as long as that is not [known](Self::settle).
+    pub fn joined(&mut self, rank: Rank, name: &str) -> Option<Result<Joined, TableError>> {
         let table = self.tables.get_mut(name)?;
         if let Some(error) = &table.failed {
             table.heard.insert(rank);
             return Some(Err(error.clone()));
         }
-        let declared = |rank: &Rank| table.workers.get(rank).is_some_and(|worker| worker.sets.is_some());
-        if !members.live.iter().all(declared) {
-            return None;
-        }
-        if !table.told {
-            match table.settle_orphans(members) {
-                Ok(inherited) => self.inherited.extend(inherited),
-                Err(error) => {
-                    table.failed = Some(error.clone());
-                    table.heard.insert(rank);
-                    return Some(Err(error));
-                }
-            }
-        }
-        let consume = table.workers.get(&rank)?.sets.as_ref().map(|(_, consume)| consume)?;
-        let concerns = |other: &Rank, produce: &RowSet| {
-            !produce.is_empty() && (*other == rank || produce.first_common(consume).is_some())
+        let Matched::All(sources) = &table.matched else { return None };
+        let producer = |rank: Rank| {
+            let declared = table.workers.get(&rank)?;
+            let slots = declared.sets.as_ref()?.0.len() as u32;
+            Some(Producer { rank, slots, home: declared.home, near: declared.near })
         };
-        let producers = table.workers.iter().filter_map(|(&other, declared)| {
-            let (produce, _) = declared.sets.as_ref()?;
-            let producer = Producer {
-                rank: other,
-                slots: produce.len() as u32,
-                home: declared.home,
-                near: declared.near,
-            };
-            concerns(&other, produce).then_some(producer)
-        });
-        let producers = producers.collect();
-        table.told = true;
+        let producers = sources.of(rank)?.into_iter().filter_map(producer).collect();
         Some(Ok(Joined { id: table.id, producers }))
     }
 
@@ -368,6 +409,12 @@ impl Table {
         self.failed = None;
         self.workers.clear();
         self.heard.clear();
+        self.matched = Matched::Not;
+    }
+
+    /// Whether a worker has declared it.
+    fn has(&self, rank: Rank) -> bool {
+        self.workers.get(&rank).is_some_and(|worker| worker.sets.is_some())
     }
 
     /// Workers that declared it, are here, and have not heard that it failed.
@@ -375,12 +422,13 @@ impl Table {
         self.workers.keys().copied().filter(|rank| live.contains(rank) && !self.heard.contains(rank))
     }
 
+    /// What is wrong with a worker's rows, whatever those of the others are.
     fn check(&self, rank: Rank) -> Result<(), TableError> {
         let name = || self.spec.name.clone();
-        let Some((produce, consume)) = self.workers.get(&rank).and_then(|worker| worker.sets.as_ref()) else {
+        let Some(sets) = self.workers.get(&rank).and_then(|worker| worker.sets.as_ref()) else {
             return Ok(());
         };
-        for (set, what) in [(produce, "produced"), (consume, "consumed")] {
+        for (set, what) in [(&sets.0, "produced"), (&sets.1, "consumed")] {
             if set.end() > self.spec.rows {
                 let (rows, got) = (self.spec.rows, set.end() - 1);
                 return Err(TableError::RowOutOfRange { name: name(), rows, got, what: what.to_owned() });
@@ -389,63 +437,79 @@ impl Table {
                 return Err(TableError::TooManyRows { name: name(), what: what.to_owned(), got: set.len() });
             }
         }
-        if self.spec.sum.is_some() {
-            return Ok(());
-        }
-        let others = self.workers.iter().filter(|(other, _)| **other != rank);
-        for (&other, declared) in others {
-            let Some((theirs, _)) = &declared.sets else { continue };
-            if let Some(row) = theirs.first_common(produce) {
-                let (first, second) = (rank.min(other), rank.max(other));
-                return Err(TableError::TwoProducers { name: name(), row, first, second });
-            }
-        }
         Ok(())
+    }
+
+    fn settle(
+        &mut self,
+        members: &Members,
+        account: &Account,
+        work: &mut Work,
+    ) -> Result<(Settled, Option<Inherited>), TableError> {
+        let name = || self.spec.name.clone();
+        let exhausted = |why: Exhausted| TableError::Exhausted { name: name(), why };
+        // Once workers were told, rows without a producer have one.
+        let heir = members.lost.iter().copied().find(|&rank| !self.told && !self.has(rank));
+        let mut sweep = match std::mem::take(&mut self.matched) {
+            Matched::All(sources) => {
+                self.matched = Matched::All(sources);
+                return Ok((Settled::Known, None));
+            }
+            // It may have begun before there was an heir.
+            Matched::Partly(sweep) if sweep.lists_orphans() || heir.is_none() => sweep,
+            _ => {
+                let sets = self.workers.iter();
+                let sets = sets.filter_map(|(&rank, worker)| Some((rank, Arc::clone(worker.sets.as_ref()?))));
+                let shared = self.spec.sum.is_some();
+                let sweep = Sweep::new(sets.collect(), shared, heir.is_some(), account);
+                Box::new(sweep.map_err(exhausted)?)
+            }
+        };
+        let done = sweep.go_on(work).map_err(|wrong| match wrong {
+            Wrong::Both { row, first, second } => {
+                TableError::TwoProducers { name: name(), row, first, second }
+            }
+            Wrong::Exhausted(why) => exhausted(why),
+        });
+        if !done? {
+            self.matched = Matched::Partly(sweep);
+            return Ok((Settled::Partly, None));
+        }
+        let orphan = sweep.orphan().filter(|_| !self.told);
+        let inherited = orphan.map(|orphan| self.inherit(orphan, heir, &mut sweep, members)).transpose()?;
+        self.matched = Matched::All(sweep.into_sources(inherited.as_ref().map(|it| it.rank)));
+        self.told = true;
+        Ok((Settled::Known, inherited))
     }
 
     /// Gives rows that are consumed and that no worker produces to a worker that was lost, and says which; without such a worker
     /// they are refused.
-    fn settle_orphans(&mut self, members: &Members) -> Result<Option<Inherited>, TableError> {
-        let produced = self.produced();
-        let Some((rank, row)) = self.orphan(&produced) else { return Ok(None) };
-        let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
-        let orphans = self.orphans(&produced);
-        let heir = members.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
-        let Some(heir) = heir else {
-            let gone: BTreeSet<Rank> =
-                members.left.union(&members.lost).filter(undeclared).copied().collect();
+    fn inherit(
+        &mut self,
+        orphan: Orphan,
+        heir: Option<Rank>,
+        sweep: &mut Sweep,
+        members: &Members,
+    ) -> Result<Inherited, TableError> {
+        let orphans = sweep.take_orphans().filter(|(orphans, _)| orphans.len() <= MAX_OWN_ROWS);
+        let (Some(heir), Some((orphans, mut charge))) = (heir, orphans) else {
+            let gone = members.left.union(&members.lost).copied();
+            let gone: BTreeSet<Rank> = gone.filter(|&rank| !self.has(rank)).collect();
             let (name, gone) = (self.spec.name.clone(), gone.into_iter().collect());
+            let Orphan { consumer: rank, row } = orphan;
             return Err(TableError::NoProducer { name, row, rank, gone });
         };
         // At the home of a consumer that can map them, if there is one.
-        let consumes = |worker: &&Declaration| {
-            worker.sets.as_ref().is_some_and(|(_, consume)| consume.first_common(&orphans).is_some())
-        };
-        let consumers = || self.workers.values().filter(consumes);
+        let consumers = || sweep.orphaned().filter_map(|rank| self.workers.get(&rank));
         let host = consumers().find(|worker| worker.near).or_else(|| consumers().next());
         let (home, near) = host.map_or((0, false), |worker| (worker.home, worker.near));
         let inherited = Inherited { name: self.spec.name.clone(), rank: heir, rows: orphans.clone() };
-        let (encoded, sets) = (orphans.encode(), Some((orphans, RowSet::default())));
-        self.workers.insert(heir, Declaration { sets, encoded, home, near, ..Declaration::default() });
-        Ok(Some(inherited))
-    }
-
-    fn sets(&self) -> impl Iterator<Item = (Rank, &(RowSet, RowSet))> {
-        self.workers.iter().filter_map(|(rank, worker)| Some((*rank, worker.sets.as_ref()?)))
-    }
-
-    fn produced(&self) -> RowSet {
-        RowSet::union_of(self.sets().map(|(_, (produce, _))| produce))
-    }
-
-    /// The first row that is consumed and that no worker produces, and its consumer.
-    fn orphan(&self, produced: &RowSet) -> Option<(Rank, u64)> {
-        self.sets().find_map(|(rank, (_, consume))| Some((rank, consume.first_without(produced)?)))
-    }
-
-    /// All of them.
-    fn orphans(&self, produced: &RowSet) -> RowSet {
-        RowSet::union_of(self.sets().map(|(_, (_, consume))| consume)).without(produced)
+        let encoded = orphans.encode();
+        // As long as who looks on has the other one, both.
+        charge.shrink_to(TABLE_BYTES + 2 * orphans.kept_bytes() + encoded.len() as u64);
+        let sets = Some(Arc::new((orphans, RowSet::default())));
+        self.workers.insert(heir, Declaration { sets, encoded, home, near, charge, coming: None });
+        Ok(inherited)
     }
 }
 
@@ -454,6 +518,17 @@ mod tests {
     use super::super::spec::Propagation;
     use super::*;
     use crate::account::Limits;
+
+    impl Registry {
+        /// What a worker that waits is told, however much there is to do for it.
+        fn told(&mut self, rank: Rank, name: &str, members: &Members) -> Option<Result<Joined, TableError>> {
+            let mut work = Work::MAX;
+            match self.settle(name, members, &mut work) {
+                Settled::Known => self.joined(rank, name),
+                Settled::Lacking | Settled::Partly => None,
+            }
+        }
+    }
 
     fn spec() -> TableSpec {
         let (name, propagation) = ("U".to_owned(), Propagation::Eager);
@@ -480,15 +555,15 @@ mod tests {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1, 2]));
         declare(&mut registry, 0, &spec(), &[0, 1, 2], &[5]);
         declare(&mut registry, 1, &spec(), &[5, 6], &[]);
-        assert_eq!(registry.joined(0, "U", &live), None);
+        assert_eq!(registry.told(0, "U", &live), None);
         assert_eq!(registry.missing("U", &live.live), [2]);
         declare(&mut registry, 2, &spec(), &[], &[0, 6]);
         let ranks = |joined: Option<Result<Joined, TableError>>| -> Vec<Rank> {
             joined.unwrap().unwrap().producers.iter().map(|producer| producer.rank).collect()
         };
-        assert_eq!(ranks(registry.joined(0, "U", &live)), [0, 1]);
-        assert_eq!(ranks(registry.joined(1, "U", &live)), [1]);
-        assert_eq!(ranks(registry.joined(2, "U", &live)), [0, 1]);
+        assert_eq!(ranks(registry.told(0, "U", &live)), [0, 1]);
+        assert_eq!(ranks(registry.told(1, "U", &live)), [1]);
+        assert_eq!(ranks(registry.told(2, "U", &live)), [0, 1]);
         assert_eq!(registry.produced("U", 1), Some(&RowSet::from_rows([5, 6]).encode()[..]));
     }
 
@@ -518,8 +593,88 @@ mod tests {
             registry.part(0, "U", part, &bytes).unwrap();
         }
         registry.end(0, "U").unwrap();
-        let error = registry.joined(0, "U", &Members::of([0])).unwrap().unwrap_err();
+        let error = registry.told(0, "U", &Members::of([0])).unwrap().unwrap_err();
         assert!(matches!(error, TableError::NoProducer { row, .. } if row == MAX_OWN_ROWS - 1), "{error}");
+    }
+
+    // Each worker's ranges were looked for among those of each other, twice, and again whenever one asked.
+    #[test]
+    fn rows_in_many_ranges_are_gone_over_once_and_not_for_each_worker() {
+        const WORKERS: u64 = 28;
+        const RANGES: u64 = 200;
+        let (mut registry, live) = (Registry::default(), Members::of(0..WORKERS as Rank));
+        let wide = TableSpec { rows: WORKERS * RANGES, ..spec() };
+        let dealt = |to: u64| (0..RANGES).map(|turn| turn * WORKERS + to % WORKERS).collect::<Vec<_>>();
+        for rank in 0..WORKERS {
+            declare(&mut registry, rank as Rank, &wide, &dealt(rank), &dealt(rank + 1));
+        }
+        let ends = 2 * 2 * WORKERS * RANGES;
+        let (mut work, mut turns) = (0, 0);
+        loop {
+            let mut left = 100;
+            let settled = registry.settle("U", &live, &mut left);
+            (work, turns) = (work + 100 - left, turns + 1);
+            if settled == Settled::Known {
+                break;
+            }
+            assert_eq!((settled, registry.joined(0, "U")), (Settled::Partly, None));
+        }
+        assert_eq!((work, turns), (ends, ends / 100), "each end of a range once, in turns that end");
+        for rank in (0..WORKERS as Rank).chain([0; 10]) {
+            assert_eq!(registry.settle("U", &live, &mut 0), Settled::Known, "nothing more is looked at");
+            let producers = registry.joined(rank, "U").unwrap().unwrap().producers;
+            let mut expected = [rank, (rank + 1) % WORKERS as Rank];
+            expected.sort_unstable();
+            assert_eq!(producers.iter().map(|it| it.rank).collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn rows_that_change_while_they_are_gone_over_are_gone_over_anew() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
+        declare(&mut registry, 0, &spec(), &[0, 2, 4], &[]);
+        declare(&mut registry, 1, &spec(), &[1, 3], &[0]);
+        assert_eq!(registry.settle("U", &live, &mut 5), Settled::Partly);
+        declare(&mut registry, 1, &spec(), &[0, 3], &[0]);
+        let error = registry.told(0, "U", &live).unwrap().unwrap_err();
+        assert!(matches!(error, TableError::TwoProducers { row: 0, first: 0, second: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn an_heir_may_appear_while_rows_are_gone_over() {
+        let mut registry = Registry::default();
+        declare(&mut registry, 0, &spec(), &[0, 2], &[0, 5, 7]);
+        assert_eq!(registry.settle("U", &Members::of([0]), &mut 5), Settled::Partly);
+        let members = Members { lost: [1].into(), ..Members::of([0]) };
+        let producers = registry.told(0, "U", &members).unwrap().unwrap().producers;
+        assert_eq!(producers.iter().map(|it| (it.rank, it.slots)).collect::<Vec<_>>(), [(0, 2), (1, 2)]);
+    }
+
+    #[test]
+    fn where_there_is_no_memory_to_bring_workers_together_all_of_them_hear_so() {
+        let mut registry = Registry::default();
+        for rank in [0, 1] {
+            declare(&mut registry, rank, &spec(), &[rank.into()], &[0]);
+        }
+        registry.account = Account::new(Limits::NONE.with(Resource::Bytes, 16));
+        for rank in [0, 1] {
+            let told = registry.told(rank, "U", &Members::of([0, 1]));
+            assert!(matches!(told, Some(Err(TableError::Exhausted { .. }))), "{told:?}");
+        }
+    }
+
+    // Who was ready for a table that was given up counted as ready for the next of its name.
+    #[test]
+    fn who_was_ready_for_a_table_that_is_no_more_is_not_for_the_next_of_its_name() {
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 20));
+        let mut registry = Registry::charged_to(account);
+        registry.begin(0, &spec(), 0, true, &all()).unwrap();
+        registry.get_ready(1, "U");
+        assert_eq!(registry.ready("U"), Some(&[1].into()));
+        while registry.part(0, "U", Part::Produce, &[1; 4096]).is_ok() {}
+        assert!(!registry.knows("U"), "there is no memory for it");
+        registry.begin(0, &spec(), 0, true, &all()).unwrap();
+        assert_eq!(registry.ready("U"), Some(&BTreeSet::new()));
     }
 
     #[test]
@@ -529,7 +684,7 @@ mod tests {
         let at = |table, rank| PartitionId { table, rank };
         assert_eq!(registry.shape(at(0, 0), 0), None, "nobody was told");
         declare(&mut registry, 1, &spec(), &[], &[0]);
-        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
+        assert!(registry.told(1, "U", &live).unwrap().is_ok());
         let shape = Shape { slots: 3, row_bytes: 8, propagation: Propagation::Eager };
         assert_eq!(registry.shape(at(0, 0), 0), Some(shape));
         for (partition, home) in [(at(0, 0), 1), (at(0, 1), 1), (at(0, 2), 0), (at(1, 0), 0)] {
@@ -543,31 +698,31 @@ mod tests {
     fn who_gave_up_waiting_declares_again_and_gets_the_same_table() {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[0], &[1]);
-        assert_eq!(registry.joined(0, "U", &live), None);
+        assert_eq!(registry.told(0, "U", &live), None);
         // It gave up, and asks for other rows: no worker has been told of the first ones.
         declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
         declare(&mut registry, 1, &spec(), &[1], &[2]);
-        let joined = registry.joined(1, "U", &live).unwrap().unwrap();
+        let joined = registry.told(1, "U", &live).unwrap().unwrap();
         assert_eq!(
             joined.producers.iter().map(|one| (one.rank, one.slots)).collect::<Vec<_>>(),
             [(0, 2), (1, 1)]
         );
         // Now that a worker knows, the same again is the same table, also while it is being told.
         registry.begin(0, &spec(), 0, true, &all()).unwrap();
-        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
+        assert!(registry.told(1, "U", &live).unwrap().is_ok());
         declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
-        assert_eq!(registry.joined(0, "U", &live).unwrap().unwrap().id, joined.id);
+        assert_eq!(registry.told(0, "U", &live).unwrap().unwrap().id, joined.id);
         registry.begin(0, &spec(), 0, true, &all()).unwrap();
         let refused = registry.end(0, "U").unwrap_err();
         assert!(matches!(refused, TableError::DeclaredTwice { .. }), "{refused}");
-        assert!(registry.joined(0, "U", &live).unwrap().is_ok(), "what was refused has changed nothing");
+        assert!(registry.told(0, "U", &live).unwrap().is_ok(), "what was refused has changed nothing");
     }
 
     #[test]
     fn a_declaration_that_failed_is_made_anew_once_all_who_made_it_have_heard() {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         let fails = |registry: &mut Registry, rank| {
-            let error = registry.joined(rank, "U", &live).unwrap().unwrap_err();
+            let error = registry.told(rank, "U", &live).unwrap().unwrap_err();
             assert!(matches!(error, TableError::NoProducer { row: 4, .. }), "{error}");
         };
         declare(&mut registry, 0, &spec(), &[0], &[1]);
@@ -581,11 +736,10 @@ mod tests {
         fails(&mut registry, 0);
         let wider = TableSpec { row_bytes: 16, ..spec() };
         declare(&mut registry, 1, &wider, &[1, 4], &[4]);
-        assert_eq!(registry.joined(1, "U", &live), None, "what worker 0 said before does not count any more");
+        assert_eq!(registry.told(1, "U", &live), None, "what worker 0 said before does not count any more");
         declare(&mut registry, 0, &wider, &[0], &[1]);
         assert!(
-            registry.joined(0, "U", &live).unwrap().is_ok()
-                && registry.joined(1, "U", &live).unwrap().is_ok()
+            registry.told(0, "U", &live).unwrap().is_ok() && registry.told(1, "U", &live).unwrap().is_ok()
         );
     }
 
@@ -621,11 +775,11 @@ mod tests {
         let wider = TableSpec { row_bytes: 16, ..spec() };
         declare(&mut registry, 0, &spec(), &[0], &[0]);
         assert!(matches!(registry.begin(1, &wider, 0, true, &all()), Err(TableError::Differs { .. })));
-        assert!(registry.joined(0, "U", &live).unwrap().is_err());
+        assert!(registry.told(0, "U", &live).unwrap().is_err());
         for rank in [1, 0] {
             declare(&mut registry, rank, &wider, &[rank.into()], &[0]);
         }
-        assert!(registry.joined(0, "U", &live).unwrap().is_ok());
+        assert!(registry.told(0, "U", &live).unwrap().is_ok());
     }
 
     // Its new sets went with those of the worker that heard last, and it was told that it waited for itself.
@@ -636,11 +790,11 @@ mod tests {
         declare(&mut registry, 0, &spec(), &[0], &[1]);
         assert!(registry.begin(1, &wider, 1, true, &live.live).is_err());
         assert!(registry.begin(1, &spec(), 1, true, &live.live).is_err(), "worker 0 has not heard");
-        assert!(registry.joined(0, "U", &live).unwrap().is_err());
+        assert!(registry.told(0, "U", &live).unwrap().is_err());
         declare(&mut registry, 1, &spec(), &[1], &[0]);
         declare(&mut registry, 0, &spec(), &[0], &[1]);
         for rank in [0, 1] {
-            assert!(registry.joined(rank, "U", &live).unwrap().is_ok(), "worker {rank}");
+            assert!(registry.told(rank, "U", &live).unwrap().is_ok(), "worker {rank}");
         }
     }
 
@@ -651,7 +805,7 @@ mod tests {
             declare(&mut registry, rank, &spec(), produce, &[4]);
         }
         for rank in [0, 1] {
-            assert!(registry.joined(rank, "U", &live).unwrap().is_err());
+            assert!(registry.told(rank, "U", &live).unwrap().is_err());
         }
         let live = Members { lost: [2].into(), ..Members::of([0, 1]) };
         for rank in [0, 1] {
@@ -668,30 +822,30 @@ mod tests {
         for rank in [0, 1] {
             declare(&mut registry, rank, &spec(), &[rank.into()], &[0]);
         }
-        assert!(registry.joined(0, "U", &live).unwrap().is_ok());
+        assert!(registry.told(0, "U", &live).unwrap().is_ok());
         assert!(matches!(registry.begin(1, &wider, 1, true, &live.live), Err(TableError::Differs { .. })));
         declare(&mut registry, 1, &spec(), &[1], &[0]);
-        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
+        assert!(registry.told(1, "U", &live).unwrap().is_ok());
     }
 
     #[test]
     fn a_name_that_all_have_dropped_is_free_for_another_table() {
         let (mut registry, live) = (Registry::default(), Members::of([0]));
         declare(&mut registry, 0, &spec(), &[0], &[]);
-        let before = registry.joined(0, "U", &live).unwrap().unwrap().id;
+        let before = registry.told(0, "U", &live).unwrap().unwrap().id;
         registry.remove("U", before + 1);
-        assert!(registry.joined(0, "U", &live).is_some(), "another table's number");
+        assert!(registry.told(0, "U", &live).is_some(), "another table's number");
         registry.remove("U", before);
         let wider = TableSpec { row_bytes: 16, ..spec() };
         declare(&mut registry, 0, &wider, &[0], &[]);
-        assert_ne!(registry.joined(0, "U", &live).unwrap().unwrap().id, before);
+        assert_ne!(registry.told(0, "U", &live).unwrap().unwrap().id, before);
     }
 
     #[test]
     fn a_worker_that_is_gone_is_not_waited_for() {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0]);
-        assert!(registry.joined(0, "U", &Members::of([0])).unwrap().is_ok());
+        assert!(registry.told(0, "U", &Members::of([0])).unwrap().is_ok());
     }
 
     #[test]
@@ -702,7 +856,7 @@ mod tests {
         let members = Members { lost: [1].into(), ..Members::of([0, 2]) };
         let heir = |rank| Producer { rank: 1, slots: 2, home: rank, near: true };
         for rank in [0, 2] {
-            let producers = registry.joined(rank, "U", &members).unwrap().unwrap().producers;
+            let producers = registry.told(rank, "U", &members).unwrap().unwrap().producers;
             assert!(producers.contains(&heir(0)), "{rank}: {producers:?}");
         }
         let rows = RowSet::from_rows([2, 6]);
@@ -716,7 +870,7 @@ mod tests {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0, 1]);
         let members = Members { left: [2].into(), ..Members::of([0]) };
-        let error = registry.joined(0, "U", &members).unwrap().unwrap_err();
+        let error = registry.told(0, "U", &members).unwrap().unwrap_err();
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 1, rank: 0, gone: vec![2] });
         assert!(error.to_string().contains("workers [2] left before they declared the table"), "{error}");
     }
@@ -727,14 +881,14 @@ mod tests {
         declare(&mut registry, 0, &spec(), &[3, 4], &[]);
         declare(&mut registry, 1, &spec(), &[4], &[]);
         for rank in [0, 1] {
-            let error = registry.joined(rank, "U", &live).unwrap().unwrap_err();
+            let error = registry.told(rank, "U", &live).unwrap().unwrap_err();
             let expected = TableError::TwoProducers { name: "U".to_owned(), row: 4, first: 0, second: 1 };
             assert_eq!(error, expected);
         }
         let sum = TableSpec { name: "S".to_owned(), sum: Some(penstock_kernels::Dtype::F64), ..spec() };
         declare(&mut registry, 0, &sum, &[3, 4], &[]);
         declare(&mut registry, 1, &sum, &[4], &[3, 4]);
-        assert!(registry.joined(1, "S", &live).unwrap().is_ok());
+        assert!(registry.told(1, "S", &live).unwrap().is_ok());
     }
 
     #[test]
@@ -742,14 +896,14 @@ mod tests {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[1], &[2]);
         declare(&mut registry, 1, &spec(), &[], &[]);
-        let error = registry.joined(1, "U", &live).unwrap().unwrap_err();
+        let error = registry.told(1, "U", &live).unwrap().unwrap_err();
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 2, rank: 0, gone: Vec::new() });
         let other = TableSpec { row_bytes: 16, ..spec() };
         assert!(matches!(registry.begin(1, &other, 0, true, &all()), Err(TableError::Differs { .. })));
         assert!(matches!(registry.end(1, "V"), Err(TableError::OutOfTurn { .. })));
         let far = TableSpec { name: "F".to_owned(), ..spec() };
         declare(&mut registry, 0, &far, &[10], &[]);
-        let error = registry.joined(0, "F", &Members::of([0])).unwrap().unwrap_err();
+        let error = registry.told(0, "F", &Members::of([0])).unwrap().unwrap_err();
         assert!(matches!(error, TableError::RowOutOfRange { got: 10, .. }));
     }
 }

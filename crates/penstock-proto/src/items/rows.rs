@@ -50,7 +50,8 @@ impl RowSet {
         Self::from_apart(ranges)
     }
 
-    fn from_apart(mut ranges: Vec<Range<u64>>) -> Self {
+    /// Of ranges that are sorted, apart and not empty.
+    pub(super) fn from_apart(mut ranges: Vec<Range<u64>>) -> Self {
         ranges.shrink_to_fit();
         let (mut before, mut sum) = (Vec::with_capacity(ranges.len()), 0);
         for range in &ranges {
@@ -165,25 +166,6 @@ impl RowSet {
         Self::from_sorted(both)
     }
 
-    /// The smallest row of both. It takes as many steps as the set with fewer ranges has, each a search in the other.
-    pub fn first_common(&self, other: &Self) -> Option<u64> {
-        let (few, many) = if self.ranges.len() <= other.ranges.len() { (self, other) } else { (other, self) };
-        few.ranges.iter().find_map(|range| {
-            let met = many.ranges.get(many.ranges.partition_point(|there| there.end <= range.start))?;
-            (met.start < range.end).then(|| met.start.max(range.start))
-        })
-    }
-
-    /// The smallest row of this set that is not in the other, by a search for each range of this one.
-    pub fn first_without(&self, other: &Self) -> Option<u64> {
-        self.ranges.iter().find_map(|range| {
-            let at = other.ranges.partition_point(|there| there.end <= range.start);
-            let there = other.ranges.get(at).filter(|there| there.start <= range.start);
-            // Ranges are apart: behind the one that holds the first row, one is missing.
-            there.map_or(Some(range.start), |there| (there.end < range.end).then_some(there.end))
-        })
-    }
-
     /// Rows of either.
     pub fn union(&self, other: &Self) -> Self {
         Self::union_of([self, other])
@@ -252,12 +234,17 @@ impl RowSet {
     pub fn decoded_bytes(bytes: &[u8]) -> u64 {
         // Each range is two numbers, and the last byte of a number is below 128.
         let numbers = bytes.iter().filter(|&&byte| byte < 0x80).count();
-        RANGE_BYTES * (numbers as u64).div_ceil(2)
+        Self::bytes_of_ranges((numbers as u64).div_ceil(2))
     }
 
     /// Bytes of memory that it takes.
     pub fn kept_bytes(&self) -> u64 {
-        RANGE_BYTES * self.ranges.len() as u64
+        Self::bytes_of_ranges(self.ranges.len() as u64)
+    }
+
+    /// Bytes of memory that a set of so many ranges takes.
+    pub fn bytes_of_ranges(ranges: u64) -> u64 {
+        RANGE_BYTES * ranges
     }
 
     /// The set in `bytes`.
@@ -354,8 +341,7 @@ mod tests {
             prop_assert_eq!(left.len(), a.len() as u64);
             prop_assert_eq!(left.intersection(&right), RowSet::from_rows(a.intersection(&b).copied()));
             prop_assert_eq!(left.union(&right), RowSet::from_rows(a.union(&b).copied()));
-            prop_assert_eq!(left.first_common(&right), a.intersection(&b).next().copied());
-            prop_assert_eq!(left.first_without(&right), a.difference(&b).next().copied());
+            prop_assert_eq!(left.without(&right), RowSet::from_rows(a.difference(&b).copied()));
             for (place, row) in a.iter().enumerate() {
                 prop_assert_eq!(left.place(*row), Some(place as u64));
                 prop_assert_eq!(left.end_of_run(*row), (*row..=u64::MAX).find(|row| !a.contains(row)));

@@ -23,6 +23,7 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::ops::Bound;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,6 +202,8 @@ struct Passer {
     ending: BTreeSet<PeerId>,
     /// Peers of whom more may have come than their last turn had time for.
     unheard: BTreeSet<PeerId>,
+    /// Peers that have gone for good, but are not heard out.
+    gone: BTreeSet<PeerId>,
     /// When peers were last shown that this thread lives, and when it was last asked who is silent.
     shown: Instant,
     watched: Instant,
@@ -213,6 +216,15 @@ struct Watched {
     token: u64,
     /// Whether the poll watches it for room to write.
     writing: bool,
+    last: Option<Last>,
+}
+
+/// Why nothing is said on a connection any more. What has come on it counts, and is heard in turns before it is ended: others have
+/// theirs meanwhile.
+struct Last {
+    why: Ended,
+    /// It is heard until so many bytes have come: its peer may still be speaking.
+    until: u64,
 }
 
 /// What happens when something has come.
@@ -289,6 +301,7 @@ impl Passer {
             tried: Instant::now(),
             ending: BTreeSet::new(),
             unheard: BTreeSet::new(),
+            gone: BTreeSet::new(),
             shown: Instant::now(),
             watched: Instant::now(),
             running: true,
@@ -341,12 +354,14 @@ impl Passer {
             let mut sent = false;
             let mut lost = Vec::new();
             let mut next = Bound::Unbounded;
-            while let Some((&peer, Watched { wire, .. })) =
+            while let Some((&peer, Watched { wire, last, .. })) =
                 self.wires.range_mut((next, Bound::Unbounded)).next()
             {
-                match wire.transmit(&mut self.node, peer) {
-                    Ok(some) => sent |= some,
-                    Err(ended) => lost.push((peer, ended)),
+                if last.is_none() {
+                    match wire.transmit(&mut self.node, peer) {
+                        Ok(some) => sent |= some,
+                        Err(ended) => lost.push((peer, ended)),
+                    }
                 }
                 self.show_life();
                 next = Bound::Excluded(peer);
@@ -368,8 +383,8 @@ impl Passer {
 
     /// Watches for room to write where something waits for it, and only there: a socket that has room is ready all the time.
     fn watch_output(&mut self) {
-        for Watched { wire, token, writing } in self.wires.values_mut() {
-            let waits = wire.holds_output();
+        for Watched { wire, token, writing, last } in self.wires.values_mut() {
+            let waits = last.is_none() && wire.holds_output();
             if std::mem::replace(writing, waits) != waits {
                 let mut flags = epoll::EventFlags::IN;
                 flags.set(epoll::EventFlags::OUT, waits);
@@ -393,12 +408,18 @@ impl Passer {
     fn keep_vigil(&mut self) {
         (self.shown, self.watched) = (Instant::now(), Instant::now());
         // A peer may have spoken whose turn has not come yet, or is not through.
-        let silent = |(&peer, watched): (&PeerId, &mut Watched)| watched.wire.is_silent().then_some(peer);
+        let silent = |(&peer, Watched { wire, last, .. }): (&PeerId, &mut Watched)| {
+            (last.is_none() && wire.is_silent()).then_some(peer)
+        };
         let silent: Vec<PeerId> = self.wires.iter_mut().filter_map(silent).collect();
         silent.into_iter().for_each(|peer| self.hear(peer));
         let Self { wires, unheard, .. } = self;
-        let ended = |(&peer, Watched { wire, .. }): (&PeerId, &mut Watched)| {
-            let kept = if unheard.contains(&peer) { wire.beat() } else { wire.keep_vigil() };
+        let ended = |(&peer, Watched { wire, last, .. }): (&PeerId, &mut Watched)| {
+            let kept = match last {
+                Some(_) => Ok(()),
+                None if unheard.contains(&peer) => wire.beat(),
+                None => wire.keep_vigil(),
+            };
             Some((peer, kept.err()?))
         };
         let ended: Vec<(PeerId, Ended)> = wires.iter_mut().filter_map(ended).collect();
@@ -409,12 +430,9 @@ impl Passer {
 
     /// Ends a connection on which nothing can be said any more: what had come by then counts, and is heard first.
     fn end_heard(&mut self, peer: PeerId, ended: Ended) {
-        if !matches!(ended, Ended::Peer(_)) {
-            self.hear_out(peer);
-        }
-        // Hearing it may have ended it.
-        if self.wires.contains_key(&peer) {
-            self.end(peer, ended);
+        match ended {
+            Ended::Connection(_) => self.hear_out(peer, ended),
+            Ended::Peer(_) => self.end(peer, ended),
         }
     }
 
@@ -423,7 +441,7 @@ impl Passer {
     fn show_life(&mut self) {
         if self.shown.elapsed() >= look_every(self.setup.lease) {
             self.shown = Instant::now();
-            for Watched { wire, .. } in self.wires.values_mut() {
+            for Watched { wire, .. } in self.wires.values_mut().filter(|watched| watched.last.is_none()) {
                 let _ = wire.beat();
             }
         }
@@ -441,23 +459,29 @@ impl Passer {
     }
 
     fn hear(&mut self, peer: PeerId) {
-        let Some(Watched { wire, .. }) = self.wires.get_mut(&peer) else { return };
-        match wire.receive(&mut self.node, peer) {
-            Ok(_) if wire.holds_input() => _ = self.unheard.insert(peer),
-            Ok(_) => _ = self.unheard.remove(&peer),
-            Err(ended) => self.end(peer, ended),
+        let Some(Watched { wire, last, .. }) = self.wires.get_mut(&peer) else { return };
+        if let Err(ended) = wire.receive(&mut self.node, peer) {
+            return self.end(peer, ended);
+        }
+        let more = wire.holds_input();
+        let is_heard_out = |last: &mut Last| !more || wire.heard() >= last.until;
+        if let Some(Last { why, .. }) = last.take_if(is_heard_out) {
+            self.end(peer, why);
+        } else if more {
+            self.unheard.insert(peer);
+        } else {
+            self.unheard.remove(&peer);
         }
     }
 
-    /// Hears what a peer has said that says nothing more: all that is there, and no more than there can be.
-    fn hear_out(&mut self, peer: PeerId) {
-        let heard = |passer: &Self| passer.wires.get(&peer).map_or(0, |watched| watched.wire.heard());
-        let before = heard(self);
+    /// Says nothing more to a peer, and ends its connection once all is heard that is there, and no more than there can be. What it
+    /// asks for is done for it no more: so that what it has left takes few turns.
+    fn hear_out(&mut self, peer: PeerId, why: Ended) {
+        let Some(Watched { wire, last: last @ None, .. }) = self.wires.get_mut(&peer) else { return };
+        *last = Some(Last { why, until: wire.heard() + MOST_UNDER_WAY });
+        self.node.stop_answering(peer);
         self.hear(peer);
-        while self.unheard.contains(&peer) && heard(self) < before + MOST_UNDER_WAY {
-            self.show_life();
-            self.hear(peer);
-        }
+        self.show_life();
     }
 
     fn part(&mut self, peer: PeerId) {
@@ -478,6 +502,19 @@ impl Passer {
             Ended::Peer(what) => self.report(Report::Broke { peer, what }),
         }
         self.tell_end(peer);
+        self.forget_gone(peer);
+    }
+
+    /// A peer that has gone for good, and is heard out, is forgotten.
+    fn forget_gone(&mut self, peer: PeerId) {
+        if self.wires.contains_key(&peer) || !self.gone.remove(&peer) {
+            return;
+        }
+        self.node.host().local.remove(&peer);
+        let unused = self.node.forget(peer);
+        self.followed.retain(|id, _| !unused.contains(id));
+        self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
+        self.forget_unreadable();
     }
 
     fn report(&self, report: Report) {
@@ -514,14 +551,10 @@ impl Passer {
                     self.kept.change(|kept| kept.retain(|id| id.table != table));
                 }
                 Command::Leave { peer } => {
+                    self.gone.insert(peer);
                     // What it sent before it went is there already.
-                    self.hear_out(peer);
-                    self.part(peer);
-                    self.node.host().local.remove(&peer);
-                    let unused = self.node.forget(peer);
-                    self.followed.retain(|id, _| !unused.contains(id));
-                    self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
-                    self.forget_unreadable();
+                    self.hear_out(peer, Ended::Connection(ErrorKind::ConnectionAborted.into()));
+                    self.forget_gone(peer);
                 }
                 Command::Enter { peer, stream, local } => {
                     if local {
@@ -535,13 +568,21 @@ impl Passer {
 
     fn enter(&mut self, peer: PeerId, stream: Stream) {
         self.part(peer);
+        // Nor is more heard of one that has gone and comes again: its rows would be in its way.
+        let before = self.gone.iter().copied();
+        let before = before.filter(|gone| (gone.role, gone.number) == (peer.role, peer.number));
+        for gone in before.collect::<Vec<PeerId>>() {
+            self.part(gone);
+            self.tell_end(gone);
+            self.forget_gone(gone);
+        }
         let token = self.next;
         self.next += 1;
         let data = epoll::EventData::new_u64(token);
         if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
             let account = self.setup.account.peer(peer);
             let wire = ItemWire::new(stream, self.setup.lease, account);
-            self.wires.insert(peer, Watched { wire, token, writing: false });
+            self.wires.insert(peer, Watched { wire, token, writing: false, last: None });
             self.tokens.insert(token, peer);
             self.node.connected(peer);
             // What came together with the proof does not ring again.

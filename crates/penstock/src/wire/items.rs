@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 /// How long what one peer says, or is told, may keep others waiting, but for a batch: that is taken at one moment.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Whether a turn that begins now has time left.
-fn turn() -> impl FnMut() -> bool + Copy {
+/// Whether a turn of this length that begins now has time left.
+fn time_of(turn: Duration) -> impl FnMut() -> bool + Copy {
     let since = Instant::now();
-    move || since.elapsed() < TURN
+    move || since.elapsed() < turn
 }
 
 /// A connection, over any link.
@@ -32,14 +32,22 @@ pub(crate) struct ItemWire<L = Stream> {
     /// in one turn: something may have come meanwhile.
     unfinished: bool,
     looks_again: bool,
+    /// How long a turn is.
+    turn: Duration,
 }
 
 impl<L: Link> ItemWire<L> {
     /// What it has to keep for the peer beyond what every connection keeps is charged to `account`.
     pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (reader, writer) = (MessageReader::new(account.clone()), MessageWriter::new(account));
-        let vigil = Vigil::new(lease);
-        Self { stream, reader, writer, vigil, unfinished: false, looks_again: false }
+        let (turn, vigil) = (TURN, Vigil::new(lease));
+        Self { stream, reader, writer, vigil, unfinished: false, looks_again: false, turn }
+    }
+
+    /// From now on a turn takes one message.
+    #[cfg(test)]
+    pub(crate) fn shorten_turns(&mut self) {
+        self.turn = Duration::ZERO;
     }
 
     pub(crate) fn stream(&self) -> &L {
@@ -48,7 +56,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, turn(), |message| node.receive(peer, message))
+        self.reader.receive(&mut self.stream, time_of(self.turn), |message| node.receive(peer, message))
     }
 
     /// Whether more may have come than the last turn had time for: the connection need not say so again.
@@ -59,16 +67,7 @@ impl<L: Link> ItemWire<L> {
     /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything. `true` also
     /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.transmit_within(node, peer, turn())
-    }
-
-    fn transmit_within<H: Host>(
-        &mut self,
-        node: &mut Node<H>,
-        peer: PeerId,
-        mut has_time: impl FnMut() -> bool + Copy,
-    ) -> Result<bool, Ended> {
-        let goes_on = self.unfinished;
+        let (mut has_time, goes_on) = (time_of(self.turn), self.unfinished);
         let unfinished = &mut self.unfinished;
         let sent = self.writer.transmit(&mut self.stream, has_time, |output| {
             // Batch by batch: it may take long to find the next.
@@ -252,6 +251,7 @@ mod tests {
         let _theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let stream = Stream::plain(listener.accept().unwrap().0, LEASE).unwrap();
         let mut wire = ItemWire::new(stream, LEASE, Account::default());
+        wire.shorten_turns();
         let partition = PartitionId { table: 0, rank: 0 };
         let shape = Shape { slots: SLOTS, row_bytes: 8, propagation: Propagation::Bounded };
         let mut writer = Writer::private(Layout::new(SLOTS, 8)).unwrap();
@@ -273,14 +273,14 @@ mod tests {
             node.receive(PEER, &bytes[LENGTH_BYTES..]).unwrap();
         }
         let (mut turns, mut traffic) = (0, 0);
-        while wire.transmit_within(&mut node, PEER, || false).unwrap() {
+        while wire.transmit(&mut node, PEER).unwrap() {
             (turns, traffic) = (turns + 1, node.traffic(0).0);
             assert!(traffic > 0 || wire.holds_output(), "it sleeps");
         }
         assert!(turns >= SLOTS && traffic > 0, "{turns} turns, {traffic} bytes");
         assert!(!wire.holds_output());
         // Once all has been looked at nothing is, until something has come.
-        assert!(!wire.transmit_within(&mut node, PEER, || false).unwrap());
+        assert!(!wire.transmit(&mut node, PEER).unwrap());
     }
 
     #[test]

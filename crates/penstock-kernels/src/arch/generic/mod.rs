@@ -2,6 +2,7 @@
 
 mod element;
 mod vector;
+mod words;
 
 use crate::arch::Arch;
 use crate::arch::{Isa, Kernel};
@@ -16,6 +17,9 @@ impl Isa for Generic {
     type F64 = element::F64;
     type F16 = element::F16;
     type Bf16 = element::Bf16;
+    type Words2 = words::Words2;
+    type Words4 = words::Words4;
+    type Words8 = words::Words8;
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run()

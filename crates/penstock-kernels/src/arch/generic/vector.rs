@@ -82,6 +82,11 @@ macro_rules! vector {
             fn finite_or_zero(self) -> Self {
                 self.each(|a| if a.is_finite() { a } else { 0.0 })
             }
+
+            #[inline(always)]
+            fn beyond_or_zero(self, limit: Self) -> Self {
+                self.both(limit, |a, limit| if a.abs() <= limit { 0.0 } else { a })
+            }
         }
     };
 }

@@ -1,4 +1,4 @@
-//! x86-64: the same two files for each instruction set, and here what they share.
+//! x86-64: the same three files for each instruction set, and here what they share.
 //!
 //! Each operation is a list of registers, mapped one by one; the compiler keeps them in registers once everything is inlined
 //! into `Isa::run`. Foreign memory is loaded or stored by one assembly block for all registers of a vector: opaque, done once,
@@ -7,13 +7,20 @@
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 
+/// Whether the processor counts bits, and zeros at either end of them, by one instruction each: all that have vectors do.
+fn counts_bits() -> bool {
+    is_x86_feature_detected!("popcnt")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("lzcnt")
+}
+
 /// A vector of `$count` registers `$register`, with `$lanes` numbers `$scalar` in all, from the named operations on one register.
 macro_rules! vector {
     (
         $name:ident, $scalar:ident, $register:ident x $count:literal, $lanes:literal,
         splat $splat:path, add $add:path, sub $sub:path, mul $mul:path, div $div:path, sqrt $sqrt:path,
         min $min:path, max $max:path, flip $flip:path, larger $larger:path, finite $finite:path,
-        finite_or_zero $finite_or_zero:path,
+        finite_or_zero $finite_or_zero:path, beyond_or_zero $beyond_or_zero:path,
     ) => {
         /// Accumulators in registers.
         #[derive(Clone, Copy)]
@@ -100,6 +107,12 @@ macro_rules! vector {
             fn finite_or_zero(self) -> Self {
                 // SAFETY: as in `splat`.
                 self.both(self, |a, _| unsafe { $finite_or_zero(a) })
+            }
+
+            #[inline(always)]
+            fn beyond_or_zero(self, limit: Self) -> Self {
+                // SAFETY: as in `splat`.
+                self.both(limit, |a, limit| unsafe { $beyond_or_zero(a, limit) })
             }
         }
     };

@@ -76,6 +76,10 @@ impl<H: Host> Node<H> {
         asked: bool,
         of: Option<PartitionId>,
     ) -> Result<(), Broken> {
+        // On its next connection it asks again, and is asked again.
+        if self.is_deaf(peer) {
+            return Ok(());
+        }
         self.collect_all();
         self.turn += 1;
         // It is looked at once more behind its last answer: then it is known that none is left before the flush.

@@ -1,6 +1,6 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
-use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
+use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, fetch_bytes, keep, most_needs};
 use super::subscriber::{Pending, Subscriber, Together};
 use super::subscribing::Waiting;
 use super::upstream::Upstream;
@@ -31,6 +31,13 @@ impl<H: Host> Node<H> {
         if !self.dropped.is_empty()
             && message.partition().is_some_and(|id| self.dropped.contains(id.table.into()))
         {
+            return Ok(());
+        }
+        let for_itself = matches!(
+            message,
+            Message::Fetch { .. } | Message::Need { .. } | Message::Flush { .. } | Message::Bring { .. }
+        );
+        if for_itself && self.is_deaf(peer) {
             return Ok(());
         }
         match message {
@@ -126,11 +133,20 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
-        let (fresh, last, together) = (0, 0, Together::default());
-        let (relayed, answered, _kept) = (None, false, kept);
-        let pending =
-            Pending { ticket, version, slots, fresh, last, together, relayed, answered, turn, _kept };
-        subscriber.fetches.push_back(pending);
+        let relay_bytes = fetch_bytes(&slots);
+        subscriber.fetches.push_back(Pending {
+            ticket,
+            version,
+            slots,
+            fresh: 0,
+            last: 0,
+            together: Together::default(),
+            relayed: None,
+            answered: false,
+            relay_bytes,
+            turn,
+            _kept: kept,
+        });
         subscriber.dirty = true;
         Ok(())
     }

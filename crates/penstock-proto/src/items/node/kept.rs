@@ -40,10 +40,12 @@ pub(super) fn wanted_bytes(rows: &RowSet) -> u64 {
     ENTRY_BYTES + 3 * rows.kept_bytes()
 }
 
-/// Bytes of what is kept for what a source is asked to fetch: the rows as a set here and as said to it, and at the source one by
-/// one.
-pub(super) fn fetch_bytes(slots: &RowSet) -> u64 {
-    ENTRY_BYTES + 2 * slots.kept_bytes() + slots.len() * size_of::<u32>() as u64
+/// Bytes of what is kept for what a source is asked to fetch: the rows, ascending, as a set here and as said to it, and at the
+/// source one by one. They are known before the set is made, which may take many times as many bytes as the rows.
+pub(super) fn fetch_bytes(slots: &[u32]) -> u64 {
+    let gaps = slots.windows(2).filter(|pair| pair[0] + 1 < pair[1]).count();
+    let ranges = if slots.is_empty() { 0 } else { 1 + gaps as u64 };
+    ENTRY_BYTES + 2 * RowSet::bytes_of_ranges(ranges) + size_of_val(slots) as u64
 }
 
 /// Bytes of what is kept for each version that a peer needs: here, among those that are needed of the source, and as said to it.

@@ -182,6 +182,8 @@ struct Connection {
     turn: Option<PartitionId>,
     /// The partition at which the last step ended, where it did before all had been looked at.
     stopped: Option<PartitionId>,
+    /// Whether nothing reaches the peer any more.
+    deaf: bool,
 }
 
 /// The machine.
@@ -323,6 +325,19 @@ impl<H: Host> Node<H> {
                 self.merge_needs(id);
             }
         }
+    }
+
+    /// Nothing reaches a peer any more on its connection, but what it has said there is still heard. Of that counts what others
+    /// depend on; what it asks for is not done for it, and it asks again if it comes again.
+    pub fn stop_answering(&mut self, peer: PeerId) {
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.deaf = true;
+            connection.flushes.clear();
+        }
+    }
+
+    fn is_deaf(&self, peer: PeerId) -> bool {
+        self.peers.get(&peer).is_some_and(|connection| connection.deaf)
     }
 
     /// Whether any peer has subscribed to a partition.

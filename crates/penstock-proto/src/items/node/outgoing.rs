@@ -1,8 +1,8 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
 use super::batch::{Batch, Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
-use super::kept::{FREE_BYTES, Shared, fetch_bytes, keep};
-use super::subscriber::Subscriber;
+use super::kept::{FREE_BYTES, Shared, keep};
+use super::subscriber::{Pending, Subscriber};
 use super::work::Work;
 use super::{Broken, Connection, Given, Host, Node, Partition};
 use crate::account::{Account, Charge, Exhausted};
@@ -73,7 +73,9 @@ impl<H: Host> Node<H> {
                 }
                 if last {
                     connection.batch = None;
-                    self.sent(peer, id, turn);
+                    if !self.is_handing_over(peer, id) {
+                        self.sent(peer, &BTreeMap::from([(id, turn)]));
+                    }
                     break;
                 }
             }
@@ -113,20 +115,21 @@ impl<H: Host> Node<H> {
         self.peers.get(&peer).map_or(0, |connection| paid(&connection.given))
     }
 
-    /// What was due to a peer of a partition in some turn has been sent. What is not finished yet is not due.
-    fn sent(&mut self, peer: PeerId, id: PartitionId, turn: u64) {
-        let subscriber = self.partitions.get(&id).and_then(|partition| partition.subscribers.get(&peer));
-        if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
-            return;
-        }
-        if let Some(connection) = self.peers.get_mut(&peer) {
-            let waits = |wanted: &u64| *wanted > turn;
-            let partitions = connection.flushes.iter_mut().map(|flush| &mut flush.partitions);
-            partitions.for_each(|partitions| {
-                partitions.retain(|partition, wanted| *partition != id || waits(wanted))
-            });
+    /// What was due to a peer of some partitions has been sent, of each in some turn. What is not finished yet is not due. It takes as long
+    /// for many partitions as for one: all flushes are gone over.
+    fn sent(&mut self, peer: PeerId, turns: &BTreeMap<PartitionId, u64>) {
+        let Some(connection) = self.peers.get_mut(&peer) else { return };
+        let through = |id: &PartitionId, wanted: &mut u64| turns.get(id).is_some_and(|turn| *wanted <= *turn);
+        for flush in &mut connection.flushes {
+            flush.partitions.retain(|id, wanted| !through(id, wanted));
         }
         self.settle(peer);
+    }
+
+    /// Whether all rows of a partition are still to be sent to a peer, since their producer leaves.
+    fn is_handing_over(&self, peer: PeerId, id: PartitionId) -> bool {
+        let subscriber = self.partitions.get(&id).and_then(|partition| partition.subscribers.get(&peer));
+        subscriber.is_some_and(|subscriber| subscriber.handing_over)
     }
 
     /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
@@ -144,6 +147,7 @@ impl<H: Host> Node<H> {
         if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
             ids.drain(..at);
         }
+        let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
         for id in ids {
             let due = match work.is_over() {
                 true => Due::Unfinished,
@@ -155,20 +159,28 @@ impl<H: Host> Node<H> {
                     if let Some(connection) = self.peers.get_mut(&peer) {
                         connection.turn = Some(id);
                     }
-                    return Ok(Next::Rows(batch));
+                    next = Ok(Next::Rows(batch));
+                    break;
                 }
-                Due::Unpaid(why) => return Err(why),
-                Due::Nothing { turn } => self.sent(peer, id, turn),
+                Due::Unpaid(why) => {
+                    next = Err(why);
+                    break;
+                }
+                Due::Nothing { turn } => _ = through.insert(id, turn),
                 Due::Unknown => {}
                 Due::Unfinished => {
                     if let Some(connection) = self.peers.get_mut(&peer) {
                         connection.stopped = Some(id);
                     }
-                    return Ok(Next::Unknown);
+                    next = Ok(Next::Unknown);
+                    break;
                 }
             }
         }
-        Ok(Next::Nothing)
+        if !through.is_empty() {
+            self.sent(peer, &through);
+        }
+        next
     }
 
     fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account, work: &mut Work) -> Due {
@@ -204,6 +216,12 @@ impl<H: Host> Node<H> {
                 }
             },
         };
+        // What a flush that came since the first fetch was looked at waits for is known when all have been once more.
+        if turn < self.turn
+            && let Some(subscriber) = partition.subscribers.get_mut(&peer)
+        {
+            subscriber.dirty = true;
+        }
         match due {
             Due::Rows(mut batch) => {
                 batch.turn = turn;
@@ -216,29 +234,26 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Asks the source for what a peer fetches and is not fresh enough here.
+    /// Asks the source for what a peer fetches and is not fresh enough here: for one fetch after the other, each paid for before
+    /// its rows are put together. Where one cannot be paid it is asked for later, and with it those behind it.
     fn relay(&mut self, peer: PeerId, id: PartitionId) {
-        let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let Partition { subscribers, upstream: Some(_), .. } = partition else { return };
-        let Some(subscriber) = subscribers.get_mut(&peer) else { return };
-        let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
-        let asks: Vec<(usize, u64, RowSet)> = open
-            .map(|(at, pending)| {
-                (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
-            })
-            .collect();
         let account = self.host.account(peer);
-        for (at, version, slots) in asks {
-            // Where that cannot be kept it is asked for later.
-            let Ok(kept) = keep(&account, "a fetch", fetch_bytes(&slots)) else { return };
+        let mut at = 0;
+        while let Some(partition) = self.partitions.get_mut(&id).filter(|it| it.upstream.is_some())
+            && let Some(subscriber) = partition.subscribers.get_mut(&peer)
+            && let Some(open) = subscriber.fetches.range(at..).position(|it| it.relayed.is_none())
+        {
+            at += open;
+            let Pending { version, slots, relay_bytes, .. } = &subscriber.fetches[at];
+            let (version, Ok(kept)) = (*version, keep(&account, "a fetch", *relay_bytes)) else { return };
+            let slots = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
             let ticket = self.fetch_slots(id, slots, version, Shared::new(kept));
-            if let Some(pending) = self
-                .partitions
-                .get_mut(&id)
-                .and_then(|partition| partition.subscribers.get_mut(&peer)?.fetches.get_mut(at))
-            {
+            let partition = self.partitions.get_mut(&id);
+            let subscriber = partition.and_then(|it| it.subscribers.get_mut(&peer));
+            if let Some(pending) = subscriber.and_then(|it| it.fetches.get_mut(at)) {
                 pending.relayed = ticket;
             }
+            at += 1;
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Pending {
     /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
+    /// Bytes that the source's being asked takes.
+    pub(super) relay_bytes: u64,
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
     pub(super) _kept: Kept,

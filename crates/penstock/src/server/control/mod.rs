@@ -275,6 +275,7 @@ impl Control {
         self.judge_hearsay();
         self.look_for_the_awaited();
         self.seal_again();
+        self.settle_tables();
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {
@@ -289,7 +290,7 @@ impl Control {
     }
 
     fn take_what_is_said(&mut self) {
-        let mut longest = match self.unfinished.is_empty() {
+        let mut longest = match self.unfinished.is_empty() && !self.has_unsettled_tables() {
             true => look_every(self.config.options.lease),
             false => Duration::ZERO,
         };

@@ -81,6 +81,19 @@ impl Control {
         self.answer_tables(answers);
     }
 
+    /// Whether there is something to do for tables at once, whether or not anything comes.
+    pub(super) fn has_unsettled_tables(&self) -> bool {
+        self.is_open() && self.tables.is_unsettled()
+    }
+
+    /// Goes on with large tables, a part each turn: between two parts others are heard.
+    pub(super) fn settle_tables(&mut self) {
+        if self.has_unsettled_tables() {
+            let answers = self.tables.settle(&self.roster.members());
+            self.answer_tables(answers);
+        }
+    }
+
     /// Seals what could not be sealed when its producer went.
     pub(super) fn seal_again(&mut self) {
         if self.tables.is_unsealed() {

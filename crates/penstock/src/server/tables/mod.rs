@@ -22,7 +22,7 @@ use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
-use penstock_proto::items::registry::{Inherited, Joined, Registry};
+use penstock_proto::items::registry::{Inherited, Joined, Registry, Settled, Work};
 use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
@@ -47,8 +47,9 @@ pub(in crate::server) struct Tables {
     elsewhere: BTreeSet<Rank>,
     /// Workers that wait for a table.
     joining: Vec<Wait>,
-    /// Workers that are ready for a table, and those that wait until all are.
-    ready: BTreeMap<String, BTreeSet<Rank>>,
+    /// Whether some of them can be answered once more has been done for it.
+    unsettled: bool,
+    /// Workers that wait until all are ready for a table.
     waiting: Vec<Wait>,
     /// Tables that some workers no longer use.
     dropped: BTreeMap<TableId, Dropped>,
@@ -173,7 +174,7 @@ impl Tables {
             TableAsk::Ready { name } => match self.wait(asker, &self.waiting, name.clone()) {
                 Ok(wait) => {
                     self.waiting.retain(|before| wait.is_none() || !before.is_of(rank, &name));
-                    self.ready.entry(name).or_default().insert(rank);
+                    self.registry.get_ready(rank, &name);
                     self.waiting.extend(wait);
                     answers.append(&mut self.join(asker.members));
                     None
@@ -219,40 +220,26 @@ impl Tables {
     }
 
     /// Answers those that wait for tables that all live workers have declared, or are ready for.
+    ///
+    /// However large the tables are, this takes no longer than a turn may: what is left is for [`settle`](Self::settle).
     pub(in crate::server) fn join(&mut self, members: &Members) -> Answers {
         let (live, mut answers) = (&members.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
-            let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
+            let all = self.registry.ready(name).is_some_and(|ready| live.is_subset(ready));
             if all {
                 answers.push((*rank, *request, Ok((TableAnswer::Done, Vec::new()))));
             }
             !all
         });
-        self.joining.retain(|Wait { rank, request, name, .. }| {
-            match self.registry.joined(*rank, name, members) {
-                None => true,
-                Some(joined) => {
-                    let answer = joined
-                        .map(|Joined { id, producers }| (TableAnswer::Joined { id, producers }, Vec::new()));
-                    answers.push((*rank, *request, answer.map_err(Refusal::Table)));
-                    false
-                }
-            }
-        });
-        for Inherited { name, rank, rows } in self.registry.take_inherited() {
-            tracing::warn!(
-                table = name,
-                rank,
-                %rows,
-                "nobody produces these rows; they count as those of a worker that was lost before it declared the table, and stay zero"
-            );
+        // Requests that come meanwhile make no turn longer.
+        if !self.unsettled {
+            answers.append(&mut self.settle(members));
         }
         let unused = |(_, dropped): &(&TableId, &Dropped)| live.is_subset(&dropped.ranks);
         let unused: Vec<TableId> = self.dropped.iter().filter(unused).map(|(id, _)| *id).collect();
         for id in unused {
             let Some(Dropped { name, waiting, .. }) = self.dropped.remove(&id) else { continue };
             self.registry.remove(&name, id);
-            self.ready.remove(&name);
             self.gone.push(id);
             self.freed = self.freed.union(&RowSet::from_rows([id.into()]));
             self.freed_charge.shrink_to(self.freed_bytes());
@@ -263,13 +250,63 @@ impl Tables {
         answers
     }
 
+    /// Whether it is to be [gone on](Self::settle) with tables that workers wait for.
+    pub(in crate::server) fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
+    /// Goes on with tables that all live workers have declared: a part of what there is to do, and the answers that are known.
+    pub(in crate::server) fn settle(&mut self, members: &Members) -> Answers {
+        let names: BTreeSet<&str> = self.joining.iter().map(|wait| &wait.name[..]).collect();
+        // No table waits for another.
+        let share = A_TURN / names.len().max(1) as Work + LEAST;
+        let (mut known, mut unsettled) = (BTreeMap::new(), false);
+        for name in names {
+            let mut work = share;
+            match self.registry.settle(name, members, &mut work) {
+                Settled::Lacking => {}
+                Settled::Partly => unsettled = true,
+                Settled::Known => _ = known.insert(name.to_owned(), work),
+            }
+        }
+        let mut answers = Vec::new();
+        self.joining.retain(|Wait { rank, request, name, .. }| {
+            let Some(work) = known.get_mut(name) else { return true };
+            if *work == 0 {
+                unsettled = true;
+                return true;
+            }
+            let Some(joined) = self.registry.joined(*rank, name) else { return true };
+            let told = joined.as_ref().map_or(0, |joined| joined.producers.len() as Work);
+            *work = work.saturating_sub(1 + told);
+            let answer =
+                joined.map(|Joined { id, producers }| (TableAnswer::Joined { id, producers }, Vec::new()));
+            answers.push((*rank, *request, answer.map_err(Refusal::Table)));
+            false
+        });
+        self.unsettled = unsettled;
+        for Inherited { name, rank, rows } in self.registry.take_inherited() {
+            tracing::warn!(
+                table = name,
+                rank,
+                %rows,
+                "nobody produces these rows; they count as those of a worker that was lost before it declared the table, and stay zero"
+            );
+        }
+        answers
+    }
+
     /// Which workers have not declared a table, or, when all have, are not ready for it.
     pub(in crate::server) fn undeclared(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let missing = self.registry.missing(name, live);
         if !missing.is_empty() {
             return missing;
         }
-        let ready = self.ready.get(name);
+        // It is being made: those that still wait for it wait for no worker.
+        if self.joining.iter().any(|wait| wait.name == name) {
+            return Vec::new();
+        }
+        let ready = self.registry.ready(name);
         live.iter().filter(|rank| !ready.is_some_and(|ready| ready.contains(rank))).copied().collect()
     }
 
@@ -378,9 +415,17 @@ const FREED_COPIES: u64 = 3;
 /// Bytes of a number that follows no other.
 const FREED_BYTES: u64 = 32;
 
+/// How much is done in one turn for tables that all have declared: a few milliseconds.
+const A_TURN: Work = 1 << 16;
+/// The least for each of them, however many there are.
+const LEAST: Work = 16;
+
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.
 const WAIT_ENTRIES: u64 = 256;
 
 fn out_of_turn(what: &str) -> Refusal {
     Refusal::Table(TableError::OutOfTurn { what: what.to_owned() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,8 @@
 #[path = "../../../../penstock-kernels/tests/travel/mod.rs"]
 mod travel;
 
-use penstock_kernels::codec::{self, Base, Codec, Undecodable};
+use penstock_kernels::codec::{self, Base, Codec, Sparse, Undecodable};
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::{Agreed, Encoding, Member};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
@@ -16,24 +17,31 @@ static CAME: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 pub(crate) const KNOWN: Registry = Registry {
     codecs: &[
-        travel::CODECS[0],
+        codec::ALL[0],
+        codec::ALL[1],
+        codec::ALL[2],
+        codec::ALL[3],
         travel::CODECS[1],
-        codec::Entry { number: COUNTED.0, name: "counted", codec: &Counted },
+        codec::Entry { number: COUNTED.0, name: "counted", codec: &Counted(&Changes) },
+        codec::Entry { number: COUNTED_SPARSE.0, name: "counted sparse", codec: &Counted(&Sparse::<4>) },
     ],
     filters: travel::FILTERS,
+    sums: sums::ALL,
 };
 pub(crate) const CHANGES: Encoding = Encoding(9);
 /// What agrees to it comes to.
 pub(crate) const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, codec: &Changes }, Member::RAW]);
 /// The same, and its payloads that come are counted.
 pub(crate) const COUNTED: Encoding = Encoding(10);
+/// Likewise for what the product has for elements of four bytes.
+pub(crate) const COUNTED_SPARSE: Encoding = Encoding(11);
 /// What only the lower two bytes of a word change is held back.
-pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0] };
+pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0, 0.0] };
 
 /// As differences, both ways.
 pub(crate) fn differences(filter: Filtering) -> Travel {
     let encodings = vec![CHANGES, Encoding::RAW];
-    Travel { filter, values: encodings.clone(), contributions: encodings }
+    Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() }
 }
 
 /// What a declaration comes to.
@@ -41,29 +49,29 @@ pub(crate) fn terms(travel: &Travel) -> Terms {
     travel.resolve(Dtype::F32, &KNOWN).expect("tests know it")
 }
 
-/// Payloads in the encoding that counts which have come in this process: whole, and as differences.
+/// Payloads in the encodings that count which have come in this process: whole, and as differences.
 pub(crate) fn came() -> [u64; 2] {
     [0, 1].map(|which| CAME[which].load(Ordering::Relaxed))
 }
 
 #[derive(Debug)]
-struct Counted;
+struct Counted(&'static dyn Codec);
 
 impl Codec for Counted {
     fn uses_base(&self) -> bool {
-        Changes.uses_base()
+        self.0.uses_base()
     }
 
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
-        Changes.lengths(bytes)
+        self.0.lengths(bytes)
     }
 
     fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize> {
-        Changes.encode(chunk, base, out)
+        self.0.encode(chunk, base, out)
     }
 
     fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
         CAME[usize::from(base == Base::Held)].fetch_add(1, Ordering::Relaxed);
-        Changes.decode(payload, base, chunk)
+        self.0.decode(payload, base, chunk)
     }
 }

@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "each test uses its part")]
 mod line;
 
-use super::members::{CHANGES, COUNTED, LOUD, came, differences};
+use super::members::{CHANGES, COUNTED, COUNTED_SPARSE, LOUD, came, differences};
 use crate::options::Options;
 use crate::server::{Server, ServerConfig};
 use crate::worker::{Declaration, Error, Job, Membership, Tensor};
@@ -168,9 +168,16 @@ fn run(travel: &Travel, breaks: bool) {
 #[test]
 fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differences() {
     assert!(model(LOUD).iter().all(|[here, elsewhere]| here != elsewhere), "the filter holds something back");
-    for (filter, breaks) in [(Filtering::NONE, false), (LOUD, false), (LOUD, true)] {
-        let encodings = vec![COUNTED, Encoding::RAW];
-        let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+    for (counted, filter, breaks) in [
+        (COUNTED, Filtering::NONE, false),
+        (COUNTED, LOUD, false),
+        (COUNTED, LOUD, true),
+        (COUNTED_SPARSE, Filtering::NONE, false),
+        (COUNTED_SPARSE, LOUD, true),
+    ] {
+        let encodings = vec![counted, Encoding::RAW];
+        let travel =
+            Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() };
         let before = came();
         run(&travel, breaks);
         let [whole, differences] = [0, 1].map(|which| came()[which] - before[which]);
@@ -179,6 +186,19 @@ fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differe
         let least = if breaks { 1 } else { CHUNKS * (ITERATIONS - 1) };
         assert!(differences >= least, "{differences} with {filter:?}");
     }
+}
+
+/// Codecs that the product has are found by their numbers, and give what raw gives.
+#[test]
+fn what_is_declared_sparse_comes_exact_and_only_for_elements_of_its_width() {
+    let travel = |number| {
+        let encodings = vec![Encoding(number), Encoding::RAW];
+        Travel { values: encodings.clone(), contributions: encodings, ..Travel::default() }
+    };
+    run(&travel(2), false);
+    let rig = rig();
+    let refused = rig.join(0, None).declare(declaration(travel(1))).unwrap_err();
+    assert!(refused.to_string().contains("`sparse16` is not for elements of type float32"), "{refused}");
 }
 
 #[test]
@@ -191,10 +211,10 @@ fn a_tensor_that_is_declared_to_travel_in_another_way_is_refused_with_what_diffe
     let rig = rig();
     let jobs: Vec<Job> = (0..WORKERS).map(|rank| rig.join(rank, None)).collect();
     jobs[0].declare(declaration(differences(LOUD))).unwrap();
-    let quieter = Filtering { settings: [1.0, 0.0], ..LOUD };
+    let quieter = Filtering { settings: [1.0, 0.0, 0.0], ..LOUD };
     let values = Travel { values: vec![Encoding::RAW], ..differences(LOUD) };
     for (rank, travel, what, expected, got) in [
-        (1, differences(quieter), "filter", "7 with [2.0, 0.0]", "7 with [1.0, 0.0]"),
+        (1, differences(quieter), "filter", "7 with [2.0, 0.0, 0.0]", "7 with [1.0, 0.0, 0.0]"),
         (HERE, values, "encodings of values", "[9, 0]", "[0]"),
     ] {
         let refused = jobs[rank as usize].declare(declaration(travel)).unwrap_err();
@@ -219,7 +239,7 @@ fn a_tensor_that_cannot_travel_as_it_is_declared_is_refused_before_a_server_hear
     let unknown = Travel { values: vec![Encoding(77), Encoding::RAW], ..Travel::default() };
     let refused = job.declare(declaration(unknown)).unwrap_err();
     assert!(matches!(&refused, Error::Refused(Refusal::Spec(SpecError::Travel { .. }))), "{refused}");
-    let said = "`w`: expected encodings of values among [0, 9, 10], got 77: a newer version may know it";
+    let said = "`w`: expected encodings of values among [0, 1, 2, 3, 9, 10, 11], got 77: a newer version may know it";
     assert!(refused.to_string().contains(said), "{refused}");
     job.declare(declaration(Travel { contributions: vec![CHANGES, Encoding::RAW], ..Travel::default() }))
         .unwrap();

@@ -1,5 +1,6 @@
 //! Declaring a tensor on every server, and mapping its memory.
 
+use super::carry::Carry;
 use super::{HomeShard, Tensor};
 use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
@@ -226,13 +227,14 @@ impl Draft {
     }
 
     fn finish(self, job: &Arc<Inner>, (memory, lane): (WorkerMemory, OwnLane)) -> Result<Tensor, Error> {
-        let Self { spec, adaptive, decided, homes, .. } = self;
+        let Self { spec, terms, adaptive, decided, homes, .. } = self;
         let (id, _) = decided.ok_or(Error::Closed)?;
         count(job, &homes, &memory.cut());
         Ok(Tensor {
             job: Arc::clone(job),
             id,
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
+            carry: terms.sums.as_ref().map(|filter| Mutex::new(Carry::new(&spec, Arc::clone(filter)))),
             spec,
             memory,
             homes,

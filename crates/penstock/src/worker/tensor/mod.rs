@@ -9,9 +9,11 @@
 //! | `mod.rs` | a tensor, and the waits that pushes and pulls share |
 //! | `declare.rs` | declaring it on every server, mapping its memory |
 //! | `push.rs` | contributions |
+//! | `carry.rs` | what a filter holds back of them |
 //! | `pull.rs` | values, in place or copied |
 //! | `state.rs` | first values, the optimizer's state, and putting them back |
 
+mod carry;
 mod declare;
 mod pull;
 mod push;
@@ -21,6 +23,7 @@ pub use declare::Declaration;
 pub(super) use declare::Progress;
 pub use pull::Asked;
 
+use self::carry::Carry;
 use super::Error;
 use super::circle::{Circle, LOOK_EVERY};
 use super::job::Inner;
@@ -78,6 +81,8 @@ pub struct Tensor {
     lane_turn: Turn,
     /// Locked only by the thread that has its turn.
     lane: Mutex<OwnLane>,
+    /// What a filter of contributions holds back; `None`: there is no such filter. Locked likewise.
+    carry: Option<Mutex<Carry>>,
     /// Whether this worker has given the tensor its first value, which is given once.
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.

@@ -1,5 +1,6 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
+use super::carry::Sum;
 use super::{HomeShard, Tensor};
 use crate::wait::Deadline;
 use crate::worker::Error;
@@ -10,6 +11,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::remote::asking;
 use penstock_proto::submission::Submission;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Bytes that are copied into the lane before the shards hear of them: they fold the first while the next are copied.
@@ -19,6 +21,15 @@ const WINDOW: usize = 256 * 1024;
 /// Most submissions to one shard that a push is made of: half of what its ring holds, so that the next push finds room while this
 /// one is folded. The windows of a tensor that would need more are larger.
 const MOST: usize = CAPACITY as usize / 2;
+
+/// What a push brings.
+#[derive(Clone, Copy)]
+enum Given<'a> {
+    /// A contribution, or what stands in the lane.
+    New(Option<Foreign<'a>>),
+    /// Nothing new: what was held back.
+    HeldBack,
+}
 
 impl Tensor {
     /// Contributes `data`, or what stands in the lane. With `more`, it stays in the lane and later contributions of the same
@@ -51,9 +62,24 @@ impl Tensor {
         more: bool,
         deadline: Deadline,
     ) -> Result<u64, Error> {
+        self.contribute(Given::New(data), settings, more, deadline)
+    }
+
+    /// Pushes what a filter has held back.
+    pub(super) fn flush_within(&self, settings: Settings, deadline: Deadline) -> Result<u64, Error> {
+        self.contribute(Given::HeldBack, settings, false, deadline)
+    }
+
+    fn contribute(
+        &self,
+        given: Given<'_>,
+        settings: Settings,
+        more: bool,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
         self.job.fate.check()?;
         self.job.touch();
-        if let Some(data) = data {
+        if let Given::New(Some(data)) = given {
             self.check_size(data.len())?;
         }
         settings
@@ -72,9 +98,17 @@ impl Tensor {
         if self.wait_long(deadline, position.at(0), |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        self.check_finite(&lane, data)?;
-        let copied = data.filter(|_| !contribution.adds);
-        let window = if copied.is_some() { self.window() } else { self.whole() };
+        if let Given::New(data) = given {
+            self.check_finite(&lane, data)?;
+        }
+        let mut carry = self.carry.as_ref().filter(|_| contribution.leaves).map(lock);
+        let sum = match given {
+            Given::New(Some(data)) if !contribution.adds => Sum::Given(data),
+            Given::HeldBack if !contribution.adds => Sum::None,
+            _ => Sum::Lane,
+        };
+        let is_written = carry.is_some() || !matches!(sum, Sum::Lane);
+        let window = if is_written { self.window() } else { self.whole() };
         let links = self.job.links();
         // Nothing is changed before there is room for all of it, and from then on nothing waits: it counts whole, or not at
         // all.
@@ -82,17 +116,36 @@ impl Tensor {
             true => self.make_room(&links, window, deadline)?,
             false => Rooms::new(),
         };
-        if let Some(data) = data.filter(|_| contribution.adds) {
+        if let Given::New(Some(data)) = given
+            && contribution.adds
+        {
             lane.add(self.spec.dtype, data);
         }
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
-            self.deliver(&mut lane, copied, window, contribution.stamp, settings, &mut rooms);
-        } else if let Some(data) = copied {
+            let fill = |lane: &mut OwnLane, window: Range<usize>| match (&mut carry, sum) {
+                (Some(carry), sum) => {
+                    let all = matches!(given, Given::HeldBack);
+                    for chunk in self.chunks_of(window) {
+                        carry.pass(lane, chunk, sum, contribution.stamp, all);
+                    }
+                }
+                (None, Sum::Given(data)) => lane.write(window.start, data.part(window)),
+                (None, Sum::Lane | Sum::None) => {}
+            };
+            self.deliver(&mut lane, fill, window, contribution.stamp, settings, &mut rooms);
+        } else if let Sum::Given(data) = sum {
             lane.write(0, data);
         }
         lock(&self.position).contributed(contribution);
         Ok(contribution.stamp)
+    }
+
+    /// The chunks in a window, in bytes.
+    fn chunks_of(&self, window: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
+        let end = window.end;
+        window.step_by(chunk_bytes).map(move |start| start..(start + chunk_bytes).min(end))
     }
 
     /// Under BSP nearly every push is followed by a pull of its result: a home on another host sends it back as soon as it is
@@ -147,11 +200,11 @@ impl Tensor {
         self.rooms(links, windows, deadline)
     }
 
-    /// Copies `data` into the lane, if there is any, and tells the homes that it is there, window by window.
+    /// Has the lane filled, window by window, and tells the homes that it is.
     fn deliver(
         &self,
         lane: &mut OwnLane,
-        data: Option<Foreign<'_>>,
+        mut fill: impl FnMut(&mut OwnLane, Range<usize>),
         window: usize,
         stamp: u64,
         settings: Settings,
@@ -162,9 +215,7 @@ impl Tensor {
         self.count_submitted();
         for start in (0..bytes).step_by(window) {
             let end = (start + window).min(bytes);
-            if let Some(data) = data {
-                lane.write(start, data.part(start..end));
-            }
+            fill(lane, start..end);
             let (begin, end) = ((start / chunk_bytes) as u32, end.div_ceil(chunk_bytes) as u32);
             for (home, room) in self.homes.iter().zip(&mut *rooms) {
                 let first = begin.max(home.extent.first);

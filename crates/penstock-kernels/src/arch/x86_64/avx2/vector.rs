@@ -55,16 +55,30 @@ fn finite_or_zero_pd(a: __m256d) -> __m256d {
     _mm256_and_pd(finite_mask_pd(a), a)
 }
 
+#[inline]
+#[target_feature(enable = "avx2")]
+fn beyond_or_zero_ps(a: __m256, limit: __m256) -> __m256 {
+    let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+    _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLE_UQ>(magnitude, limit), a)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn beyond_or_zero_pd(a: __m256d, limit: __m256d) -> __m256d {
+    let magnitude = _mm256_andnot_pd(_mm256_set1_pd(-0.0), a);
+    _mm256_and_pd(_mm256_cmp_pd::<_CMP_NLE_UQ>(magnitude, limit), a)
+}
+
 vector! {
     F32s, f32, __m256 x 2, 16,
     splat _mm256_set1_ps, add _mm256_add_ps, sub _mm256_sub_ps, mul _mm256_mul_ps, div _mm256_div_ps,
     sqrt _mm256_sqrt_ps, min _mm256_min_ps, max _mm256_max_ps, flip _mm256_xor_ps, larger larger_ps,
-    finite finite_ps, finite_or_zero finite_or_zero_ps,
+    finite finite_ps, finite_or_zero finite_or_zero_ps, beyond_or_zero beyond_or_zero_ps,
 }
 
 vector! {
     F64s, f64, __m256d x 2, 8,
     splat _mm256_set1_pd, add _mm256_add_pd, sub _mm256_sub_pd, mul _mm256_mul_pd, div _mm256_div_pd,
     sqrt _mm256_sqrt_pd, min _mm256_min_pd, max _mm256_max_pd, flip _mm256_xor_pd, larger larger_pd,
-    finite finite_pd, finite_or_zero finite_or_zero_pd,
+    finite finite_pd, finite_or_zero finite_or_zero_pd, beyond_or_zero beyond_or_zero_pd,
 }

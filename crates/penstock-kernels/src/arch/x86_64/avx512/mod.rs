@@ -1,12 +1,14 @@
-//! AVX-512F: four registers of 64 bytes a vector.
+//! AVX-512F, and what counts bits: four registers of 64 bytes a vector.
 
 mod element;
 mod vector;
+mod words;
 
 use crate::arch::Arch;
+use crate::arch::x86_64::counts_bits;
 use crate::arch::{Isa, Kernel};
 
-/// Proof that this processor has AVX-512F.
+/// Proof that this processor has AVX-512F, and what counts bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -14,7 +16,7 @@ impl Avx512 {
     /// The proof, if the processor has it.
     #[inline]
     pub(crate) fn detect() -> Option<Self> {
-        is_x86_feature_detected!("avx512f").then_some(Self(()))
+        (is_x86_feature_detected!("avx512f") && counts_bits()).then_some(Self(()))
     }
 }
 
@@ -24,15 +26,18 @@ impl Isa for Avx512 {
     type F64 = element::F64;
     type F16 = element::F16;
     type Bf16 = element::Bf16;
+    type Words2 = words::Words2;
+    type Words4 = words::Words4;
+    type Words8 = words::Words8;
 
     #[inline]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `detect`, which alone makes the token, found the feature.
+        // SAFETY: `detect`, which alone makes the token, found all of them.
         unsafe { enabled(kernel) }
     }
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,bmi1,lzcnt,popcnt")]
 fn enabled<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }

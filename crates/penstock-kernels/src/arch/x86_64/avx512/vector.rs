@@ -65,16 +65,30 @@ fn finite_or_zero_pd(a: __m512d) -> __m512d {
     _mm512_maskz_mov_pd(finite_mask_pd(a), a)
 }
 
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn beyond_or_zero_ps(a: __m512, limit: __m512) -> __m512 {
+    let beyond = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(a), limit);
+    _mm512_maskz_mov_ps(beyond, a)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn beyond_or_zero_pd(a: __m512d, limit: __m512d) -> __m512d {
+    let beyond = _mm512_cmp_pd_mask::<_CMP_NLE_UQ>(_mm512_abs_pd(a), limit);
+    _mm512_maskz_mov_pd(beyond, a)
+}
+
 vector! {
     F32s, f32, __m512 x 4, 64,
     splat _mm512_set1_ps, add _mm512_add_ps, sub _mm512_sub_ps, mul _mm512_mul_ps, div _mm512_div_ps,
     sqrt _mm512_sqrt_ps, min _mm512_min_ps, max _mm512_max_ps, flip flip_ps, larger larger_ps,
-    finite finite_ps, finite_or_zero finite_or_zero_ps,
+    finite finite_ps, finite_or_zero finite_or_zero_ps, beyond_or_zero beyond_or_zero_ps,
 }
 
 vector! {
     F64s, f64, __m512d x 4, 32,
     splat _mm512_set1_pd, add _mm512_add_pd, sub _mm512_sub_pd, mul _mm512_mul_pd, div _mm512_div_pd,
     sqrt _mm512_sqrt_pd, min _mm512_min_pd, max _mm512_max_pd, flip flip_pd, larger larger_pd,
-    finite finite_pd, finite_or_zero finite_or_zero_pd,
+    finite finite_pd, finite_or_zero finite_or_zero_pd, beyond_or_zero beyond_or_zero_pd,
 }

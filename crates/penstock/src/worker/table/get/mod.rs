@@ -276,6 +276,8 @@ impl TableInner {
                 continue;
             }
             let bytes = out.len();
+            // Before the row is read: what came last of one that is gone was there before that was known.
+            let is_gone = source.is_gone();
             let look = match source.rows.read(place.slot, source.rows.now(), out.part(0..bytes)) {
                 Ok(look) => look,
                 Err(Torn) => {
@@ -284,7 +286,7 @@ impl TableInner {
                     self.verified(row, deadline, look)?
                 }
             };
-            if look.clock >= wanted.version || source.is_gone() {
+            if look.clock >= wanted.version || is_gone {
                 self.look_ahead(source, wanted);
                 return Ok(look.clock);
             }
@@ -363,6 +365,8 @@ impl TableInner {
         let all = |at: usize| slots.nth(at);
         self.pass_barrier(from, (row(0), place(all(0))), deadline)?;
         loop {
+            // Before the rows are read, as for a single one.
+            let is_gone = from.is_gone();
             // The first row says most often whether there is something to wait for; then the others need not be read in vain.
             let mut stale = (!self.is_fresh(place(all(0)), wanted)).then_some(0);
             if stale.is_none() {
@@ -392,7 +396,7 @@ impl TableInner {
                     }
                     _ => self.verified(row(0), deadline, look)?,
                 };
-                if together.version >= wanted.version || from.is_gone() {
+                if together.version >= wanted.version || is_gone {
                     self.look_ahead(from, wanted);
                     return Ok(together.version);
                 }

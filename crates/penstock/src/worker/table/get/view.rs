@@ -69,8 +69,10 @@ impl Table {
         let source = &inner.sources[place.source as usize];
         inner.pass_barrier(source, (row, place), deadline)?;
         loop {
+            // Before the row is looked at, as in a get.
+            let is_gone = source.is_gone();
             let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
-            if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {
+            if shown.version() >= wanted.version || inner.is_own(place) || is_gone {
                 inner.check_own(row, place, shown.version(), wanted)?;
                 return Ok(View { shown, bytes: inner.layout.row_bytes() });
             }

@@ -300,17 +300,20 @@ impl Relay {
     pub(super) fn help(&self) {
         if let Ok(mut state) = self.shared.state.try_lock() {
             let State { node, wire, .. } = &mut *state;
-            // The connection's own thread finds out what is wrong with it.
-            if let Some(wire) = wire
-                && matches!(wire.receive(node, HOME), Ok(true))
-            {
-                let through = |wire: &ItemWire| !wire.holds_output() && !wire.holds_input();
-                let through = state.transmit() && state.wire.as_ref().is_some_and(through);
-                drop(state);
-                // The socket does not say again what was read of it and not heard.
-                if !through {
-                    self.shared.ring();
+            let Some(wire) = wire else { return };
+            let through = match wire.receive(node, HOME) {
+                Ok(false) => return,
+                Ok(true) => {
+                    let through = |wire: &ItemWire| !wire.holds_output() && !wire.holds_input();
+                    state.transmit() && state.wire.as_ref().is_some_and(through)
                 }
+                // The connection's own thread finds out what is wrong with it.
+                Err(_) => false,
+            };
+            drop(state);
+            // The socket does not say again what was read of it and not heard.
+            if !through {
+                self.shared.ring();
             }
         }
     }

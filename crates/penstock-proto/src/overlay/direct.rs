@@ -1,12 +1,4 @@
-//! Which peer passes on to which.
-//!
-//! A home asks its overlay to whom a tensor's values go from here: its *next hops*. Those behind them, if there are any, get them
-//! from the next hops. Each one's [`Subscriber`](crate::remote::home::Subscriber) knows what it is owed, and whether it has
-//! asked for it.
-//!
-//! | overlay | next hops of a home | a home sends a chunk |
-//! |---|---|---|
-//! | [`Direct`] | all subscribers | once for each |
+//! The overlay without trees: who has asked is sent to.
 
 use crate::TensorId;
 use crate::numbered::Numbered;

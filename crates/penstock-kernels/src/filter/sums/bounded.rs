@@ -1,0 +1,72 @@
+//! The value-bounded filter: what is due of an element waits while it is within a bound (parameter-flow.md 3.3, equation 10).
+//!
+//! The bound may shrink with the contributor's clock (equation 11, with `t = clock + 1`), which is what makes training converge to
+//! where it would have converged without it (Theorem 1). It is a number in units of what is pushed, or relative: a multiple of
+//! the root mean square of what is due of the chunk. That is our addition: it fits gradients of any size, and of each layer.
+
+use super::split::{collect, root_mean_square, split};
+use super::{Made, Moment, SumFilter};
+use crate::filter::Unfit;
+use crate::{Dtype, Foreign, ForeignMut};
+use std::sync::Arc;
+
+/// How the bound changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decay {
+    /// Not.
+    None,
+    /// With the square root of the clock.
+    Sqrt,
+}
+
+/// Lets what is beyond a bound pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounded {
+    dtype: Dtype,
+    low: f64,
+    decay: Decay,
+    relative: bool,
+}
+
+impl Bounded {
+    pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
+        let [low, decay, relative] = *settings else {
+            return Err(Unfit::Setting { place: settings.len(), expected: "three settings" });
+        };
+        let unfit = |place, expected| Err(Unfit::Setting { place, expected });
+        if low < 0.0 {
+            return unfit(0, "a number of at least 0");
+        }
+        let decay = match decay {
+            0.0 => Decay::None,
+            1.0 => Decay::Sqrt,
+            _ => return unfit(1, "0 (none) or 1 (sqrt)"),
+        };
+        let relative = match relative {
+            0.0 => false,
+            1.0 => true,
+            _ => return unfit(2, "0 (absolute) or 1 (relative)"),
+        };
+        Ok((low > 0.0).then(|| Arc::new(Self { dtype, low, decay, relative }) as Arc<dyn SumFilter>))
+    }
+
+    /// The bound, or what the root mean square is multiplied with.
+    fn low_at(&self, clock: u64) -> f64 {
+        match self.decay {
+            Decay::None => self.low,
+            Decay::Sqrt => self.low / (clock as f64 + 1.0).sqrt(),
+        }
+    }
+}
+
+impl SumFilter for Bounded {
+    fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+        let low = self.low_at(moment.clock);
+        if !self.relative {
+            return split(self.dtype, Some(sum), sent, carry, low);
+        }
+        collect(self.dtype, sum, carry);
+        let bound = low * root_mean_square(self.dtype, carry);
+        split(self.dtype, None, sent, carry, bound);
+    }
+}

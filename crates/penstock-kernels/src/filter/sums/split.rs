@@ -1,0 +1,293 @@
+//! The arithmetic of splitting a sum: what is due, what is sent, what is carried.
+
+use crate::accumulate::padded;
+use crate::arch::{self, Dispatch, Isa, Kernel};
+use crate::sweep::ScalarOf;
+use crate::vector::{Element, Real, TAIL, Vector};
+use crate::{Dtype, Foreign, ForeignMut};
+use std::marker::PhantomData;
+
+/// How much is carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeldBack {
+    /// Elements of which something is.
+    pub elements: u64,
+    /// The sum of their squares.
+    pub squares: f64,
+}
+
+impl HeldBack {
+    /// The Euclidean norm of what is carried.
+    pub fn norm(self) -> f64 {
+        self.squares.sqrt()
+    }
+}
+
+/// Makes a carry empty.
+pub fn empty(dtype: Dtype, carry: &mut [u8]) {
+    match dtype.accumulator_size() {
+        8 => carry.as_chunks_mut().0.fill((-0.0_f64).to_le_bytes()),
+        _ => carry.as_chunks_mut().0.fill((-0.0_f32).to_le_bytes()),
+    }
+}
+
+/// How much is carried.
+pub fn held_back(dtype: Dtype, carry: &[u8]) -> HeldBack {
+    let count = |held: HeldBack, number: f64| HeldBack {
+        elements: held.elements + u64::from(number != 0.0),
+        squares: held.squares + number * number,
+    };
+    numbers(dtype, carry).fold(HeldBack::default(), count)
+}
+
+/// The accumulators in `carry`.
+fn numbers(dtype: Dtype, carry: &[u8]) -> impl Iterator<Item = f64> {
+    let size = dtype.accumulator_size();
+    carry.chunks_exact(size).map(move |bytes| match size {
+        8 => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
+        _ => f32::from_le_bytes(bytes.try_into().expect("four bytes")).into(),
+    })
+}
+
+/// The root of the mean of the squares of what is carried; 0 if there is nothing. The sum goes in eight parts, so that it can go
+/// fast and has the same bits everywhere.
+pub(super) fn root_mean_square(dtype: Dtype, carry: &[u8]) -> f64 {
+    fn parts<const BYTES: usize>(carry: &[u8], number: impl Fn([u8; BYTES]) -> f64) -> f64 {
+        let mut parts = [0.0; 8];
+        let (words, _) = carry.as_chunks::<BYTES>();
+        let mut blocks = words.chunks_exact(8);
+        for block in &mut blocks {
+            for (part, &word) in parts.iter_mut().zip(block) {
+                let number = number(word);
+                *part += number * number;
+            }
+        }
+        for (part, &word) in parts.iter_mut().zip(blocks.remainder()) {
+            let number = number(word);
+            *part += number * number;
+        }
+        parts.iter().sum()
+    }
+    let squares = match dtype.accumulator_size() {
+        8 => parts(carry, f64::from_le_bytes),
+        _ => parts(carry, |word| f32::from_le_bytes(word).into()),
+    };
+    let elements = carry.len() / dtype.accumulator_size();
+    if elements == 0 { 0.0 } else { (squares / elements as f64).sqrt() }
+}
+
+/// Sends all that is due of `sum` (nothing: zeros) and `carry`: what is carried then is what rounding cut off.
+///
+/// # Panics
+///
+/// As [`SumFilter::split`](super::SumFilter::split).
+pub fn release(dtype: Dtype, sum: Option<Foreign<'_>>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+    split(dtype, sum, sent, carry, -1.0);
+}
+
+/// Sends what is due of `sum` (nothing: zeros) and `carry` where it is beyond `limit`, or not finite; all if that is NaN.
+pub(super) fn split(
+    dtype: Dtype,
+    sum: Option<Foreign<'_>>,
+    sent: &mut ForeignMut<'_>,
+    carry: &mut [u8],
+    limit: f64,
+) {
+    arch::compute_on_best(splitting(dtype, sum, sent, carry, limit));
+}
+
+fn splitting<'a>(
+    dtype: Dtype,
+    sum: Option<Foreign<'a>>,
+    sent: &'a mut ForeignMut<'_>,
+    carry: &'a mut [u8],
+    limit: f64,
+) -> Work<'a> {
+    let most = if dtype == Dtype::F64 { f64::MAX } else { f32::MAX.into() };
+    let limit = if limit > most { most } else { limit };
+    let bytes = sent.len();
+    Work { dtype, what: What::Split { sum, sent: sent.part(0..bytes), limit }, carry }
+}
+
+/// [`split`] with the variant `arch`; `None` where this machine lacks it.
+#[cfg(test)]
+pub(crate) fn split_on(
+    arch: arch::Arch,
+    dtype: Dtype,
+    sum: Option<Foreign<'_>>,
+    sent: &mut ForeignMut<'_>,
+    carry: &mut [u8],
+    limit: f64,
+) -> Option<()> {
+    arch::compute_on(arch, splitting(dtype, sum, sent, carry, limit))
+}
+
+/// Adds `sum` to `carry`, which is then all that is due.
+pub(super) fn collect(dtype: Dtype, sum: Foreign<'_>, carry: &mut [u8]) {
+    arch::compute_on_best(Work { dtype, what: What::Collect { sum }, carry });
+}
+
+/// Sends what is carried of some elements: `sent` has what is sent of the others already.
+pub(super) fn send(
+    dtype: Dtype,
+    elements: &mut dyn Iterator<Item = usize>,
+    sent: &mut ForeignMut<'_>,
+    carry: &mut [u8],
+) {
+    let bytes = sent.len();
+    let sent = sent.part(0..bytes);
+    arch::compute_on_best(Work { dtype, what: What::Send { elements, sent }, carry });
+}
+
+enum What<'a> {
+    Split { sum: Option<Foreign<'a>>, sent: ForeignMut<'a>, limit: f64 },
+    Collect { sum: Foreign<'a> },
+    Send { elements: &'a mut dyn Iterator<Item = usize>, sent: ForeignMut<'a> },
+}
+
+struct Work<'a> {
+    dtype: Dtype,
+    what: What<'a>,
+    carry: &'a mut [u8],
+}
+
+impl Dispatch for Work<'_> {
+    type Output = ();
+
+    fn on<I: Isa>(self, isa: I) {
+        let Self { dtype, what, carry } = self;
+        let bytes = match &what {
+            What::Split { sum, sent, .. } => {
+                assert!(
+                    sum.is_none_or(|sum| sum.len() == sent.len()),
+                    "as much is sent as there is of the sum"
+                );
+                sent.len()
+            }
+            What::Collect { sum } => sum.len(),
+            What::Send { sent, .. } => sent.len(),
+        };
+        assert_eq!(bytes % dtype.size(), 0, "a sum holds whole elements");
+        let accumulators = bytes / dtype.size() * dtype.accumulator_size();
+        assert_eq!(carry.len(), accumulators, "a carry has an accumulator for each element");
+        match dtype {
+            Dtype::F32 => isa.run(On::<I::F32> { what, carry, element: PhantomData }),
+            Dtype::F64 => isa.run(On::<I::F64> { what, carry, element: PhantomData }),
+            Dtype::F16 => isa.run(On::<I::F16> { what, carry, element: PhantomData }),
+            Dtype::Bf16 => isa.run(On::<I::Bf16> { what, carry, element: PhantomData }),
+        }
+    }
+}
+
+struct On<'a, E> {
+    what: What<'a>,
+    carry: &'a mut [u8],
+    element: PhantomData<E>,
+}
+
+/// What becomes of what is due: sent, and carried.
+#[inline(always)]
+fn divide<E: Element>(due: E::Vector, limit: E::Vector) -> (E::Vector, E::Vector) {
+    let chosen = due.beyond_or_zero(limit);
+    let sent = if E::SIZE == E::State::SIZE { chosen } else { rounded::<E>(chosen) };
+    // Negated, what is sent whole leaves -0.0; where it is not finite nothing is left either.
+    let carried = sent.sub(due).finite_or_zero().flip(E::Vector::splat(ScalarOf::<E>::of(-0.0)));
+    (chosen, carried)
+}
+
+/// As it is after a store and a load.
+#[inline(always)]
+fn rounded<E: Element>(vector: E::Vector) -> E::Vector {
+    let mut bytes = [0; TAIL];
+    E::store(vector, &mut bytes);
+    E::load(&bytes)
+}
+
+/// A vector's worth of accumulators from a carry's last, -0.0 behind.
+#[inline(always)]
+fn load_carry<E: Element>(carry: &[u8]) -> E::Vector {
+    let mut padded = [0; TAIL];
+    padded[..carry.len()].copy_from_slice(carry);
+    E::State::load(&padded)
+}
+
+#[inline(always)]
+fn store_carry<E: Element>(vector: E::Vector, carry: &mut [u8]) {
+    let mut padded = [0; TAIL];
+    E::State::store(vector, &mut padded);
+    carry.copy_from_slice(&padded[..carry.len()]);
+}
+
+impl<E: Element> Kernel for On<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { what, carry, .. } = self;
+        match what {
+            What::Split { sum, sent, limit } => on_all::<E>(sum, sent, limit, carry),
+            What::Collect { sum } => on_sum::<E>(sum, carry),
+            What::Send { elements, sent } => on_some::<E>(elements, sent, carry),
+        }
+    }
+}
+
+#[inline(always)]
+fn on_all<E: Element>(sum: Option<Foreign<'_>>, mut sent: ForeignMut<'_>, limit: f64, carry: &mut [u8]) {
+    let limit = E::Vector::splat(ScalarOf::<E>::of(limit));
+    let mut at = 0;
+    let mut blocks = carry.chunks_exact_mut(E::State::BYTES);
+    for block in &mut blocks {
+        let mut due = E::State::load(block);
+        if let Some(sum) = &sum {
+            due = E::load_foreign(sum, at).add(due);
+        }
+        let (chosen, carried) = divide::<E>(due, limit);
+        E::store_foreign(chosen, &mut sent, at);
+        E::State::store(carried, block);
+        at += E::BYTES;
+    }
+    let rest = blocks.into_remainder();
+    if !rest.is_empty() {
+        let mut due = load_carry::<E>(rest);
+        if let Some(sum) = &sum {
+            due = E::load(&padded(sum, at)).add(due);
+        }
+        let (chosen, carried) = divide::<E>(due, limit);
+        let mut last = [0; TAIL];
+        E::store(chosen, &mut last);
+        sent.store_words(at, &last[..sent.len() - at]);
+        store_carry::<E>(carried, rest);
+    }
+}
+
+#[inline(always)]
+fn on_sum<E: Element>(sum: Foreign<'_>, carry: &mut [u8]) {
+    let mut at = 0;
+    let mut blocks = carry.chunks_exact_mut(E::State::BYTES);
+    for block in &mut blocks {
+        E::State::store(E::load_foreign(&sum, at).add(E::State::load(block)), block);
+        at += E::BYTES;
+    }
+    let rest = blocks.into_remainder();
+    if !rest.is_empty() {
+        store_carry::<E>(E::load(&padded(&sum, at)).add(load_carry::<E>(rest)), rest);
+    }
+}
+
+#[inline(always)]
+fn on_some<E: Element>(
+    elements: &mut dyn Iterator<Item = usize>,
+    mut sent: ForeignMut<'_>,
+    carry: &mut [u8],
+) {
+    let everything = E::Vector::splat(ScalarOf::<E>::of(-1.0));
+    for element in elements {
+        let carried = &mut carry[element * E::State::SIZE..][..E::State::SIZE];
+        let (chosen, left) = divide::<E>(load_carry::<E>(carried), everything);
+        let mut one = [0; TAIL];
+        E::store(chosen, &mut one);
+        sent.store_words(element * E::SIZE, &one[..E::SIZE]);
+        store_carry::<E>(left, carried);
+    }
+}

@@ -1,0 +1,46 @@
+//! Which peer passes on to which.
+//!
+//! A home asks its overlay to whom a tensor's values go from here: its *next hops*. Those behind them, if there are any, get them
+//! from the next hops. Each one's [`Subscriber`](crate::remote::home::Subscriber) knows what it is owed, and whether it has
+//! asked for it.
+//!
+//! | overlay | next hops of a home | a home sends a chunk |
+//! |---|---|---|
+//! | [`Direct`] | all subscribers | once for each |
+//!
+//! Beside it stands the planner of trees (parameter-flow.md, 3.4.1; `docs/trees.md`). It is no overlay of homes yet: it only
+//! computes who would pass on to whom, and how long that takes.
+//!
+//! | file | word |
+//! |---|---|
+//! | `cluster.rs` | where servers and hosts stand, what their uplinks carry, what an edge costs |
+//! | `forest.rs` | the trees that a server's bytes go down, in stripes; whether foreign ones are trees |
+//! | `predict.rs` | how long a broadcast takes, and whose uplink is the busiest |
+//! | `plan.rs` | a shape is asked for, and becomes trees; `auto` takes the fastest |
+//! | `lines.rs` | star and chain |
+//! | `striped.rs` | a tree for each stripe, with inner nodes that no other stripe has |
+//! | `frugal.rs` | the paper's tree: least cost under a degree, a depth and a penalty on leaves |
+//! | `improve.rs` | small changes to such a tree, until none helps |
+//! | `repair.rs` | a host is lost: its children move, and nobody else |
+//! | `error.rs` | why there is no plan |
+//!
+//! All of it is a function of its arguments: every server and worker that plans from the same cluster has the same trees.
+
+mod cluster;
+mod direct;
+mod error;
+mod forest;
+mod frugal;
+mod improve;
+mod lines;
+mod plan;
+mod predict;
+mod repair;
+mod striped;
+
+pub use cluster::{Cluster, Costs, Node, Place, SAME_RACK, SAME_ZONE, View, WORLD};
+pub use direct::Direct;
+pub use error::{NotATree, PlanError};
+pub use forest::{Limits, Overlay, Stripe};
+pub use plan::{Plan, Shape, plan};
+pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};

@@ -1,0 +1,120 @@
+//! A host is lost: its children get other parents, and nobody else does. So every stream goes on but those that broke.
+//!
+//! Each orphan comes with all below it, the highest first, and hangs on the node that then takes least time: within the limits if
+//! any node is, then where the uplink sends least, then near the root, then where the edge costs least. The first usually takes
+//! the lost one's place, whose parent has a free turn.
+
+use super::cluster::View;
+use super::error::PlanError;
+use super::forest::{Limits, Overlay, Stripe};
+use std::cmp::{Ordering, Reverse};
+
+impl Overlay {
+    /// The overlay without a host, and its orphans, ascending: the only hosts with another parent than before, in any stripe.
+    /// The numbers of the others stay. Where nobody has room within `limits`, these give way.
+    ///
+    /// # Errors
+    /// The host is none of this overlay, or its last.
+    pub fn without(
+        &self,
+        view: &View<'_>,
+        host: u32,
+        limits: Option<Limits>,
+    ) -> Result<(Self, Vec<u32>), PlanError> {
+        if !self.has(host) || view.len() != self.len() {
+            return Err(PlanError::NotAMember { node: host });
+        }
+        if view.hosts().all(|other| other == host || !self.has(other)) {
+            return Err(PlanError::NoHosts);
+        }
+        let mut overlay = self.clone();
+        let mut loads = vec![0.0; self.len()];
+        for stripe in self.stripes() {
+            for (from, children) in (0_u32..).zip(stripe.children()).filter(|(from, _)| *from != host) {
+                let sent = children.iter().filter(|&&child| child != host && !view.together(from, child));
+                loads[from as usize] += stripe.share() * sent.count() as f64 / view.node(from).rate;
+            }
+        }
+        let mut moved = Vec::new();
+        for stripe in overlay.stripes_mut() {
+            moved.extend(adopt(view, stripe, host, limits, &mut loads));
+        }
+        moved.sort_unstable();
+        moved.dedup();
+        Ok((overlay, moved))
+    }
+}
+
+/// Takes the host out of a tree, and hangs its children on others.
+fn adopt(
+    view: &View<'_>,
+    stripe: &mut Stripe,
+    host: u32,
+    limits: Option<Limits>,
+    loads: &mut [f64],
+) -> Vec<u32> {
+    let mut orphans = stripe.children()[host as usize].clone();
+    orphans.sort_by_key(|&orphan| Reverse(height(stripe, orphan)));
+    stripe.remove(host);
+    for &orphan in &orphans {
+        let height = height(stripe, orphan);
+        let rooted = rooted(stripe, view.len());
+        let children = stripe.children();
+        let best = rooted.iter().map(|&(node, depth)| {
+            let sent = if view.together(node, orphan) { 0.0 } else { stripe.share() / view.node(node).rate };
+            let over = limits.is_some_and(|limits| {
+                children[node as usize].len() as u32 >= limits.degree || depth + 1 + height > limits.depth
+            });
+            Choice { over, load: loads[node as usize] + sent, depth, cost: view.cost(node, orphan), node }
+        });
+        if let Some(best) = best.min_by(Choice::order) {
+            stripe.set_parent(orphan, best.node);
+            loads[best.node as usize] = best.load;
+        }
+    }
+    orphans
+}
+
+/// A node that an orphan may hang on.
+struct Choice {
+    over: bool,
+    load: f64,
+    depth: u32,
+    cost: f64,
+    node: u32,
+}
+
+impl Choice {
+    fn order(&self, other: &Self) -> Ordering {
+        // Sums of shares: what is equal may differ in the last digit.
+        let load = if (self.load - other.load).abs() <= 1e-9 * self.load.max(other.load) {
+            Ordering::Equal
+        } else {
+            self.load.total_cmp(&other.load)
+        };
+        self.over
+            .cmp(&other.over)
+            .then(load)
+            .then(self.depth.cmp(&other.depth))
+            .then(self.cost.total_cmp(&other.cost))
+            .then(self.node.cmp(&other.node))
+    }
+}
+
+/// Edges to the farthest below a host.
+fn height(stripe: &Stripe, host: u32) -> u32 {
+    let children = stripe.children();
+    let mut most = 0;
+    let mut next = vec![(host, 0)];
+    while let Some((node, depth)) = next.pop() {
+        most = most.max(depth);
+        next.extend(children[node as usize].iter().map(|&child| (child, depth + 1)));
+    }
+    most
+}
+
+/// Those that hang on the root, with their depths: no orphan that still waits, and nobody below one.
+fn rooted(stripe: &Stripe, nodes: usize) -> Vec<(u32, u32)> {
+    let depths = stripe.depths();
+    (0..nodes as u32).filter_map(|node| Some((node, depths[node as usize]?))).collect()
+}

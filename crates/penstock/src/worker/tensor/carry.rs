@@ -1,0 +1,87 @@
+//! What a filter of contributions holds back, until it is sent with a later push.
+
+use super::Tensor;
+use crate::worker::Error;
+use crate::worker::link::lock;
+use penstock_fabric::memory::OwnLane;
+use penstock_kernels::filter::sums::{self, HeldBack, Moment, SumFilter};
+use penstock_kernels::{Dtype, Foreign, Settings};
+use penstock_proto::spec::TensorSpec;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A tensor's carry: private memory of this process, as large as the value in the dtype's accumulators.
+#[derive(Debug)]
+pub(super) struct Carry {
+    filter: Arc<dyn SumFilter>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+/// Where the sum is that a push sends a part of.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sum<'a> {
+    /// In the caller's memory: all of it.
+    Given(Foreign<'a>),
+    /// In the lane.
+    Lane,
+    /// Nowhere: zeros.
+    None,
+}
+
+impl Carry {
+    /// Empty.
+    pub(super) fn new(spec: &TensorSpec, filter: Arc<dyn SumFilter>) -> Self {
+        let elements = spec.elements().unwrap_or(0) as usize;
+        let mut bytes = vec![0; elements * spec.dtype.accumulator_size()];
+        sums::empty(spec.dtype, &mut bytes);
+        Self { filter, dtype: spec.dtype, bytes }
+    }
+
+    /// Puts into the lane what is sent of a chunk's sum, which may stand there: what the filter chooses, or all of it.
+    pub(super) fn pass(
+        &mut self,
+        lane: &mut OwnLane,
+        chunk: Range<usize>,
+        sum: Sum<'_>,
+        clock: u64,
+        all: bool,
+    ) {
+        let Self { filter, dtype, bytes } = self;
+        let first = chunk.start / dtype.size();
+        let accumulators = first..chunk.end / dtype.size();
+        let size = dtype.accumulator_size();
+        let carry = &mut bytes[accumulators.start * size..accumulators.end * size];
+        let given = match sum {
+            Sum::Given(data) => Some(data.part(chunk.clone())),
+            Sum::Lane | Sum::None => None,
+        };
+        lane.rewrite(chunk, given, |sum_there, sent| match sum {
+            Sum::None => sums::release(*dtype, None, sent, carry),
+            _ if all => sums::release(*dtype, Some(sum_there), sent, carry),
+            _ => filter.split(Moment { clock, first: first as u64 }, sum_there, sent, carry),
+        });
+    }
+}
+
+impl Tensor {
+    /// How much this worker holds back of what it has pushed; nothing where the tensor has no filter of contributions.
+    pub fn held_back(&self) -> Result<HeldBack, Error> {
+        let Some(carry) = &self.carry else { return Ok(HeldBack::default()) };
+        let _turn = self.take_turn(self.job.deadline(None))?;
+        let carry = lock(carry);
+        Ok(sums::held_back(carry.dtype, &carry.bytes))
+    }
+
+    /// Pushes all that this worker holds back, with what stands in the lane of an unfinished contribution: a push like any other,
+    /// which brings nothing new. Returns the clock that it is stamped with; `None`, and pushes nothing, where the tensor has no
+    /// filter of contributions.
+    pub fn flush(&self, settings: Settings, timeout: Option<Duration>) -> Result<Option<u64>, Error> {
+        if self.carry.is_none() {
+            self.job.fate.check()?;
+            return Ok(None);
+        }
+        self.flush_within(settings, self.job.deadline(timeout)).map(Some)
+    }
+}

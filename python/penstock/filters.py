@@ -1,0 +1,229 @@
+"""
+Filters: what of an update is sent now, and what is carried into the next.
+
+A filter drops nothing. What it holds back of a push is added to the worker's next push of the tensor, so
+what was sent and what is still held back, together, are what was computed (Parameter Flow, equation 6). Each
+chunk of a tensor is filtered for itself. The servers get zeros in place of what is held back, which take
+hardly any bytes between hosts.
+
+| | sent now |
+|---|---|
+| `DVF(low)` | elements beyond a bound |
+| `TopK(fraction)` | the largest |
+| `RandomK(fraction, seed)` | some, drawn by lot, the same on every worker |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple, TypeAlias
+
+from .exceptions import OptionError
+
+
+def _number(name: str, value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"expected {expected} for `{name}`, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise OptionError(f"expected {expected} for `{name}`, got {value!r}")
+    return number
+
+
+def _fraction(value: object) -> float:
+    expected = "a number above 0 and at most 1"
+    fraction = _number("fraction", value, expected)
+    if not 0 < fraction <= 1:
+        raise OptionError(f"expected {expected} for `fraction`, got {value!r}")
+    return fraction
+
+
+@dataclass(frozen=True)
+class DVF:
+    """
+    The value-bounded filter: an element waits while what is due of it is within a bound.
+
+    Parameters
+    ----------
+    low
+        The bound, 0 or above, in units of what is pushed: gradients. 0 holds nothing back.
+    decay
+        "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
+        what convergence is proved with. None: it stays. Default "sqrt".
+    relative
+        `low` is multiplied with the root mean square of what is due of the chunk, so that it fits updates of
+        any size; 1 holds back some two thirds of numbers that are normally distributed. This is not in the
+        paper. Default False.
+
+    Raises
+    ------
+    OptionError
+        `low` is not a number of 0 or above, or `decay` is neither "sqrt" nor None.
+
+    Notes
+    -----
+    Parameter Flow, section 3.3, equations 10 and 11. Where the rule is linear in the update, as `Add` and
+    SGD without momentum are, and its rate is constant, the value of a tensor of d elements that n workers
+    push is less than rate n low sqrt(d) away from what the same pushes give without a filter (after Lemma 1;
+    `low` is that of the clock before, the larger one). For momentum and Adam there is no such bound.
+
+    Examples
+    --------
+    >>> DVF(low=1e-3)
+    DVF(low=0.001, decay='sqrt', relative=False)
+    """
+
+    low: float
+    _: KW_ONLY
+    decay: str | None = "sqrt"
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        low = _number("low", self.low, "a number of 0 or above")
+        if low < 0:
+            raise OptionError(f"expected a number of 0 or above for `low`, got {self.low!r}")
+        if self.decay not in (None, "sqrt"):
+            raise OptionError(f'expected "sqrt" or None for `decay`, got {self.decay!r}')
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "relative", bool(self.relative))
+
+    def _settings(self) -> tuple[float, ...]:
+        return (self.low, 0.0 if self.decay is None else 1.0, float(self.relative))
+
+
+@dataclass(frozen=True)
+class TopK:
+    """
+    The largest elements of each chunk, by magnitude; of equally large ones the first.
+
+    Parameters
+    ----------
+    fraction
+        Which part of a chunk's elements is sent: above 0, at most 1, which holds nothing back. At least one
+        element is sent.
+
+    Raises
+    ------
+    OptionError
+        `fraction` is out of its range.
+
+    Examples
+    --------
+    >>> TopK(0.01)
+    TopK(fraction=0.01)
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", _fraction(self.fraction))
+
+    def _settings(self) -> tuple[float, ...]:
+        return (self.fraction,)
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """
+    Elements of each chunk that are drawn by lot: the same on every worker that is at the same clock.
+
+    Parameters
+    ----------
+    fraction
+        Which part of a chunk's elements is sent: above 0, at most 1, which holds nothing back. At least one
+        element is sent.
+    seed
+        A whole number from 0 to 2**53 - 1. Default 0.
+
+    Raises
+    ------
+    OptionError
+        `fraction` or `seed` is out of its range.
+
+    Examples
+    --------
+    >>> RandomK(0.1, seed=7)
+    RandomK(fraction=0.1, seed=7)
+    """
+
+    fraction: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", _fraction(self.fraction))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 53:
+            raise OptionError(f"expected a whole number from 0 to 2**53 - 1 for `seed`, got {self.seed!r}")
+
+    def _settings(self) -> tuple[float, ...]:
+        return (self.fraction, float(self.seed))
+
+
+Filter: TypeAlias = DVF | TopK | RandomK
+
+
+@dataclass(frozen=True)
+class Filters:
+    """
+    A tensor's filters, each direction for itself.
+
+    Parameters
+    ----------
+    push
+        What of a worker's pushes is sent. Default None: all.
+
+    Raises
+    ------
+    OptionError
+        It is not a filter of this module.
+
+    Examples
+    --------
+    >>> w = job.tensor("sparse", shape=1000, filter=ps.Filters(push=ps.TopK(0.01)))
+    >>> w.push(np.ones(1000, dtype=np.float32))
+    0
+    >>> w.held_back.elements
+    990
+    """
+
+    _: KW_ONLY
+    push: Filter | None = None
+
+    def __post_init__(self) -> None:
+        if self.push is not None and not isinstance(self.push, DVF | TopK | RandomK):
+            raise OptionError(f"expected a filter for `push`, such as ps.DVF(low=1e-3), got {self.push!r}")
+
+
+class HeldBack(NamedTuple):
+    """What a worker holds back of its pushes of a tensor."""
+
+    norm: float
+    """The Euclidean norm of it."""
+    elements: int
+    """Elements of which something is held back."""
+
+
+def spelled(filters: object) -> tuple[str, tuple[float, ...]]:
+    """
+    The filter of pushes, by its name and settings, as the core reads it.
+
+    Raises OptionError if it is neither `Filters` nor None.
+    """
+    if filters is None:
+        return "everything", ()
+    if isinstance(filters, DVF | TopK | RandomK):
+        raise OptionError(
+            f"expected which direction is filtered, got {filters!r} alone",
+            f"give filter=ps.Filters(push=ps.{filters!r})",
+        )
+    if not isinstance(filters, Filters):
+        raise OptionError(
+            f"expected ps.Filters for `filter`, got {filters!r}",
+            "such as filter=ps.Filters(push=ps.DVF(low=1e-3))",
+        )
+    if filters.push is None:
+        return "everything", ()
+    return type(filters.push).__name__, filters.push._settings()

@@ -1,0 +1,81 @@
+"""
+A worker of two that pushes through every filter, in each of the ways in which a push can be made, and
+compares every value with the reference's. Whole numbers, so that no order of sums changes a bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import reference
+
+import penstock as ps
+
+SIZE, CHUNK, STEPS, WORKERS = 3000, 1024, 10, 2
+
+FILTERS: dict[str, tuple[ps.filters.Filter, reference.Chooses]] = {
+    "bounded": (ps.DVF(6.0), reference.bounded(6.0, "sqrt", False)),
+    "constant": (ps.DVF(3.0, decay=None), reference.bounded(3.0, None, False)),
+    "relative": (ps.DVF(1.0, decay=None, relative=True), reference.bounded(1.0, None, True)),
+    "top": (ps.TopK(0.1), reference.top(0.1)),
+}
+
+
+def gradient(rank: int, step: int) -> reference.Array:
+    """What a worker contributes: small numbers mostly, some of them large, the same ones for a while."""
+    numbers = np.random.default_rng([rank, step]).standard_normal(SIZE)
+    return np.rint(numbers * 4).astype(np.float32)
+
+
+def main() -> None:
+    """Train, and compare."""
+    with ps.init() as job:
+        tensors = {
+            name: job.tensor(name, shape=SIZE, reduce="sum", filter=ps.Filters(push=given))
+            for name, (given, _) in FILTERS.items()
+        }
+        plain = job.tensor("plain", shape=SIZE, reduce="sum")
+        workers = {
+            name: [reference.Worker(SIZE, CHUNK, choose) for _ in range(WORKERS)]
+            for name, (_, choose) in FILTERS.items()
+        }
+        values = {name: np.zeros(SIZE, np.float32) for name in FILTERS}
+        for step in range(STEPS):
+            plain.push(gradient(job.rank, step))
+            for name, tensor in tensors.items():
+                push(tensor, gradient(job.rank, step), step)
+                for rank, worker in enumerate(workers[name]):
+                    values[name] += worker.push(gradient(rank, step), step)
+            for name, tensor in tensors.items():
+                np.testing.assert_array_equal(tensor.pull(), values[name], f"{name}, step {step}")
+                carry = workers[name][job.rank].carry
+                held = tensor.held_back
+                assert held.elements == np.count_nonzero(carry), (name, held)
+                np.testing.assert_allclose(held.norm, np.linalg.norm(carry.astype(np.float64)))
+                assert 0 < held.elements < SIZE, (name, held)
+            job.clock()
+        for tensor in tensors.values():
+            assert tensor.flush() == STEPS
+        for name, tensor in tensors.items():
+            # Nothing was lost, and nothing counted twice.
+            np.testing.assert_array_equal(tensor.pull(), plain.pull(), name)
+            assert tensor.held_back == (0.0, 0)
+        job.clock()
+        job.barrier()
+
+
+def push(tensor: ps.Tensor, numbers: reference.Array, step: int) -> None:
+    """Push them, in this step's way."""
+    match step % 4:
+        case 0:
+            tensor.push(numbers)
+        case 1:
+            tensor.lane()[:] = numbers
+            tensor.push()
+        case 2:
+            tensor.push(numbers - 1, more=True)
+            tensor.push(np.ones(SIZE, np.float32))
+        case _:
+            tensor.push_async(numbers).result()
+
+
+main()
