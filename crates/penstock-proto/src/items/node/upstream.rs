@@ -257,7 +257,7 @@ impl<M> Partition<M> {
     /// to tell, it does not.
     pub(super) fn wants_already(&self, before: Option<&RowSet>, rows: &RowSet) -> bool {
         let Some(upstream) = &self.upstream else { return false };
-        if rows.first_without(&upstream.rows).is_some() {
+        if !rows.ranges().iter().all(|range| upstream.rows.end_of_run(range.start) >= Some(range.end)) {
             return false;
         }
         let Some(before) = before else { return true };
