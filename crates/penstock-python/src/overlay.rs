@@ -12,6 +12,8 @@ use pyo3::prelude::*;
 type Row = (u32, u32, u32, f64);
 /// Share, and by host from 1 who sends to it.
 type Tree = (f64, Vec<Option<u32>>);
+/// Share, and who sends to whom.
+type Edges = (f64, Vec<(u32, u32)>);
 /// Seconds, ratio to one link's transfer, seconds of the busiest uplink, depth.
 type Times = (f64, f64, f64, u32);
 
@@ -66,11 +68,11 @@ impl OverlayPlanner {
         let Self { cluster, traffic } = self;
         let made = let_go(py, |_| plan(cluster, shape, traffic))?.map_err(|error| raise(py, &error))?;
         let Plan { shape, overlays, prediction } = made;
-        Ok((named(shape), times(prediction), overlays.iter().map(|overlay| trees(overlay)).collect()))
+        Ok((named(shape), times(prediction), overlays.iter().map(trees).collect()))
     }
 
     /// What given trees take: of each server the stripes, each a share and its edges.
-    fn predict(&self, py: Python<'_>, overlays: Vec<Vec<(f64, Vec<(u32, u32)>)>>) -> PyResult<Times> {
+    fn predict(&self, py: Python<'_>, overlays: Vec<Vec<Edges>>) -> PyResult<Times> {
         let hosts = self.cluster.hosts();
         let made: Result<Vec<Overlay>, PlanError> =
             overlays.iter().map(|stripes| Overlay::from_edges(hosts, stripes)).collect();

@@ -168,7 +168,8 @@ fn a_home_that_decodes_by_another_encoding_than_was_agreed_to_is_seen() {
 /// E-1.
 #[test]
 fn a_difference_against_what_its_receivers_do_not_hold_is_seen() {
-    is_seen_by(Sabotage::MistakesTheShadow, "asked for", 40);
+    // An element that is sent is assigned, whatever stood there: sparse, this shows in what is not sent alone.
+    is_seen_by(Sabotage::MistakesTheShadow, "asked for", 25);
 }
 
 #[test]

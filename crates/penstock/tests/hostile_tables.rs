@@ -22,6 +22,7 @@ use rustix::fd::AsFd;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -528,5 +529,86 @@ fn flushes_beside_many_partitions_make_nobody_think_that_the_server_is_lost() {
         }
         over.store(true, Ordering::Relaxed);
         assert_eq!((honest.join().unwrap(), last), (Ok(()), FLUSHES));
+    });
+}
+
+/// Partitions beside which each flush takes long.
+const MANY_OFFERS: u32 = 8_000;
+
+// All that had come of it was heard before anybody else was: for a minute no row was passed on, and the others were lost.
+#[test]
+fn who_resets_a_connection_full_of_questions_delays_nobody_elses_rows() {
+    let more = [("lease", "2"), ("memory", "2GiB"), ("on_worker_loss", "continue")];
+    let cluster = Cluster::over(Way::Tcp, 3, 1, &more);
+    let (over, (reset, is_reset)) = (&AtomicBool::new(false), mpsc::channel());
+    thread::scope(|scope| {
+        let cluster = &cluster;
+        let producer = scope.spawn(move || {
+            let job = cluster.join(0);
+            let rows = declared(&job, "U", true, false).unwrap();
+            job.barrier(None).unwrap();
+            is_reset.recv().unwrap();
+            rows.set(&[0, 1], &row(7.0).repeat(2), Some(1)).unwrap();
+            while !over.load(Ordering::Relaxed) && job.check().is_ok() {
+                thread::sleep(PULSE);
+            }
+            job.check()
+        });
+        let reader = scope.spawn(|| {
+            let job = cluster.join(2);
+            let rows = declared(&job, "U", false, true).unwrap();
+            job.barrier(None).unwrap();
+            let mut out = vec![0; 2 * ROW_BYTES as usize];
+            let deadline = seconds(common::DEADLINE);
+            let got = rows.get(&[0, 1], &mut out, Some(1), Some(Slack::Bound(0)), Some(deadline));
+            over.store(true, Ordering::Relaxed);
+            (got, job.check())
+        });
+        let mut flood = Far { control: far(cluster, 0, 1), next: 1 };
+        flood.declare("U", false);
+        flood.ready("U");
+        let passed = flood.ask(Ask::Barrier);
+        assert!(matches!(passed, Answer::BarrierPassed { .. }), "{passed:?}");
+        let purpose = Purpose::Items { peer: PeerId::worker(1), session: tenants::SESSION };
+        let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
+        scope.spawn(move || {
+            let Far { mut control, next } = flood;
+            let beats = |id| encode(&Request { id, settled: id, body: Ask::Beat }).unwrap();
+            for id in (next + 1..).take_while(|_| !over.load(Ordering::Relaxed)) {
+                tenants::say(&mut control, &beats(id));
+                thread::sleep(PULSE);
+            }
+        });
+        let mut words = Vec::new();
+        let shape = Shape { slots: 1, row_bytes: 8, propagation: Propagation::Lazy };
+        for table in 1000..1000 + MANY_OFFERS {
+            let partition = PartitionId { table, rank: 1 };
+            let rows = || RowSet::from_rows([0]);
+            Encoder::message(&mut words, &Message::Offer { partition, shape });
+            let subscribe = Message::Subscribe { partition, shape, done: 0, serial: 1, rows: rows() };
+            Encoder::message(&mut words, &subscribe);
+            let fetch = Message::Fetch { partition, ticket: 1, version: 1 << 40, places: rows() };
+            Encoder::message(&mut words, &fetch);
+        }
+        Encoder::message(&mut words, &Message::Flush { id: 1 });
+        items.write_all(&words).unwrap();
+        let (mut head, mut heard) = ([0; LENGTH_BYTES], false);
+        while !heard {
+            items.read_exact(&mut head).unwrap();
+            let mut message = vec![0; record::length(&head, 1 << 20).unwrap()];
+            items.read_exact(&mut message).unwrap();
+            heard = matches!(Message::decode(&message), Ok(Message::Flushed { id: 1 }));
+        }
+        words.clear();
+        (2..=FLUSHES).for_each(|id| Encoder::message(&mut words, &Message::Flush { id }));
+        // As many as there is room for on the way.
+        items.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+        let _ = items.write_all(&words);
+        rustix::net::sockopt::set_socket_linger(&items, Some(Duration::ZERO)).unwrap();
+        drop(items);
+        reset.send(()).unwrap();
+        let (got, stands) = reader.join().unwrap();
+        assert!(got.is_ok(), "{got:?}");
+        assert_eq!((stands, producer.join().unwrap()), (Ok(()), Ok(())));
     });
 }

@@ -20,6 +20,22 @@
 //! tells where they are, since that is known last, and a span is short enough to be held until then. To decode is to read payload
 //! and chunk twice, the second time out of a cache unless the chunk is larger than that: nothing is written before all of it was
 //! judged.
+//!
+//! Float32 in a chunk of 256 KiB, GB/s of the chunk's bytes, on one core of an EPYC (Zen 4) that was busy with other work: each
+//! is the least of a hundred runs. A copy of the chunk: 56.
+//!
+//! | changed, at random | 0.1 % | 1 % | 10 % | 20 % | 40 % | 60 % | 90 % |
+//! |---|---|---|---|---|---|---|---|
+//! | of the chunk travels | 0.0012 | 0.012 | 0.12 | 0.23 | 0.43 | 0.63 | 0.93 |
+//! | encode, AVX-512 | 19 | 15 | 9.9 | 8.8 | 12 | 11 | 9.1 |
+//! | decode, AVX-512 | 124 | 31 | 9.1 | 6.9 | 13 | 12 | 9.6 |
+//! | encode, AVX2 | - | 15 | 9.9 | - | 14 | - | - |
+//! | decode, AVX2 | - | 23 | 8.0 | - | 11 | - | - |
+//! | encode, portable | - | 4.3 | 3.5 | - | 3.7 | - | - |
+//! | decode, portable | - | 45 | 8.9 | - | 4.9 | - | - |
+//!
+//! Where we lose: indices take longer than a bitmap, so of what is tried 20 % is the slowest; elements of two bytes, of which there
+//! are twice as many, go at 4.4 GB/s there.
 
 use super::{Base, Codec, Undecodable, bitmap, indices};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};

@@ -202,11 +202,7 @@ impl Case {
                     assert!(payload == expected(self.size, &held, &self.base()), "{arch:?} {self:?}");
                 }
             }
-            assert_eq!(
-                *told.get_or_insert_with(|| (done, held.clone())),
-                (done, held),
-                "{arch:?} {self:?}"
-            );
+            assert_eq!(*told.get_or_insert_with(|| (done, held.clone())), (done, held), "{arch:?} {self:?}");
         }
     }
 }

@@ -15,6 +15,9 @@ pub struct RowSet {
 /// Bytes of memory for each range.
 const RANGE_BYTES: u64 = (size_of::<Range<u64>>() + size_of::<u64>()) as u64;
 
+/// Ranges that are gone over in the time that a search among all of a set's takes, about.
+const SEARCH: usize = 16;
+
 /// Bytes that are not a set of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected an encoded set of rows")]
@@ -113,13 +116,40 @@ impl RowSet {
         self.ranges[at].contains(&row).then_some(row)
     }
 
+    /// The rows at some places, ascending.
+    pub fn at(&self, places: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let from = self.before.partition_point(|&before| before <= places.start).saturating_sub(1);
+        let ranges = self.ranges[from..].iter().zip(&self.before[from..]);
+        let ranges = ranges.take_while(move |&(_, &before)| before < places.end);
+        let cut = move |(range, &before): (&Range<u64>, &u64)| {
+            let end = (range.end - range.start).min(places.end - before);
+            range.start + places.start.saturating_sub(before).min(end)..range.start + end
+        };
+        ranges.map(cut).filter(|range| !range.is_empty())
+    }
+
+    /// One more than the last of the rows that follow a row without a gap, if that is among them.
+    pub fn end_of_run(&self, row: u64) -> Option<u64> {
+        let range = self.ranges.get(self.ranges.partition_point(|range| range.end <= row))?;
+        range.contains(&row).then_some(range.end)
+    }
+
     /// Whether a row is among them.
     pub fn contains(&self, row: u64) -> bool {
         self.place(row).is_some()
     }
 
-    /// Rows of both.
+    /// Rows of both. Of a set with many more ranges than the other only those are gone over that lie beside the other's.
     pub fn intersection(&self, other: &Self) -> Self {
+        let (few, many) = if self.ranges.len() <= other.ranges.len() { (self, other) } else { (other, self) };
+        if few.ranges.len() * SEARCH < many.ranges.len() {
+            let common = few.ranges.iter().flat_map(|range| {
+                let from = many.ranges.partition_point(|there| there.end <= range.start);
+                let met = many.ranges[from..].iter().take_while(|there| there.start < range.end);
+                met.map(|there| there.start.max(range.start)..there.end.min(range.end))
+            });
+            return Self::from_sorted(common);
+        }
         let (mut a, mut b) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
         let mut both = Vec::new();
         while let (Some(left), Some(right)) = (a.peek(), b.peek()) {
@@ -314,9 +344,17 @@ mod tests {
             prop_assert_eq!(left.without(&right), RowSet::from_rows(a.difference(&b).copied()));
             for (place, row) in a.iter().enumerate() {
                 prop_assert_eq!(left.place(*row), Some(place as u64));
+                prop_assert_eq!(left.end_of_run(*row), (*row..=u64::MAX).find(|row| !a.contains(row)));
                 prop_assert_eq!(left.nth(place as u64), Some(*row));
             }
             prop_assert_eq!(left.nth(a.len() as u64), None);
+            let (from, to) = (a.len() / 3, a.len() - a.len() / 4);
+            let some = left.at(from as u64..to as u64).flatten().collect::<Vec<u64>>();
+            prop_assert_eq!(some, a.iter().copied().collect::<Vec<u64>>()[from..to].to_vec());
+            prop_assert_eq!(left.at(0..u64::MAX).collect::<Vec<_>>(), left.ranges().to_vec());
+            let one = b.iter().take(1).copied();
+            let same = one.clone().filter(|row| a.contains(row));
+            prop_assert_eq!(left.intersection(&RowSet::from_rows(one)), RowSet::from_rows(same));
             let differs = a.symmetric_difference(&b).next().is_some();
             match left.difference(&right) {
                 None => prop_assert!(!differs),
@@ -324,6 +362,7 @@ mod tests {
             }
             for row in b.difference(&a) {
                 prop_assert!(!left.contains(*row));
+                prop_assert_eq!(left.end_of_run(*row), None);
             }
             prop_assert_eq!(RowSet::decode(&left.encode()), Ok(left));
         }

@@ -28,6 +28,8 @@ pub(super) struct Wanted<'a> {
     pub(super) penalty: f64,
     /// By node: children in the trees of other servers.
     pub(super) busy: &'a [u32],
+    /// How often a large tree is gone over, at most.
+    pub(super) rounds: usize,
 }
 
 /// A tree and what it costs. Equal costs: the lower one is better.

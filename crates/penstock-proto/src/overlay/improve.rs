@@ -12,12 +12,9 @@ use super::frugal::{Cost, Draft, Wanted};
 
 /// Hosts up to which all changes are tried.
 const ALL_CHANGES: usize = 32;
-/// Rounds over all hosts, so that the time has a bound. Each but the last has made the tree cheaper.
-const ROUNDS: usize = 16;
-
 /// The tree after all changes that make it better.
 pub(super) fn improved(wanted: &Wanted<'_>, mut draft: Draft) -> Draft {
-    for _ in 0..ROUNDS {
+    for _ in 0..wanted.rounds {
         let before = draft.cost;
         if wanted.view.hosts().len() > ALL_CHANGES {
             rehang(wanted, &mut draft);

@@ -14,6 +14,14 @@ const MOST_TRIED: u32 = 16;
 /// Hosts up to which as many stripes as hosts are tried: two hops, but each block waits for a turn of all hosts.
 const A_STRIPE_EACH: u32 = 64;
 
+/// Pairs of hosts, over all servers, that are looked at when trees are improved: seconds of one core. Few servers have their trees
+/// gone over until nothing helps; of 64 servers with 1,000 hosts each, once.
+const PAIRS: usize = 64_000_000;
+/// The most rounds over a tree, each of which but the last has made it cheaper.
+const ROUNDS: usize = 16;
+/// Pairs beyond which `auto` tries no tree of least cost: each takes seconds to plan, and is slower than stripes.
+const PAIRS_OF_AUTO: usize = 8_000_000;
+
 /// What to plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Shape {
@@ -75,7 +83,8 @@ pub fn plan(cluster: &Cluster, shape: Shape, traffic: &Traffic) -> Result<Plan, 
             fastest(all).ok_or(PlanError::NoHosts)
         }
         Shape::Auto => {
-            let trees = DEGREES.filter_map(|degree| {
+            let few = pairs(cluster) <= PAIRS_OF_AUTO;
+            let trees = DEGREES.filter(|_| few).filter_map(|degree| {
                 let depth = Limits::least_depth(hosts, degree)?;
                 Some(Shape::Tree { limits: Limits { degree, depth }, leaf_penalty: 0.0 })
             });
@@ -115,6 +124,10 @@ impl Plan {
     }
 }
 
+fn pairs(cluster: &Cluster) -> usize {
+    cluster.hosts() * cluster.hosts() * cluster.servers()
+}
+
 /// The first of those that take the least time.
 fn fastest(plans: impl Iterator<Item = Plan>) -> Option<Plan> {
     plans.min_by(|one, other| one.prediction.seconds.total_cmp(&other.prediction.seconds))
@@ -123,6 +136,7 @@ fn fastest(plans: impl Iterator<Item = Plan>) -> Option<Plan> {
 /// The overlays of a shape that is known to be possible.
 fn made(cluster: &Cluster, shape: Shape, traffic: &Traffic) -> Plan {
     let turns = cluster.servers();
+    let rounds = (PAIRS / pairs(cluster)).clamp(1, ROUNDS);
     let mut busy = vec![0; cluster.hosts() + 1];
     let mut overlays = Vec::with_capacity(turns);
     for turn in 0..turns {
@@ -130,7 +144,7 @@ fn made(cluster: &Cluster, shape: Shape, traffic: &Traffic) -> Plan {
         let overlay = match shape {
             Shape::Chain => lines::chain(&view, turn, turns),
             Shape::Tree { limits, leaf_penalty } => {
-                let wanted = Wanted { view, limits, penalty: leaf_penalty, busy: &busy };
+                let wanted = Wanted { view, limits, penalty: leaf_penalty, busy: &busy, rounds };
                 frugal::frugal(&wanted, turn, turns)
             }
             Shape::Striped { stripes } => striped::striped(&view, stripes.unwrap_or(1), turn, turns),

@@ -12,13 +12,13 @@ use penstock_proto::peer::PeerId;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long what one peer says, or is told, may keep others waiting; no single message takes long.
+/// How long what one peer says, or is told, may keep others waiting, but for a batch: that is taken at one moment.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Whether a turn that begins now has time left.
-fn turn() -> impl FnMut() -> bool + Copy {
+/// Whether a turn of this length that begins now has time left.
+fn time_of(turn: Duration) -> impl FnMut() -> bool + Copy {
     let since = Instant::now();
-    move || since.elapsed() < TURN
+    move || since.elapsed() < turn
 }
 
 /// A connection, over any link.
@@ -28,13 +28,26 @@ pub(crate) struct ItemWire<L = Stream> {
     reader: MessageReader,
     writer: MessageWriter,
     vigil: Vigil,
+    /// Whether the node had not looked at all that the peer may be sent when the last turn ended, and whether it has since, but not
+    /// in one turn: something may have come meanwhile.
+    unfinished: bool,
+    looks_again: bool,
+    /// How long a turn is.
+    turn: Duration,
 }
 
 impl<L: Link> ItemWire<L> {
     /// What it has to keep for the peer beyond what every connection keeps is charged to `account`.
     pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (reader, writer) = (MessageReader::new(account.clone()), MessageWriter::new(account));
-        Self { stream, reader, writer, vigil: Vigil::new(lease) }
+        let (turn, vigil) = (TURN, Vigil::new(lease));
+        Self { stream, reader, writer, vigil, unfinished: false, looks_again: false, turn }
+    }
+
+    /// From now on a turn takes one message.
+    #[cfg(test)]
+    pub(crate) fn shorten_turns(&mut self) {
+        self.turn = Duration::ZERO;
     }
 
     pub(crate) fn stream(&self) -> &L {
@@ -43,7 +56,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, turn(), |message| node.receive(peer, message))
+        self.reader.receive(&mut self.stream, time_of(self.turn), |message| node.receive(peer, message))
     }
 
     /// Whether more may have come than the last turn had time for: the connection need not say so again.
@@ -51,14 +64,25 @@ impl<L: Link> ItemWire<L> {
         self.reader.is_behind()
     }
 
-    /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything.
+    /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything. `true` also
+    /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        let mut has_time = turn();
-        self.writer.transmit(&mut self.stream, has_time, |output| {
+        let (mut has_time, goes_on) = (time_of(self.turn), self.unfinished);
+        let unfinished = &mut self.unfinished;
+        let sent = self.writer.transmit(&mut self.stream, has_time, |output| {
             // Batch by batch: it may take long to find the next.
-            while node.transmit(peer, output, output.len() + 1) && output.len() < WRITE && has_time() {}
-            node.paid(peer)
-        })
+            loop {
+                let before = output.len();
+                let more = node.transmit(peer, output, before + 1);
+                *unfinished = more && output.len() == before;
+                if !more || output.len() >= WRITE || !has_time() {
+                    break node.paid(peer);
+                }
+            }
+        })?;
+        self.looks_again = goes_on && !self.unfinished;
+        // What waits for room is sent when there is some.
+        Ok(sent || (self.unfinished || self.looks_again) && self.writer.is_clear())
     }
 
     /// Whether nothing has been read from the peer for half a lease.
@@ -89,7 +113,8 @@ impl<L: Link> ItemWire<L> {
 
     /// Whether something waits until the connection takes more, or for its next turn.
     pub(crate) fn holds_output(&self) -> bool {
-        self.writer.is_behind() || !self.writer.is_clear() || self.stream.holds_output()
+        let looks = self.unfinished || self.looks_again;
+        looks || self.writer.is_behind() || !self.writer.is_clear() || self.stream.holds_output()
     }
 }
 
@@ -216,6 +241,46 @@ mod tests {
         }
         drop(wire);
         assert!(heard.join().unwrap() >= SLOTS as usize);
+    }
+
+    // Nothing else tells the thread to look for the rest.
+    #[test]
+    fn a_turn_that_found_nothing_yet_is_followed_by_another() {
+        const SLOTS: u32 = 9;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0, LEASE).unwrap();
+        let mut wire = ItemWire::new(stream, LEASE, Account::default());
+        wire.shorten_turns();
+        let partition = PartitionId { table: 0, rank: 0 };
+        let shape = Shape { slots: SLOTS, row_bytes: 8, propagation: Propagation::Bounded };
+        let mut writer = Writer::private(Layout::new(SLOTS, 8)).unwrap();
+        let mut set = writer.begin(1);
+        set.put(SLOTS - 1, 1, &[7; 8]);
+        set.finish();
+        let mut node = Node::new(Nobody);
+        node.look_at_most(1);
+        let memory = PartitionMemory::followed(writer.rows().clone(), Waiters::private().unwrap());
+        node.produce(partition, PeerId::worker(0), shape, memory, None);
+        node.connected(PEER);
+        let rows = RowSet::from_ranges(std::iter::once(0..SLOTS.into()));
+        for message in [
+            Message::Subscribe { partition, shape, done: 0, serial: 1, rows },
+            Message::Need { partition, versions: vec![1] },
+        ] {
+            let mut bytes = Vec::new();
+            Encoder::message(&mut bytes, &message);
+            node.receive(PEER, &bytes[LENGTH_BYTES..]).unwrap();
+        }
+        let (mut turns, mut traffic) = (0, 0);
+        while wire.transmit(&mut node, PEER).unwrap() {
+            (turns, traffic) = (turns + 1, node.traffic(0).0);
+            assert!(traffic > 0 || wire.holds_output(), "it sleeps");
+        }
+        assert!(turns >= SLOTS && traffic > 0, "{turns} turns, {traffic} bytes");
+        assert!(!wire.holds_output());
+        // Once all has been looked at nothing is, until something has come.
+        assert!(!wire.transmit(&mut node, PEER).unwrap());
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{candidates, merged};
+use super::subscriber::{Answerable, Pass, Together, candidates, follows, merged, sift, some_candidates};
+use super::work::Work;
 use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::items::FINAL;
 use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use crate::items::spec::Propagation;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
@@ -197,10 +197,12 @@ impl Batch {
 pub(super) enum Due {
     /// These rows.
     Rows(Batch),
-    /// Nothing of what was finished when it was asked for.
-    Nothing,
+    /// Nothing of what was finished in this turn.
+    Nothing { turn: u64 },
     /// That cannot be told yet.
     Unknown,
+    /// It was not found out in this step.
+    Unfinished,
     /// More than the peer can pay for.
     Unpaid(Exhausted),
 }
@@ -234,10 +236,21 @@ pub(super) fn eager<M: Memory>(
     id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
+    turn: u64,
+    work: &mut Work,
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     let ended = partition.ended.is_some();
+    let Partition { memory, subscribers, .. } = &mut *partition;
+    if let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) {
+        if ended {
+            // What a lost producer sets is not listed.
+            subscriber.all |= subscriber.sifted.take().is_some();
+        } else if !sift(subscriber, memory, work) {
+            return Due::Unfinished;
+        }
+    }
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
@@ -251,7 +264,7 @@ pub(super) fn eager<M: Memory>(
         // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the protocol.
         if now.done < subscriber.done {
             subscriber.dirty = !ended;
-            return if ended { Due::Nothing } else { Due::Unknown };
+            return if ended { Due::Nothing { turn } } else { Due::Unknown };
         }
         slots.append(&mut candidates(subscriber, now));
         if attempt > 0 {
@@ -283,7 +296,7 @@ pub(super) fn eager<M: Memory>(
         subscriber.dirty = !ended && (!subscriber.changed.is_empty() || subscriber.all);
         let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
         if nothing && std::mem::replace(&mut subscriber.begun, true) {
-            return Due::Nothing;
+            return Due::Nothing { turn };
         }
         subscriber.begun = true;
         (subscriber.done, subscriber.floor) = (now.done, now.floor);
@@ -297,53 +310,89 @@ pub(super) fn eager<M: Memory>(
     Due::Unknown
 }
 
-/// Rows that those behind a subscriber need and it lacks.
+/// What came of a look at what those behind a subscriber need.
+pub(super) enum Needed {
+    /// Rows that it lacks, most likely not all.
+    Rows(Batch),
+    /// It lacks none.
+    None,
+    /// None of those that have been looked at.
+    Unknown,
+}
+
+/// Rows that those behind a subscriber need and it lacks, as far as they are found by as much `work` as is left: they come one by
+/// one all the same.
 pub(super) fn bounded<M: Memory>(
     partition: &mut Partition<M>,
     peer: PeerId,
     id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
-) -> Result<Option<Batch>, Exhausted> {
+    work: &mut Work,
+) -> Result<Needed, Exhausted> {
     let row_bytes = partition.shape.row_bytes as usize;
     let ended = partition.ended.is_some();
     let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     collect(partition, scratch);
     let Partition { memory, subscribers, .. } = partition;
-    let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(None) };
+    let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(Needed::None) };
     subscriber.floor = now.floor;
-    let slots = candidates(subscriber, now);
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
     let mut again = Vec::new();
-    for slot in slots.into_iter().flatten() {
-        let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
-        let (version, number) = subscriber.have[place];
-        let needs = &subscriber.needs.versions;
-        let at = needs.partition_point(|&need| need <= version);
-        let Some(&need) = needs.get(at) else { continue };
-        let start = batch.room(1)?;
-        let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
-        // What a lost producer has overwritten since is taken as it is by now: each row says until when it was current.
-        let look = read(now).or_else(|torn| if ended { read(memory.now()) } else { Err(torn) });
-        match look {
-            Ok(look) if look.clock >= need => {
-                let value = look.number != number;
-                if !value {
-                    batch.values.truncate(start);
-                }
-                subscriber.have[place] = (look.clock, look.number);
-                batch.push(place as u32, look, value);
-                continue;
-            }
-            Ok(_) => {}
-            Err(Torn) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
+    let slots = some_candidates(subscriber, now, work.left());
+    let (mut left, mut looked) = (Vec::new(), false);
+    for range in slots {
+        if looked && work.is_over() {
+            left.push(Changed { first: range.start, count: range.end - range.start, set: now.done as u32 });
+            continue;
         }
-        batch.values.truncate(start);
+        let places = subscriber.rows.place(range.start.into()).unwrap_or(0)..;
+        for (slot, place) in range.clone().zip(places) {
+            // One at least, so that each step leaves fewer.
+            if std::mem::replace(&mut looked, true) && work.is_over() {
+                left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
+                break;
+            }
+            work.look(1);
+            let (version, number) = subscriber.have[place as usize];
+            let needs = &subscriber.needs.versions;
+            let at = needs.partition_point(|&need| need <= version);
+            let Some(&need) = needs.get(at) else { continue };
+            work.copy(row_bytes);
+            let start = batch.room(1)?;
+            let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
+            // What a lost producer has overwritten since is taken as it is by now: each row says until when it was current.
+            let look = read(now).or_else(|torn| if ended { read(memory.now()) } else { Err(torn) });
+            match look {
+                Ok(look) if look.clock >= need => {
+                    let value = look.number != number;
+                    if !value {
+                        batch.values.truncate(start);
+                    }
+                    subscriber.have[place as usize] = (look.clock, look.number);
+                    batch.push(place as u32, look, value);
+                    continue;
+                }
+                Ok(_) => {}
+                Err(Torn) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
+            }
+            batch.values.truncate(start);
+        }
     }
-    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty() || subscriber.all;
-    subscriber.changed.append(&mut again);
+    let is_ripe = |set| !follows(set, now.done as u32);
+    let more = !left.is_empty()
+        || !subscriber.unseen.is_empty()
+        || subscriber.all && subscriber.until.is_none_or(is_ripe)
+        || subscriber.changed.iter().any(|changed| is_ripe(changed.set));
+    // Those that are torn come last, so that they keep no others waiting.
+    subscriber.changed.extend(left.into_iter().chain(again));
+    subscriber.dirty = more || !subscriber.changed.is_empty() || subscriber.all;
     let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-    Ok((!batch.rows.is_empty()).then(|| batch.whole(head)))
+    match (batch.rows.is_empty(), more) {
+        (false, _) => Ok(Needed::Rows(batch.whole(head))),
+        (true, true) => Ok(Needed::Unknown),
+        (true, false) => Ok(Needed::None),
+    }
 }
 
 /// All rows of a producer that leaves, once.
@@ -380,62 +429,82 @@ pub(super) fn whole<M: Memory>(
     Ok(None)
 }
 
-/// The answer to a subscriber's first fetch that can be answered.
+/// What came of a look at a subscriber's fetches.
+pub(super) enum Fetched {
+    /// The answer to the first that can be answered.
+    Rows(Batch),
+    /// None can be answered of those that had come by this turn.
+    None { turn: u64 },
+    /// Not all have been looked at.
+    Unknown,
+}
+
+/// The answer to a subscriber's first fetch that can be answered, if that is found by as much `work` as is left.
 pub(super) fn fetched<M: Memory>(
     partition: &mut Partition<M>,
     peer: PeerId,
     id: PartitionId,
     account: &Account,
-) -> Result<Option<Batch>, Exhausted> {
+    turn: u64,
+    work: &mut Work,
+) -> Result<Fetched, Exhausted> {
     let row_bytes = partition.shape.row_bytes as usize;
     let memory = &partition.memory;
-    let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(None) };
+    let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(Fetched::None { turn }) };
     let here = partition.upstream.is_none();
-    for at in 0..subscriber.fetches.len() {
+    let goes_on = subscriber.pass.take();
+    let Pass { next, turn } = goes_on.unwrap_or(Pass { next: 0, turn });
+    for at in next..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
-        let now = memory.now();
-        let old = |slot: &u32| !memory.look(*slot, now).is_ok_and(|look| look.clock >= pending.version);
-        match pending.slots[pending.fresh..].iter().position(old) {
-            Some(more) => {
-                pending.fresh += more;
+        let answerable = match work.is_over() {
+            true => Answerable::Unknown,
+            false => pending.look(memory, here, work),
+        };
+        work.look(1);
+        match answerable {
+            Answerable::Yes => {}
+            Answerable::NotYet => continue,
+            Answerable::Apart => {
+                pending.ask_again();
                 continue;
             }
-            None => pending.fresh = pending.slots.len(),
-        }
-        // Rows that come from a peer one by one may never have been current together: then they are fetched together.
-        let left = |slot: &u32| memory.look(*slot, now).is_ok_and(|look| look.clock >= FINAL);
-        if !here && pending.version == 0 && !pending.answered && !pending.slots.iter().all(left) {
-            continue;
+            Answerable::Unknown => {
+                subscriber.pass = Some(Pass { next: at, turn });
+                return Ok(Fetched::Unknown);
+            }
         }
         for _ in 0..ATTEMPTS {
             let now = memory.now();
             let mut batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
+            let mut together = Together::default();
             let taken = pending.slots.iter().try_for_each(|&slot| {
+                work.copy(row_bytes);
                 let start = batch.room(1)?;
                 let look = memory.read(slot, now, &mut batch.values[start..])?;
                 let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
                 batch.push(place, look, true);
+                together.take(slot, &look);
                 Ok(())
             });
-            let newest = batch.rows.iter().map(|sent| sent.look.number).max().unwrap_or(0);
-            let as_of = batch.rows.iter().map(|sent| sent.look.as_of).min().unwrap_or(0);
             match taken {
                 Ok(()) => {}
                 Err(Halt::Torn) => continue,
                 Err(Halt::Exhausted(why)) => return Err(why),
             }
-            if newest > as_of {
-                if std::mem::take(&mut pending.answered) {
-                    pending.relayed = None;
-                }
+            if together.are_apart() {
+                pending.together = together;
+                pending.ask_again();
                 break;
             }
             let (serial, ticket) = (subscriber.serial, pending.ticket);
             let head = Head { serial, ticket, apart: true, ..Head::default() };
-            batch.turn = pending.turn;
+            // Those before it were looked at since the first was.
+            batch.turn = pending.turn.min(turn);
             subscriber.fetches.remove(at);
-            return Ok(Some(batch.whole(head)));
+            // The next is looked for from the first on, unless that took more than a step.
+            subscriber.pass = goes_on.map(|_| Pass { next: at, turn });
+            return Ok(Fetched::Rows(batch.whole(head)));
         }
     }
-    Ok(None)
+    Ok(Fetched::None { turn })
 }

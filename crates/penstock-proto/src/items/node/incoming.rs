@@ -1,7 +1,7 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
 use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, fetch_bytes, keep, most_needs};
-use super::subscriber::{Pending, Subscriber};
+use super::subscriber::{Pending, Subscriber, Together};
 use super::subscribing::Waiting;
 use super::upstream::Upstream;
 use super::{Broken, Host, Node, Partition, answers};
@@ -139,6 +139,8 @@ impl<H: Host> Node<H> {
             version,
             slots,
             fresh: 0,
+            last: 0,
+            together: Together::default(),
             relayed: None,
             answered: false,
             relay_bytes,

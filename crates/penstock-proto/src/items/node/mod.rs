@@ -17,6 +17,7 @@
 //! | `given_up.rs` | what nobody waits for any more |
 //! | `kept.rs` | what a peer makes a node keep |
 //! | `batch.rs` | which rows go together |
+//! | `work.rs` | how much is done at a time |
 //!
 //! Peers are known by their [`PeerId`], and any may subscribe: a follower, a relay, a worker that came back. Only the worker of a
 //! partition's rank may offer its rows. A worker that comes back is another peer, and is sent what it asks for itself.
@@ -44,6 +45,7 @@ mod outgoing;
 mod subscriber;
 mod subscribing;
 mod upstream;
+mod work;
 
 use super::row_memory::{Changed, Memory, Moment};
 use super::rows::RowSet;
@@ -178,6 +180,8 @@ struct Connection {
     subscribed: u64,
     /// The partition that had the last turn.
     turn: Option<PartitionId>,
+    /// The partition at which the last step ended, where it did before all had been looked at.
+    stopped: Option<PartitionId>,
     /// Whether nothing reaches the peer any more.
     deaf: bool,
 }
@@ -198,6 +202,8 @@ pub struct Node<H: Host> {
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
+    /// Rows that are looked at in one step.
+    step: u64,
     scratch: Vec<Changed>,
     /// Tables that all have dropped: what is still under way of them no longer matters.
     dropped: RowSet,
@@ -222,12 +228,18 @@ impl<H: Host> Node<H> {
             ahead: Ahead::default(),
             next: 0,
             turn: 0,
+            step: work::STEP,
             scratch: Vec::new(),
             dropped: RowSet::default(),
             to_share: BTreeSet::new(),
             gone: BTreeSet::new(),
             changes: BTreeMap::new(),
         }
+    }
+
+    /// From now on it looks at about so many rows in one call of [`Node::transmit`], at one at least.
+    pub fn look_at_most(&mut self, rows: u64) {
+        self.step = rows.max(1);
     }
 
     /// What it cannot do itself.

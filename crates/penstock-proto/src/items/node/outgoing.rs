@@ -1,15 +1,16 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
-use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use super::batch::{Batch, Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
 use super::kept::{FREE_BYTES, Shared, keep};
 use super::subscriber::{Pending, Subscriber};
+use super::work::Work;
 use super::{Broken, Connection, Given, Host, Node, Partition};
 use crate::account::{Account, Charge, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, PartitionId};
 use crate::peer::PeerId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
@@ -46,7 +47,9 @@ impl<H: Host> Node<H> {
         connection.note_messages();
     }
 
-    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
+    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more. To find it may
+    /// take long: then this returns before all that the peer waits for has been looked at, perhaps with nothing, and the next call
+    /// goes on.
     pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
         loop {
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
@@ -71,7 +74,7 @@ impl<H: Host> Node<H> {
                 if last {
                     connection.batch = None;
                     if !self.is_handing_over(peer, id) {
-                        self.sent(peer, &BTreeSet::from([id]), turn);
+                        self.sent(peer, &BTreeMap::from([(id, turn)]));
                     }
                     break;
                 }
@@ -84,7 +87,7 @@ impl<H: Host> Node<H> {
                 return true;
             }
             match self.next_batch(peer) {
-                Ok(Some(batch)) => {
+                Ok(Next::Rows(batch)) => {
                     let Some(connection) = self.peers.get_mut(&peer) else { return false };
                     connection.batch = Some(batch);
                 }
@@ -93,8 +96,9 @@ impl<H: Host> Node<H> {
                     connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
                     return false;
                 }
+                Ok(Next::Unknown) => return true,
                 // A fetch may have been relayed to this very peer.
-                Ok(None) => {
+                Ok(Next::Nothing) => {
                     let more = self.peers.get(&peer).is_some_and(Connection::has_messages);
                     if !more {
                         return false;
@@ -111,11 +115,11 @@ impl<H: Host> Node<H> {
         self.peers.get(&peer).map_or(0, |connection| paid(&connection.given))
     }
 
-    /// What was due to a peer of some partitions in some turn has been sent. What is not finished yet is not due. It takes as long
+    /// What was due to a peer of some partitions has been sent, of each in some turn. What is not finished yet is not due. It takes as long
     /// for many partitions as for one: all flushes are gone over.
-    fn sent(&mut self, peer: PeerId, ids: &BTreeSet<PartitionId>, turn: u64) {
+    fn sent(&mut self, peer: PeerId, turns: &BTreeMap<PartitionId, u64>) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
-        let through = |id: &PartitionId, wanted: &mut u64| *wanted <= turn && ids.contains(id);
+        let through = |id: &PartitionId, wanted: &mut u64| turns.get(id).is_some_and(|turn| *wanted <= *turn);
         for flush in &mut connection.flushes {
             flush.partitions.retain(|id, wanted| !through(id, wanted));
         }
@@ -129,69 +133,98 @@ impl<H: Host> Node<H> {
     }
 
     /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
-    fn next_batch(&mut self, peer: PeerId) -> Result<Option<Batch>, Exhausted> {
-        let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
+    fn next_batch(&mut self, peer: PeerId) -> Result<Next, Exhausted> {
+        let Some(connection) = self.peers.get_mut(&peer) else { return Ok(Next::Nothing) };
         let (turn, account) = (connection.turn, connection.account.clone());
+        let (stopped, mut work) = (connection.stopped.take(), Work::new(self.step));
         let dirty = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
         };
         let ids = self.partitions.iter().filter(|(_, partition)| dirty(partition)).map(|(id, _)| *id);
         let (before, after): (Vec<PartitionId>, Vec<PartitionId>) = ids.partition(|id| Some(*id) <= turn);
-        let (mut next, mut through) = (Ok(None), BTreeSet::new());
-        for id in after.into_iter().chain(before) {
-            match self.batch(peer, id, &account) {
+        let mut ids: Vec<PartitionId> = after.into_iter().chain(before).collect();
+        // Those before were looked at in earlier steps.
+        if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
+            ids.drain(..at);
+        }
+        let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
+        for id in ids {
+            let due = match work.is_over() {
+                true => Due::Unfinished,
+                false => self.batch(peer, id, &account, &mut work),
+            };
+            work.look(1);
+            match due {
                 Due::Rows(batch) => {
                     if let Some(connection) = self.peers.get_mut(&peer) {
                         connection.turn = Some(id);
                     }
-                    next = Ok(Some(batch));
+                    next = Ok(Next::Rows(batch));
                     break;
                 }
                 Due::Unpaid(why) => {
                     next = Err(why);
                     break;
                 }
-                Due::Nothing => _ = through.insert(id),
+                Due::Nothing { turn } => _ = through.insert(id, turn),
                 Due::Unknown => {}
+                Due::Unfinished => {
+                    if let Some(connection) = self.peers.get_mut(&peer) {
+                        connection.stopped = Some(id);
+                    }
+                    next = Ok(Next::Unknown);
+                    break;
+                }
             }
         }
         if !through.is_empty() {
-            self.sent(peer, &through, self.turn);
+            self.sent(peer, &through);
         }
         next
     }
 
-    fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account) -> Due {
+    fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account, work: &mut Work) -> Due {
         let Self { partitions, scratch, turn, .. } = self;
-        let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing };
-        match fetched(partition, peer, id, account) {
-            Ok(Some(batch)) => return Due::Rows(batch),
-            Ok(None) => {}
+        let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing { turn: *turn } };
+        let turn = match fetched(partition, peer, id, account, *turn, work) {
+            Ok(Fetched::Rows(batch)) => return Due::Rows(batch),
+            // Before it is known which can be answered, a flush that waits for the answers is not through.
+            Ok(Fetched::Unknown) => return Due::Unfinished,
+            Ok(Fetched::None { turn }) => turn,
             Err(why) => return Due::Unpaid(why),
-        }
+        };
         let due = match whole(partition, peer, id, account) {
             Ok(Some(batch)) => Due::Rows(batch),
             Err(why) => Due::Unpaid(why),
             Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
             Ok(None) => match partition.shape.propagation {
-                Propagation::Eager => eager(partition, peer, id, account, scratch),
-                Propagation::Bounded => match bounded(partition, peer, id, account, scratch) {
-                    Ok(batch) => batch.map_or(Due::Nothing, Due::Rows),
+                Propagation::Eager => eager(partition, peer, id, account, scratch, turn, work),
+                Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
+                    Ok(Needed::Rows(batch)) => Due::Rows(batch),
+                    Ok(Needed::None) => Due::Nothing { turn },
+                    Ok(Needed::Unknown) => Due::Unfinished,
                     Err(why) => Due::Unpaid(why),
                 },
                 Propagation::Lazy => {
                     collect(partition, scratch);
                     if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
-                        (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
+                        (subscriber.changed, subscriber.all, subscriber.until) =
+                            (VecDeque::new(), false, None);
                         subscriber.dirty = false;
                     }
-                    Due::Nothing
+                    Due::Nothing { turn }
                 }
             },
         };
+        // What a flush that came since the first fetch was looked at waits for is known when all have been once more.
+        if turn < self.turn
+            && let Some(subscriber) = partition.subscribers.get_mut(&peer)
+        {
+            subscriber.dirty = true;
+        }
         match due {
             Due::Rows(mut batch) => {
-                batch.turn = *turn;
+                batch.turn = turn;
                 Due::Rows(batch)
             }
             due => {
@@ -223,6 +256,15 @@ impl<H: Host> Node<H> {
             at += 1;
         }
     }
+}
+
+/// What a look for a peer's next batch found.
+enum Next {
+    Rows(Batch),
+    /// Nothing is due.
+    Nothing,
+    /// Not all has been looked at.
+    Unknown,
 }
 
 /// Moves messages, and the room for many.

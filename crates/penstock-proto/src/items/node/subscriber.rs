@@ -1,8 +1,10 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
 use super::kept::{Kept, Needs, Shared};
+use super::work::Work;
 use crate::account::Charge;
-use crate::items::row_memory::{Changed, Moment};
+use crate::items::FINAL;
+use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use std::collections::VecDeque;
@@ -16,6 +18,9 @@ pub(super) struct Pending {
     pub(super) slots: Vec<u32>,
     /// Slots before this one have the version.
     pub(super) fresh: usize,
+    /// Slots before this one have a version that is their last.
+    pub(super) last: usize,
+    pub(super) together: Together,
     /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
@@ -24,6 +29,116 @@ pub(super) struct Pending {
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
     pub(super) _kept: Kept,
+}
+
+/// Whether the rows of a fetch were current together, as far as they have been looked at.
+#[derive(Debug, Default)]
+pub(super) struct Together {
+    /// Slots before this one have been looked at.
+    looked: usize,
+    /// The slot with the newest set among them, and the number of that; the one that was current least long, and until which set.
+    newest: Option<(u32, u64)>,
+    oldest: Option<(u32, u64)>,
+}
+
+impl Together {
+    pub(super) fn take(&mut self, slot: u32, look: &Look) {
+        self.looked += 1;
+        if self.newest.is_none_or(|(_, number)| look.number > number) {
+            self.newest = Some((slot, look.number));
+        }
+        if self.oldest.is_none_or(|(_, as_of)| look.as_of < as_of) {
+            self.oldest = Some((slot, look.as_of));
+        }
+    }
+
+    /// Whether one of them was not current any more when another was set, as they were looked at.
+    pub(super) fn are_apart(&self) -> bool {
+        let (Some((_, newest)), Some((_, oldest))) = (self.newest, self.oldest) else { return false };
+        newest > oldest
+    }
+
+    /// The same of the two that showed it, as they are now.
+    fn still_are<M: Memory>(&self, memory: &M, now: Moment, work: &mut Work) -> bool {
+        let (Some((newest, _)), Some((oldest, _))) = (self.newest, self.oldest) else { return false };
+        work.look(2);
+        match (memory.look(newest, now), memory.look(oldest, now)) {
+            (Ok(newest), Ok(oldest)) => newest.number > oldest.as_of,
+            _ => false,
+        }
+    }
+}
+
+/// Whether a fetch can be answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answerable {
+    /// Most likely. Whether its rows were current together is known when they have been taken.
+    Yes,
+    NotYet,
+    /// Its rows were not current together.
+    Apart,
+    /// It was not found out in this step.
+    Unknown,
+}
+
+impl Pending {
+    /// Its rows were not current together, also if the source has been asked: then that is asked once more.
+    pub(super) fn ask_again(&mut self) {
+        if std::mem::take(&mut self.answered) {
+            self.relayed = None;
+        }
+    }
+
+    /// Looks whether it can be answered, without a look at any value. `here`: its rows are written on this host, or by nobody.
+    pub(super) fn look<M: Memory>(&mut self, memory: &M, here: bool, work: &mut Work) -> Answerable {
+        let now = memory.now();
+        let least = |slot: u32, version| memory.look(slot, now).is_ok_and(|look| look.clock >= version);
+        // Versions do not fall: where one was missing, it is looked at again.
+        for (at, version) in [(&mut self.fresh, self.version), (&mut self.last, FINAL)] {
+            // Rows that come from a peer one by one may never have been current together: then they are fetched together.
+            if version == FINAL && (here || self.version > 0 || self.answered) {
+                continue;
+            }
+            while let Some(&slot) = self.slots.get(*at) {
+                if work.is_over() {
+                    return Answerable::Unknown;
+                }
+                work.look(1);
+                if !least(slot, version) {
+                    return Answerable::NotYet;
+                }
+                *at += 1;
+            }
+        }
+        let together = &mut self.together;
+        if together.looked == self.slots.len() {
+            // As long as the two are, it does not matter what has become of the others.
+            if together.still_are(memory, now, work) {
+                return Answerable::Apart;
+            }
+            *together = Together::default();
+        }
+        while let Some(&slot) = self.slots.get(together.looked) {
+            if work.is_over() {
+                return Answerable::Unknown;
+            }
+            work.look(1);
+            match memory.look(slot, now) {
+                Ok(look) => together.take(slot, &look),
+                // From a later moment it may be seen.
+                Err(Torn) => together.looked += 1,
+            }
+        }
+        if together.still_are(memory, now, work) { Answerable::Apart } else { Answerable::Yes }
+    }
+}
+
+/// How far a peer's fetches have been looked at in steps before this one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass {
+    pub(super) next: usize,
+    /// The turn in which the first was.
+    pub(super) turn: u64,
 }
 
 /// A peer that is sent rows of a partition.
@@ -42,7 +157,7 @@ pub(super) struct Subscriber {
     pub(super) floor: u64,
     /// Rows that may have changed; or `all`, which stays until a moment after the last set of those that were not listed:
     /// `until`, the low half of its number.
-    pub(super) changed: Vec<Changed>,
+    pub(super) changed: VecDeque<Changed>,
     pub(super) all: bool,
     pub(super) until: Option<u32>,
     /// Whether there may be something to send.
@@ -52,6 +167,13 @@ pub(super) struct Subscriber {
     /// Bounded: versions needed by those behind it, ascending.
     pub(super) needs: Needs,
     pub(super) fetches: VecDeque<Pending>,
+    /// Where not all of them were looked at.
+    pub(super) pass: Option<Pass>,
+    /// Bounded: places of rows that are still to be looked at, since any of them may have to be sent.
+    pub(super) unseen: Range<u64>,
+    /// Eager: the place from which on rows are still to be looked at, where all may have changed and that takes more than a step, and
+    /// whether it was begun anew.
+    pub(super) sifted: Option<(u64, bool)>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -75,7 +197,7 @@ impl Subscriber {
         if self.until.is_some() || self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
             self.note_all(changed.iter().fold(last.set, |newest, other| later(newest, other.set)));
         } else {
-            self.changed.extend_from_slice(changed);
+            self.changed.extend(changed);
         }
     }
 
@@ -83,7 +205,7 @@ impl Subscriber {
     pub(super) fn note_all(&mut self, until: u32) {
         let listed = self.changed.iter().map(|changed| changed.set).chain(self.until);
         self.until = Some(listed.fold(until, later));
-        (self.all, self.changed) = (true, Vec::new());
+        (self.all, self.changed) = (true, VecDeque::new());
     }
 }
 
@@ -99,22 +221,94 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
 
 /// Rows that have changed, as slots, ascending, apart from those whose set is not finished at `now`, which are kept.
 pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
-    let subscribed = |range: &Range<u64>| range.start as u32..range.end as u32;
     if subscriber.all {
         // Any row of a set that is not finished may have been among those that were not listed.
         subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
         subscriber.all = subscriber.until.is_some();
         return subscriber.rows.ranges().iter().map(subscribed).collect();
     }
-    let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
-        .into_iter()
-        .partition(|changed| follows(changed.set, now.done as u32));
-    subscriber.changed = later;
+    let changed = std::mem::take(&mut subscriber.changed);
+    ripe(subscriber, changed, now)
+}
+
+/// Some of the rows that may have changed, as slots, ascending: about `most`. Those that are left stay for later.
+pub(super) fn some_candidates(subscriber: &mut Subscriber, now: Moment, most: u64) -> Vec<Range<u32>> {
+    let most = most.max(1);
+    if subscriber.all && subscriber.unseen.is_empty() {
+        subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
+        subscriber.all = subscriber.until.is_some();
+        subscriber.unseen = 0..subscriber.rows.len();
+    }
+    let unseen = &mut subscriber.unseen;
+    if !unseen.is_empty() {
+        let places = unseen.start..unseen.end.min(unseen.start.saturating_add(most));
+        unseen.start = places.end;
+        return subscriber.rows.at(places).map(|range| subscribed(&range)).collect();
+    }
+    let some = subscriber.changed.len().min(most as usize);
+    let some: Vec<Changed> = subscriber.changed.drain(..some).collect();
+    let slots = ripe(subscriber, some, now);
+    if subscriber.changed.is_empty() {
+        subscriber.changed = VecDeque::new();
+    }
+    slots
+}
+
+/// Of some that have changed those whose set is finished, as slots, ascending. The others are kept.
+fn ripe(
+    subscriber: &mut Subscriber,
+    changed: impl IntoIterator<Item = Changed>,
+    now: Moment,
+) -> Vec<Range<u32>> {
+    let (later, ripe): (Vec<_>, Vec<_>) =
+        changed.into_iter().partition(|changed| follows(changed.set, now.done as u32));
+    subscriber.changed.extend(later);
     let slots = ripe
         .into_iter()
         .map(|changed| changed.first.into()..u64::from(changed.first) + u64::from(changed.count));
     let slots = RowSet::from_ranges(slots).intersection(&subscriber.rows);
     slots.ranges().iter().map(subscribed).collect()
+}
+
+/// A range of slots.
+fn subscribed(range: &Range<u64>) -> Range<u32> {
+    range.start as u32..range.end as u32
+}
+
+/// Eager, where all rows may have changed: which of them have is found out in steps, whatever changes meanwhile is listed, and then
+/// they are taken at one moment. Whether it is done, or cannot be done: then all are taken that may have changed.
+pub(super) fn sift<M: Memory>(subscriber: &mut Subscriber, memory: &M, work: &mut Work) -> bool {
+    let now = memory.now();
+    if subscriber.all {
+        let again = subscriber.sifted.take();
+        let few = subscriber.rows.len() <= work.left();
+        // Also rows of a set that is not finished may have been among those that were not listed.
+        let finished = subscriber.until.is_none_or(|until| !follows(until, now.done as u32));
+        // So many have changed meanwhile that they could not be listed: not again and again.
+        if again.is_some_and(|(_, again)| again) || few || !finished {
+            return true;
+        }
+        (subscriber.all, subscriber.until) = (false, None);
+        subscriber.sifted = Some((0, again.is_some()));
+    }
+    let Some((next, again)) = subscriber.sifted else { return true };
+    let end = subscriber.rows.len().min(next.saturating_add(work.left().max(1)));
+    work.look(end - next);
+    for slot in subscriber.rows.at(next..end).flatten().map(|slot| slot as u32) {
+        let has = memory.look(slot, now).is_ok_and(|look| look.number <= subscriber.done);
+        if has {
+            continue;
+        }
+        let set = now.done as u32;
+        match subscriber.changed.back_mut() {
+            Some(last) if last.set == set && last.first.checked_add(last.count) == Some(slot) => {
+                last.count += 1
+            }
+            _ => subscriber.changed.push_back(Changed { first: slot, count: 1, set }),
+        }
+    }
+    subscriber.sifted = (end < subscriber.rows.len()).then_some((end, again));
+    subscriber.sifted.is_none()
 }
 
 /// All slots of some ranges, ascending.

@@ -95,7 +95,7 @@ impl<H: Host> Node<H> {
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
             partition.away.insert(peer, Away { rows, kept: Arc::new(kept) });
-            self.ask_source(id, first);
+            self.ask_source(id, first, false);
         }
     }
 
@@ -128,6 +128,7 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         partition.mistaken.remove(&peer);
+        let known = partition.wants_already(before.as_ref().map(|before| &before.rows), &rows);
         let upstream = partition.upstream.as_mut();
         let (kept, noted) = match pay(&account, &rows, shape.propagation, before, upstream) {
             Ok(paid) => paid,
@@ -151,13 +152,16 @@ impl<H: Host> Node<H> {
             ready: partition.upstream.is_none() || shape.propagation != Propagation::Eager,
             done,
             floor: 0,
-            changed: Vec::new(),
+            changed: VecDeque::new(),
             all: true,
             until: Some(partition.heard),
             dirty: true,
             have,
             needs: Needs::default(),
             fetches: VecDeque::new(),
+            pass: None,
+            unseen: 0..0,
+            sifted: None,
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,
             _noted: noted,
@@ -167,7 +171,7 @@ impl<H: Host> Node<H> {
             connection.subscribed += 1;
         }
         let first = partition.producer != Some(peer) && partition.asked.insert(peer);
-        self.ask_source(id, first);
+        self.ask_source(id, first, known);
         // What it needed before it says again, or needs no more.
         self.merge_needs(id);
         Ok(())

@@ -5,9 +5,10 @@ use penstock_proto::items::RowSet;
 use penstock_proto::items::spec::Propagation;
 use penstock_proto::items::wire::{Encoder, Message};
 use penstock_proto::record::{self, LENGTH_BYTES};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::Receiver;
 
 const PRODUCER: PeerId = PeerId::worker(0);
 const READER: PeerId = PeerId::worker(1);
@@ -50,13 +51,18 @@ fn nobody_is_told_that_rows_were_not_made_while_word_of_them_lies_in_the_inbox()
 }
 
 fn passer() -> (Passer, thread::Handle<Command>) {
+    let (passer, handle, _) = reporting();
+    (passer, handle)
+}
+
+fn reporting() -> (Passer, thread::Handle<Command>, Receiver<Report>) {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let (handle, inbox) = thread::commanded().unwrap();
-    let (reports, _) = std::sync::mpsc::channel();
+    let (reports, reported) = std::sync::mpsc::channel();
     let control = Arc::new(crate::server::Shared::new().unwrap());
     let (account, lease) = (Account::new(Limits::NONE), Duration::from_secs(60));
     let setup = Setup { account, reports, control, lease, server: 0 };
-    (Passer::new(setup, inbox, epoll, Kept::default()), handle)
+    (Passer::new(setup, inbox, epoll, Kept::default()), handle, reported)
 }
 
 /// A row that this process cannot map, since what is there is no memory; and the memory.
@@ -136,4 +142,42 @@ fn while_one_peer_has_its_turns_others_are_shown_that_the_server_lives() {
     idle.read_exact(&mut sign).unwrap();
     assert_eq!(sign, record::length_bytes(0));
     assert!(passer.unheard.is_empty() && passer.wires.len() == 2);
+}
+
+// It was heard at once, up to eight megabytes of it, and meanwhile nobody else: no row was passed on for more than a minute.
+#[test]
+fn what_a_peer_has_left_is_heard_in_turns_before_its_end_is_told_and_it_is_forgotten() {
+    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+    const QUESTIONS: u64 = 9;
+    for leaves in [false, true] {
+        let (mut passer, handle, reports) = reporting();
+        subscribe(&mut passer);
+        let mut theirs = entered(&mut passer, PRODUCER);
+        passer.wires.get_mut(&PRODUCER).unwrap().wire.shorten_turns();
+        let mut words = Vec::new();
+        (0..QUESTIONS).for_each(|id| Encoder::message(&mut words, &Message::Flush { id }));
+        Encoder::message(&mut words, &Message::Offer { partition: ID, shape: SHAPE });
+        theirs.write_all(&words).unwrap();
+        assert!(passer.look(LONG), "they have come");
+        handle.send(Command::AwaitEnd { peer: PRODUCER });
+        if leaves {
+            handle.send(Command::Leave { peer: PRODUCER });
+        } else {
+            passer.end_heard(PRODUCER, Ended::Connection(ErrorKind::BrokenPipe.into()));
+        }
+        passer.take_commands();
+        let mut turns = 0;
+        while passer.wires.contains_key(&PRODUCER) {
+            assert!(passer.node.memory(ID).is_none() && !passer.node.has_gone(PRODUCER));
+            assert!(reports.try_recv().is_err());
+            passer.transmit_all();
+            assert!(passer.look(LONG));
+            turns += 1;
+        }
+        assert!(turns >= QUESTIONS, "{turns} turns");
+        assert!(passer.node.memory(ID).is_some(), "what it said last counts: another wants those rows");
+        assert!(matches!(reports.try_recv(), Ok(Report::Ended { peer: PRODUCER })));
+        assert_eq!((passer.node.has_gone(PRODUCER), passer.unheard.len(), passer.gone.len()), (leaves, 0, 0));
+        assert_eq!(theirs.read_to_end(&mut Vec::new()).unwrap(), 0, "nothing is said to it");
+    }
 }
