@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
 from .exceptions import OptionError
 
 
 def _number(name: str, value: object, expected: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"expected {expected} for `{name}`, got {value!r}")
     try:
         number = float(value)
@@ -62,7 +63,7 @@ class DVF:
     Raises
     ------
     OptionError
-        `low` is not a number of 0 or above, or `decay` is neither "sqrt" nor None.
+        `low` is not a number of 0 or above, `decay` is neither "sqrt" nor None, or `relative` is no bool.
 
     Notes
     -----
@@ -88,8 +89,10 @@ class DVF:
             raise OptionError(f"expected a number of 0 or above for `low`, got {self.low!r}")
         if self.decay not in (None, "sqrt"):
             raise OptionError(f'expected "sqrt" or None for `decay`, got {self.decay!r}')
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "relative", bool(self.relative))
+        if not isinstance(self.relative, bool):
+            raise OptionError(f"expected True or False for `relative`, got {self.relative!r}")
+        # -0.0 is the same bound.
+        object.__setattr__(self, "low", low + 0.0)
 
     def _settings(self) -> tuple[float, ...]:
         return (self.low, 0.0 if self.decay is None else 1.0, float(self.relative))
@@ -155,8 +158,9 @@ class RandomK:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", _fraction(self.fraction))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 53:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or not 0 <= self.seed < 1 << 53:
             raise OptionError(f"expected a whole number from 0 to 2**53 - 1 for `seed`, got {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))
 
     def _settings(self) -> tuple[float, ...]:
         return (self.fraction, float(self.seed))

@@ -175,7 +175,7 @@ class Tensor(Sealed):
         Waits until the servers have taken what is in it, including asynchronous pushes. Call it each time
         before you fill it: what is written between a push and the next call may be folded instead of what was
         pushed. From now on servers on other hosts are sent a copy that the worker makes, of what `push(grad)`
-        brings too.
+        brings too. A filter of pushes leaves here what it sends, with zeros in place of what it holds back.
 
         Returns
         -------
@@ -310,8 +310,9 @@ class Tensor(Sealed):
     def held_back(self) -> HeldBack:
         """
         What the tensor's filter holds back of this worker's pushes: its norm, and how many elements. It is
-        counted anew each time, in as long as a push takes.
+        counted anew each time, in as long as a push takes, once the pushes before it have been made.
         """
+        self._job._await_pushes()
         norm, elements = self._core.held_back()
         return HeldBack(norm, elements)
 

@@ -63,6 +63,10 @@ pub(crate) trait Vector: Copy {
     fn beyond_or_zero(self, limit: Self) -> Self;
 }
 
+/// The largest finite numbers in half precision.
+pub(crate) const LARGEST_F16: f64 = 65504.0;
+pub(crate) const LARGEST_BF16: f64 = 255.0 * (1_u128 << 120) as f64;
+
 /// A dtype, as one instruction set reads and writes it.
 pub(crate) trait Element {
     /// What is computed in.
@@ -71,6 +75,8 @@ pub(crate) trait Element {
     type State: Element<Vector = Self::Vector>;
     /// Bytes of one element.
     const SIZE: usize;
+    /// The largest finite number.
+    const LARGEST: f64;
     /// Bytes of a vector's worth of elements.
     const BYTES: usize = Self::SIZE * <Self::Vector as Vector>::LANES;
 

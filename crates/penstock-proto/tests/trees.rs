@@ -404,3 +404,10 @@ proptest! {
         }
     }
 }
+
+/// It was walked in circles for as many steps.
+#[test]
+fn a_depth_that_no_tree_has_is_no_limit() {
+    let of_depth = |depth| ratio(8, tree(2, depth, 0.0), MIB);
+    assert_eq!(of_depth(u32::MAX), of_depth(8));
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 from penstock.cli import terminal
@@ -24,6 +25,10 @@ MOST_BLOCK = 1 << 20
 MOST_PENALTY = 1e6
 MOST_EDGES = 2**32 - 1
 SUFFIXES = (".png", ".svg")
+
+
+MOST_PAIRS = 8_000_000
+"""Pairs of hosts, for all servers, up to which a tree of least cost is planned unasked, as by `auto`."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +117,9 @@ def _plan(given: argparse.Namespace, cluster: Cluster) -> tuple[list[Planned], P
     def planned(shape: str) -> Planned:
         return planner.plan(shape, degree=degree, depth=depth, leaf_penalty=alpha, stripes=stripes)
 
-    rows = {shape: planned(shape) for shape in SHAPES[1:]}
+    # A tree of least cost takes long for many hosts of many servers: only who asks for it waits for it.
+    large = hosts * hosts * len(cluster.servers) > MOST_PAIRS and given.tree != "tree"
+    rows = {shape: planned(shape) for shape in SHAPES[1:] if not (large and shape == "tree")}
     result = list(rows.values())
     if given.tree != "auto":
         return result, rows[given.tree]
@@ -179,9 +186,10 @@ def _names(text: str | None, most: int) -> list[str]:
     for name in names:
         if not name:
             terminal.refuse(f"--hosts {text!r} has an empty name", "names with a comma between two: a,b,c")
-        if names.count(name) > 1:
-            terminal.refuse(f"--hosts has {name!r} twice", "workers of one host share a copy: once each")
     within(len(names), "--hosts", most)
+    for name, times in Counter(names).items():
+        if times > 1:
+            terminal.refuse(f"--hosts has {name!r} twice", "workers of one host share a copy: once each")
     return names
 
 

@@ -93,6 +93,11 @@ pub fn plan(cluster: &Cluster, shape: Shape, traffic: &Traffic) -> Result<Plan, 
                 shapes.into_iter().chain(trees).map(|shape| plan(cluster, shape, traffic)).collect();
             fastest(all?.into_iter()).ok_or(PlanError::NoHosts)
         }
+        // No tree of so many hosts is deeper.
+        Shape::Tree { limits, leaf_penalty } => {
+            let limits = Limits { depth: limits.depth.min(hosts as u32), ..limits };
+            Ok(made(cluster, Shape::Tree { limits, leaf_penalty }, traffic))
+        }
         shape => Ok(made(cluster, shape, traffic)),
     }
 }

@@ -93,9 +93,9 @@ impl Run<'_> {
                 Way::Up => (&mut self.workers[rank].node, HOME, up),
                 Way::Down => (&mut self.home, PeerId::worker(rank as u32), down),
             };
-            let (mut judged, mut more) = (Ok(()), false);
+            let mut judged = Ok(());
             let sent = self.links[rank].transmit(out, self.now, &mut self.rng, |bytes| {
-                more = node.transmit(peer, bytes, scenario.links.gives) && bytes.is_empty();
+                node.transmit(peer, bytes, scenario.links.gives);
                 let mut spoilt = Vec::new();
                 for message in messages(bytes) {
                     for message in as_it_goes(scenario, message) {
@@ -112,8 +112,7 @@ impl Run<'_> {
             });
             judged?;
             match sent {
-                // Not all that there is to send may have been found.
-                Ok(sent) => did |= sent || more,
+                Ok(sent) => did |= sent,
                 Err(Ended::Connection(_)) => self.give_up(rank, out),
                 Err(Ended::Peer(what)) => return Err(what),
             }

@@ -68,9 +68,6 @@ const LONG_IF_THIN: u64 = 200_000;
 const TABLE: u32 = 0;
 pub(super) const HOME: PeerId = PeerId::server(0);
 
-/// Of the hash that says how many rows nodes look at in one step.
-const STEPS: u64 = 0x57e9;
-
 pub(super) fn partition(rank: u32) -> PartitionId {
     PartitionId { table: TABLE, rank }
 }
@@ -78,16 +75,7 @@ pub(super) fn partition(rank: u32) -> PartitionId {
 impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Self {
         let here = || Here { sabotage: scenario.sabotage, ..Here::default() };
-        // Some nodes find what there is to send bit by bit, so that rows come and go between.
-        // Not so few that what is fetched is given up before all of it has been looked at.
-        let rows: u64 = scenario.workers.iter().map(|plan| u64::from(plan.slots)).sum();
-        let step = [u64::MAX, rows / 8, rows / 3, rows][(hash(&[scenario.seed, STEPS]) % 4) as usize];
-        let node = || {
-            let mut node = Node::new(here());
-            node.look_at_most(step);
-            node
-        };
-        let mut home = node();
+        let mut home = Node::new(here());
         let count = scenario.workers.len();
         let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
         let producer = |(plan, rank): (&Plan, u32)| {
@@ -97,7 +85,7 @@ impl<'a> Run<'a> {
         let producers: Vec<Shared> = scenario.workers.iter().zip(0..).map(producer).collect();
         let seen = Rc::new(RefCell::new(Seen::default()));
         let worker = |(plan, rank): (&Plan, u32)| {
-            let mut node = node();
+            let mut node = Node::new(here());
             let producer = Rc::clone(&producers[rank as usize]);
             if plan.slots > 0 {
                 let rows = producer.borrow().rows().clone();

@@ -4,10 +4,10 @@ use half::{bf16, f16};
 
 use super::vector::{Array, F32s, F64s};
 use crate::foreign::{Foreign, ForeignMut};
-use crate::vector::Element;
+use crate::vector::{Element, LARGEST_BF16, LARGEST_F16};
 
 macro_rules! element {
-    ($name:ident, $number:ident, $vector:ident, $lanes:literal, $state:ident, $widen:expr, $narrow:expr) => {
+    ($name:ident, $number:ident, $vector:ident, $lanes:literal, $state:ident, $largest:expr, $widen:expr, $narrow:expr) => {
         /// One dtype, portably.
         pub(crate) struct $name;
 
@@ -15,6 +15,7 @@ macro_rules! element {
             type Vector = $vector;
             type State = $state;
             const SIZE: usize = size_of::<$number>();
+            const LARGEST: f64 = $largest;
 
             #[inline(always)]
             fn load(bytes: &[u8]) -> $vector {
@@ -55,7 +56,7 @@ macro_rules! element {
     };
 }
 
-element!(F32, f32, F32s, 16, F32, std::convert::identity, std::convert::identity);
-element!(F64, f64, F64s, 8, F64, std::convert::identity, std::convert::identity);
-element!(F16, f16, F32s, 16, F32, f16::to_f32, f16::from_f32);
-element!(Bf16, bf16, F32s, 16, F32, bf16::to_f32, bf16::from_f32);
+element!(F32, f32, F32s, 16, F32, f32::MAX as f64, std::convert::identity, std::convert::identity);
+element!(F64, f64, F64s, 8, F64, f64::MAX, std::convert::identity, std::convert::identity);
+element!(F16, f16, F32s, 16, F32, LARGEST_F16, f16::to_f32, f16::from_f32);
+element!(Bf16, bf16, F32s, 16, F32, LARGEST_BF16, bf16::to_f32, bf16::from_f32);

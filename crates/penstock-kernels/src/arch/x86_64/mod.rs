@@ -121,7 +121,7 @@ macro_rules! vector {
 /// A dtype whose elements fill `$count` pieces of `$piece` bytes, from one operation that reads a piece from our own
 /// memory, one that reads all pieces from a lane, one that writes a piece, and one that writes all to where others look.
 macro_rules! element {
-    ($name:ident, $size:literal, $vector:ident, $state:ident, $count:literal x $piece:literal,
+    ($name:ident, $size:literal, $largest:expr, $vector:ident, $state:ident, $count:literal x $piece:literal,
      load $load:path, load_foreign $load_foreign:path, store $store:path, store_foreign $store_foreign:path) => {
         /// One dtype.
         pub(crate) struct $name;
@@ -130,6 +130,7 @@ macro_rules! element {
             type Vector = $vector;
             type State = $state;
             const SIZE: usize = $size;
+            const LARGEST: f64 = $largest;
 
             #[inline(always)]
             fn load(bytes: &[u8]) -> $vector {

@@ -3,7 +3,7 @@
 //! Who draws is told by seed, clock and place alone, so workers at the same clock draw the same elements, and their sum has no
 //! more of them than each contribution.
 
-use super::split::{send, split};
+use super::split::{EVERYTHING, send, split};
 use super::{Made, Moment, SumFilter, count, fraction};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
@@ -47,7 +47,9 @@ impl SumFilter for Random {
         let mut drawn = (0..draws).map(|draw| {
             let run = start(draw)..start(draw + 1);
             // Of 64 bits so little is lost that no run's first is seen to be likelier.
-            run.start + ((u128::from(mixed(seed ^ draw as u64)) * run.len() as u128) >> 64) as usize
+            let drawn = ((u128::from(mixed(seed ^ draw as u64)) * run.len() as u128) >> 64) as usize;
+            // What is not finite was sent with the others, and leaves nothing.
+            (run.start + drawn, EVERYTHING)
         });
         send(self.dtype, &mut drawn, sent, carry);
     }

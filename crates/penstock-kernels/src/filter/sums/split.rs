@@ -2,10 +2,14 @@
 
 use crate::accumulate::padded;
 use crate::arch::{self, Dispatch, Isa, Kernel};
+use crate::control_word::settled;
 use crate::sweep::ScalarOf;
 use crate::vector::{Element, Real, TAIL, Vector};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::marker::PhantomData;
+
+/// The limit that every number is beyond.
+pub(super) const EVERYTHING: f64 = -1.0;
 
 /// How much is carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,7 +41,7 @@ pub fn held_back(dtype: Dtype, carry: &[u8]) -> HeldBack {
         elements: held.elements + u64::from(number != 0.0),
         squares: held.squares + number * number,
     };
-    numbers(dtype, carry).fold(HeldBack::default(), count)
+    settled(|| numbers(dtype, carry).fold(HeldBack::default(), count))
 }
 
 /// The accumulators in `carry`.
@@ -50,7 +54,7 @@ fn numbers(dtype: Dtype, carry: &[u8]) -> impl Iterator<Item = f64> {
 }
 
 /// The root of the mean of the squares of what is carried; 0 if there is nothing. The sum goes in eight parts, so that it can go
-/// fast and has the same bits everywhere.
+/// fast and has the same bits everywhere. For callers that are [`settled`].
 pub(super) fn root_mean_square(dtype: Dtype, carry: &[u8]) -> f64 {
     fn parts<const BYTES: usize>(carry: &[u8], number: impl Fn([u8; BYTES]) -> f64) -> f64 {
         let mut parts = [0.0; 8];
@@ -68,12 +72,20 @@ pub(super) fn root_mean_square(dtype: Dtype, carry: &[u8]) -> f64 {
         }
         parts.iter().sum()
     }
-    let squares = match dtype.accumulator_size() {
-        8 => parts(carry, f64::from_le_bytes),
-        _ => parts(carry, |word| f32::from_le_bytes(word).into()),
-    };
-    let elements = carry.len() / dtype.accumulator_size();
-    if elements == 0 { 0.0 } else { (squares / elements as f64).sqrt() }
+    let elements = (carry.len() / dtype.accumulator_size()) as f64;
+    if elements == 0.0 {
+        return 0.0;
+    }
+    if dtype.accumulator_size() == 4 {
+        return (parts(carry, |word| f32::from_le_bytes(word).into()) / elements).sqrt();
+    }
+    let squares = parts(carry, f64::from_le_bytes);
+    if squares.is_finite() {
+        return (squares / elements).sqrt();
+    }
+    // Squares of numbers that are there may be too large to be.
+    let small = f64::from_bits((1023 - 540) << 52);
+    (parts(carry, |word| f64::from_le_bytes(word) * small) / elements).sqrt() / small
 }
 
 /// Sends all that is due of `sum` (nothing: zeros) and `carry`: what is carried then is what rounding cut off.
@@ -82,7 +94,7 @@ pub(super) fn root_mean_square(dtype: Dtype, carry: &[u8]) -> f64 {
 ///
 /// As [`SumFilter::split`](super::SumFilter::split).
 pub fn release(dtype: Dtype, sum: Option<Foreign<'_>>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
-    split(dtype, sum, sent, carry, -1.0);
+    split(dtype, sum, sent, carry, EVERYTHING);
 }
 
 /// Sends what is due of `sum` (nothing: zeros) and `carry` where it is beyond `limit`, or not finite; all if that is NaN.
@@ -127,10 +139,11 @@ pub(super) fn collect(dtype: Dtype, sum: Foreign<'_>, carry: &mut [u8]) {
     arch::compute_on_best(Work { dtype, what: What::Collect { sum }, carry });
 }
 
-/// Sends what is carried of some elements: `sent` has what is sent of the others already.
+/// Sends what is carried of some elements where it is beyond the limit that stands beside each; `sent` has what is sent of the
+/// others already. An element of which nothing is carried is left as it is.
 pub(super) fn send(
     dtype: Dtype,
-    elements: &mut dyn Iterator<Item = usize>,
+    elements: &mut dyn Iterator<Item = (usize, f64)>,
     sent: &mut ForeignMut<'_>,
     carry: &mut [u8],
 ) {
@@ -142,7 +155,7 @@ pub(super) fn send(
 enum What<'a> {
     Split { sum: Option<Foreign<'a>>, sent: ForeignMut<'a>, limit: f64 },
     Collect { sum: Foreign<'a> },
-    Send { elements: &'a mut dyn Iterator<Item = usize>, sent: ForeignMut<'a> },
+    Send { elements: &'a mut dyn Iterator<Item = (usize, f64)>, sent: ForeignMut<'a> },
 }
 
 struct Work<'a> {
@@ -188,11 +201,17 @@ struct On<'a, E> {
 /// What becomes of what is due: sent, and carried.
 #[inline(always)]
 fn divide<E: Element>(due: E::Vector, limit: E::Vector) -> (E::Vector, E::Vector) {
-    let chosen = due.beyond_or_zero(limit);
+    let number = |number| E::Vector::splat(ScalarOf::<E>::of(number));
+    let mut chosen = due.beyond_or_zero(limit);
+    if E::SIZE != E::State::SIZE {
+        // Finite numbers that the element cannot hold are sent in part, and the rest is carried. What is not finite is added again, and
+        // -0.0, which changes no bit, where there is no such thing.
+        let finite = chosen.finite_or_zero();
+        chosen = finite.clamp(number(E::LARGEST)).add(finite.sub(chosen).flip(number(-0.0)));
+    }
     let sent = if E::SIZE == E::State::SIZE { chosen } else { rounded::<E>(chosen) };
     // Negated, what is sent whole leaves -0.0; where it is not finite nothing is left either.
-    let carried = sent.sub(due).finite_or_zero().flip(E::Vector::splat(ScalarOf::<E>::of(-0.0)));
-    (chosen, carried)
+    (chosen, sent.sub(due).finite_or_zero().flip(number(-0.0)))
 }
 
 /// As it is after a store and a load.
@@ -235,13 +254,15 @@ impl<E: Element> Kernel for On<'_, E> {
 #[inline(always)]
 fn on_all<E: Element>(sum: Option<Foreign<'_>>, mut sent: ForeignMut<'_>, limit: f64, carry: &mut [u8]) {
     let limit = E::Vector::splat(ScalarOf::<E>::of(limit));
+    // Of an empty carry 0.0 is sent, not -0.0.
+    let zero = E::Vector::splat(ScalarOf::<E>::of(0.0));
     let mut at = 0;
     let mut blocks = carry.chunks_exact_mut(E::State::BYTES);
     for block in &mut blocks {
-        let mut due = E::State::load(block);
-        if let Some(sum) = &sum {
-            due = E::load_foreign(sum, at).add(due);
-        }
+        let due = match &sum {
+            Some(sum) => E::load_foreign(sum, at).add(E::State::load(block)),
+            None => E::State::load(block).add(zero),
+        };
         let (chosen, carried) = divide::<E>(due, limit);
         E::store_foreign(chosen, &mut sent, at);
         E::State::store(carried, block);
@@ -249,10 +270,10 @@ fn on_all<E: Element>(sum: Option<Foreign<'_>>, mut sent: ForeignMut<'_>, limit:
     }
     let rest = blocks.into_remainder();
     if !rest.is_empty() {
-        let mut due = load_carry::<E>(rest);
-        if let Some(sum) = &sum {
-            due = E::load(&padded(sum, at)).add(due);
-        }
+        let due = match &sum {
+            Some(sum) => E::load(&padded(sum, at)).add(load_carry::<E>(rest)),
+            None => load_carry::<E>(rest).add(zero),
+        };
         let (chosen, carried) = divide::<E>(due, limit);
         let mut last = [0; TAIL];
         E::store(chosen, &mut last);
@@ -277,14 +298,18 @@ fn on_sum<E: Element>(sum: Foreign<'_>, carry: &mut [u8]) {
 
 #[inline(always)]
 fn on_some<E: Element>(
-    elements: &mut dyn Iterator<Item = usize>,
+    elements: &mut dyn Iterator<Item = (usize, f64)>,
     mut sent: ForeignMut<'_>,
     carry: &mut [u8],
 ) {
-    let everything = E::Vector::splat(ScalarOf::<E>::of(-1.0));
-    for element in elements {
+    for (element, limit) in elements {
         let carried = &mut carry[element * E::State::SIZE..][..E::State::SIZE];
-        let (chosen, left) = divide::<E>(load_carry::<E>(carried), everything);
+        let (sign, rest) = carried.split_last().expect("an accumulator has bytes");
+        if *sign == 0x80 && rest.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        let limit = E::Vector::splat(ScalarOf::<E>::of(limit));
+        let (chosen, left) = divide::<E>(load_carry::<E>(carried), limit);
         let mut one = [0; TAIL];
         E::store(chosen, &mut one);
         sent.store_words(element * E::SIZE, &one[..E::SIZE]);

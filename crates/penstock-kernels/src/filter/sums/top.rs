@@ -5,6 +5,7 @@
 
 use super::split::{collect, send, split};
 use super::{Made, Moment, SumFilter, count, fraction};
+use crate::control_word::settled;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ impl SumFilter for Top {
             return;
         }
         let wanted = count(elements, self.fraction);
-        match self.dtype.accumulator_size() {
+        settled(|| match self.dtype.accumulator_size() {
             8 => self.send_top::<8>(
                 wanted,
                 |word| u64::from_le_bytes(word) << 1 >> 1,
@@ -42,9 +43,12 @@ impl SumFilter for Top {
                 let key = |word| u64::from(u32::from_le_bytes(word) << 1 >> 1);
                 self.send_top::<4>(wanted, key, |key| f32::from_bits(key as u32).into(), sent, carry);
             }
-        }
+        });
     }
 }
+
+/// Elements that a part of a chunk begins at a multiple of: whatever their type, it is aligned.
+const BLOCK: usize = 64;
 
 impl Top {
     /// Sends the `wanted` largest of what is due, all of which stands in `carry`. The order of keys is that of magnitudes; NaN comes
@@ -61,18 +65,33 @@ impl Top {
         let Found { least, above } = find(keys, 8 * BYTES as u32, wanted);
         // Those beyond the least of them. As a limit, NaN would let all pass.
         let limit = number(least);
-        split(self.dtype, None, sent, carry, if limit.is_finite() { limit } else { f64::INFINITY });
         if least == 0 || !limit.is_finite() {
-            return;
+            let limit = if limit.is_finite() { limit } else { f64::INFINITY };
+            return split(self.dtype, None, sent, carry, limit);
         }
-        // Of the equal ones as many as are still wanted. They stand in the carry: those that were sent are empty there.
-        let mut left = wanted - above;
-        let mut from = 0;
-        while left > 0 {
-            let words = &carry.as_chunks::<BYTES>().0[from..];
-            let Some(at) = words.iter().position(|&word| key(word) == least) else { return };
-            send(self.dtype, &mut std::iter::once(from + at), sent, carry);
-            (left, from) = (left - 1, from + at + 1);
+        // Of the equal ones the first, as many as are still wanted: before `end` all that are as large are sent. It is decided before
+        // anything is: what rounding leaves of an element may be as large as they are.
+        let mut equal = keys().enumerate().filter(|(_, key)| *key == least);
+        let end = equal.nth(wanted - above - 1).map_or(0, |(at, _)| at + 1);
+        let below = number(least - 1);
+        let elements = carry.len() / BYTES;
+        let (first, second) = (end / BLOCK * BLOCK, (end.next_multiple_of(BLOCK)).min(elements));
+        let size = self.dtype.size();
+        for (part, limit) in [(0..first, below), (first..second, limit), (second..elements, limit)] {
+            let mut sent = sent.part(part.start * size..part.end * size);
+            let carry = &mut carry[part.start * BYTES..part.end * BYTES];
+            if part.start < end && limit != below {
+                // Both kinds of limits in one block: zeros first.
+                let mut due = [0; 8 * BLOCK];
+                let due = &mut due[..carry.len()];
+                due.copy_from_slice(carry);
+                split(self.dtype, None, &mut sent, carry, f64::INFINITY);
+                carry.copy_from_slice(due);
+                let mut each = part.clone().map(|at| (at - part.start, if at < end { below } else { limit }));
+                send(self.dtype, &mut each, &mut sent, carry);
+            } else {
+                split(self.dtype, None, &mut sent, carry, limit);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::vector::{F32s, F64s};
 use crate::arch::x86_64::element;
+use crate::vector::{LARGEST_BF16, LARGEST_F16};
 
 /// Loads all registers of a vector from a lane that may be written meanwhile, in one opaque block.
 ///
@@ -181,11 +182,11 @@ unsafe fn store_foreign_bf(vector: [__m256; 2], target: *mut u8) {
     unsafe { store_foreign_words(words, target) };
 }
 
-element!(F32, 4, F32s, F32, 2 x 32, load load_ps, load_foreign load_foreign_ps, store store_ps,
+element!(F32, 4, f32::MAX as f64, F32s, F32, 2 x 32, load load_ps, load_foreign load_foreign_ps, store store_ps,
          store_foreign store_foreign_ps);
-element!(F64, 8, F64s, F64, 2 x 32, load load_pd, load_foreign load_foreign_pd, store store_pd,
+element!(F64, 8, f64::MAX, F64s, F64, 2 x 32, load load_pd, load_foreign load_foreign_pd, store store_pd,
          store_foreign store_foreign_pd);
-element!(F16, 2, F32s, F32, 2 x 16, load load_ph, load_foreign load_foreign_ph, store store_ph,
+element!(F16, 2, LARGEST_F16, F32s, F32, 2 x 16, load load_ph, load_foreign load_foreign_ph, store store_ph,
          store_foreign store_foreign_ph);
-element!(Bf16, 2, F32s, F32, 2 x 16, load load_bf, load_foreign load_foreign_bf, store store_bf,
+element!(Bf16, 2, LARGEST_BF16, F32s, F32, 2 x 16, load load_bf, load_foreign load_foreign_bf, store store_bf,
          store_foreign store_foreign_bf);
