@@ -432,3 +432,18 @@ fn what_a_peer_asks_that_cannot_be_answered_is_not_done_and_what_it_sets_counts(
     net.settle();
     assert_eq!(net.seen_by(ONE), [5]);
 }
+
+// It was answered before the last rows of a producer that had gone, and old ones were taken for the last.
+#[test]
+fn what_is_to_be_brought_of_a_source_that_has_gone_waits_for_what_it_has_left() {
+    let (mut net, mut producer) = Net::subscribed(1, Propagation::Eager);
+    set(&mut producer, 1, &[0], 5);
+    net.home.stop_answering(PRODUCER);
+    say(&mut net.home, ONE, &Message::Bring { id: 7, partition: ID }).unwrap();
+    assert_eq!(answered(&mut net.home), BTreeSet::new());
+    let node = net.workers.get_mut(&PRODUCER).unwrap();
+    assert!(Net::pass(node, HOME, &mut net.home, PRODUCER, usize::MAX));
+    assert_eq!(answered(&mut net.home), BTreeSet::new());
+    net.home.lost(PRODUCER);
+    assert_eq!(answered(&mut net.home), BTreeSet::from([7]));
+}

@@ -102,6 +102,43 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
+    /// A peer wants a partition brought: at once, unless its source has left something that has not been heard.
+    pub(super) fn bring_to(&mut self, id: u64, peer: PeerId, partition: PartitionId) -> Result<(), Broken> {
+        let upstream = self.partitions.get(&partition).and_then(|partition| partition.upstream.as_ref());
+        if upstream.is_some_and(|upstream| self.is_deaf(upstream.peer))
+            && !self.is_deaf(peer)
+            && let Some(connection) = self.peers.get_mut(&peer)
+        {
+            // The answer to a later one answers those before it.
+            connection.later.insert(partition, id);
+            return Ok(());
+        }
+        self.begin_flush(id, peer, true, Some(partition))
+    }
+
+    /// What a source had left has been heard: of its partitions is brought what others want brought.
+    pub(super) fn bring_what_waited(&mut self, source: PeerId) {
+        let Self { peers, partitions, .. } = self;
+        let mut due = Vec::new();
+        for (&peer, connection) in peers {
+            connection.later.retain(|id, flush| {
+                let upstream = partitions.get(id).and_then(|partition| partition.upstream.as_ref());
+                let waits = upstream.is_some_and(|upstream| upstream.peer != source);
+                if !waits {
+                    due.push((*flush, peer, *id));
+                }
+                waits
+            });
+        }
+        for (flush, peer, id) in due {
+            if let Err(broken) = self.begin_flush(flush, peer, true, Some(id))
+                && let Some(connection) = self.peers.get_mut(&peer)
+            {
+                connection.overdrawn = Some(broken);
+            }
+        }
+    }
+
     /// A peer says that a flush is complete. What it has subscribed to since that was begun it may lack: it is flushed again.
     pub(super) fn end_flush(&mut self, id: u64, peer: PeerId) -> Result<(), Broken> {
         let Some(Flushing { of, subscribed, .. }) = self.flushing.get(&id).filter(|it| it.peer == peer)

@@ -86,7 +86,7 @@ impl<H: Host> Node<H> {
                     self.asking.insert((partition, peer));
                     return Ok(());
                 }
-                self.begin_flush(id, peer, true, Some(partition))
+                self.bring_to(id, peer, partition)
             }
             Message::Flushed { id } => self.end_flush(id, peer),
             Message::Withdraw { partition, ticket } => {

@@ -184,6 +184,8 @@ struct Connection {
     stopped: Option<PartitionId>,
     /// Whether nothing reaches the peer any more.
     deaf: bool,
+    /// Partitions that the peer wants brought once what their source has left has been heard, with its flush.
+    later: BTreeMap<PartitionId, u64>,
 }
 
 /// The machine.
@@ -304,9 +306,7 @@ impl<H: Host> Node<H> {
     /// The connection to a peer is gone: what it was to be sent, it will ask for again, and what it has fetched. The rows that
     /// it wants are wanted all the same.
     pub fn lost(&mut self, peer: PeerId) {
-        if self.peers.remove(&peer).is_none() {
-            return;
-        }
+        let Some(Connection { deaf, .. }) = self.peers.remove(&peer) else { return };
         for waiting in self.waiting.values_mut().flatten().filter(|waiting| waiting.peer == peer) {
             (waiting.away, waiting.needs, waiting.fetches) = (true, Needs::default(), Vec::new());
             waiting.bring = None;
@@ -324,6 +324,9 @@ impl<H: Host> Node<H> {
                 self.miss(id, peer, gone);
                 self.merge_needs(id);
             }
+        }
+        if deaf {
+            self.bring_what_waited(peer);
         }
     }
 

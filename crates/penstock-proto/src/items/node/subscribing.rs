@@ -95,7 +95,7 @@ impl<H: Host> Node<H> {
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
             partition.away.insert(peer, Away { rows, kept: Arc::new(kept) });
-            self.ask_source(id, first, false);
+            self.ask_source(id, first);
         }
     }
 
@@ -128,7 +128,6 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         partition.mistaken.remove(&peer);
-        let known = partition.wants_already(before.as_ref().map(|before| &before.rows), &rows);
         let upstream = partition.upstream.as_mut();
         let (kept, noted) = match pay(&account, &rows, shape.propagation, before, upstream) {
             Ok(paid) => paid,
@@ -171,7 +170,7 @@ impl<H: Host> Node<H> {
             connection.subscribed += 1;
         }
         let first = partition.producer != Some(peer) && partition.asked.insert(peer);
-        self.ask_source(id, first, known);
+        self.ask_source(id, first);
         // What it needed before it says again, or needs no more.
         self.merge_needs(id);
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::kept::{Away, Needs, Shared};
 use super::subscriber::Subscriber;
-use super::{Host, Node, Partition, Told};
+use super::{Host, Node, Told};
 use crate::items::row_memory::Memory as _;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
@@ -17,9 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
 /// The same for all tables of a source together: a flush is repeated for each of them.
 const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
-
-/// Searches for the rows that others want and a peer wants no more: far fewer steps than it takes to put together what all want.
-const MOST_SEARCHES: usize = 4096;
 
 /// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
@@ -171,32 +168,21 @@ impl<H: Host> Node<H> {
     }
 
     /// What is wanted of a partition may have changed: by a peer's `first` subscription to it, of which there is only one, or
-    /// in another way. With `known` it has not, but for those who want it.
-    pub(super) fn ask_source(&mut self, id: PartitionId, first: bool, known: bool) {
+    /// in another way.
+    pub(super) fn ask_source(&mut self, id: PartitionId, first: bool) {
         let Self { partitions, changes, .. } = self;
         let Some(partition) = partitions.get_mut(&id) else { return };
         let Some(upstream) = &mut partition.upstream else { return };
         let changes = changes.entry(upstream.peer).or_default();
-        let all = || asked(&partition.subscribers, &partition.away);
-        let may_change = upstream.may_change(*changes);
-        let wanted = match may_change {
-            true if known => None,
-            true => Some(RowSet::union_of(all().map(|(rows, _)| rows))),
-            false => Some(RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into()))),
-        };
-        if wanted.is_some() {
-            upstream.paid = all().map(|(_, paid)| Shared::clone(paid)).collect();
-        } else {
-            // Those that have gone are among those who pay, as long as their rows are wanted.
-            let more = all().filter(|(_, kept)| !upstream.paid.iter().any(|paid| Shared::ptr_eq(paid, kept)));
-            let more: Vec<Shared> = more.map(|(_, kept)| Shared::clone(kept)).collect();
-            upstream.paid.extend(more);
+        let (mut wanted, paid) = asked(&partition.subscribers, &partition.away);
+        if !upstream.may_change(*changes) {
+            wanted = RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into()));
         }
-        // To put together what all want takes long also where it comes to the same.
-        if may_change && !known && !first {
-            (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
-        }
-        if let Some(wanted) = wanted.filter(|wanted| *wanted != upstream.rows) {
+        upstream.paid = paid;
+        if wanted != upstream.rows {
+            if !first {
+                (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
+            }
             // Rows that are new to this node must arrive before it can say what they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
@@ -216,9 +202,9 @@ impl<H: Host> Node<H> {
     pub(super) fn share(&mut self, id: PartitionId) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Some(upstream) = &mut partition.upstream else { return };
-        let all = || asked(&partition.subscribers, &partition.away);
-        if RowSet::union_of(all().map(|(rows, _)| rows)) == upstream.rows {
-            upstream.paid = all().map(|(_, paid)| Shared::clone(paid)).collect();
+        let (wanted, paid) = asked(&partition.subscribers, &partition.away);
+        if wanted == upstream.rows {
+            upstream.paid = paid;
         }
     }
 
@@ -252,35 +238,10 @@ impl<H: Host> Node<H> {
     }
 }
 
-impl<M> Partition<M> {
-    /// Whether all that is wanted of the source stays so if a peer wants `rows` and no more what it wanted `before`. If that takes long
-    /// to tell, it does not.
-    pub(super) fn wants_already(&self, before: Option<&RowSet>, rows: &RowSet) -> bool {
-        let Some(upstream) = &self.upstream else { return false };
-        if !rows.ranges().iter().all(|range| upstream.rows.end_of_run(range.start) >= Some(range.end)) {
-            return false;
-        }
-        let Some(before) = before else { return true };
-        let others = || asked(&self.subscribers, &self.away);
-        let mut searches = 0;
-        before.without(rows).ranges().iter().all(|range| {
-            let mut row = range.start;
-            while row < range.end {
-                searches += self.subscribers.len() + self.away.len();
-                let end = others().filter_map(|(rows, _)| rows.end_of_run(row)).max();
-                let Some(end) = end.filter(|_| searches <= MOST_SEARCHES) else { return false };
-                row = end;
-            }
-            true
-        })
-    }
-}
-
-/// What peers ask for which are here, or may come again, and what they pay for it.
-fn asked<'a>(
-    here: &'a BTreeMap<PeerId, Subscriber>,
-    away: &'a BTreeMap<PeerId, Away>,
-) -> impl Iterator<Item = (&'a RowSet, &'a Shared)> {
+/// The rows that peers ask for which are here, or may come again, and what they pay for them.
+fn asked(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> (RowSet, Vec<Shared>) {
     let here = here.values().map(|subscriber| (&subscriber.rows, &subscriber.kept));
-    here.chain(away.values().map(|away| (&away.rows, &away.kept)))
+    let all = here.chain(away.values().map(|away| (&away.rows, &away.kept)));
+    let rows = RowSet::union_of(all.clone().map(|(rows, _)| rows));
+    (rows, all.map(|(_, paid)| Shared::clone(paid)).collect())
 }
