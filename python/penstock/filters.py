@@ -43,6 +43,20 @@ def _fraction(value: object) -> float:
     return fraction
 
 
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"expected True or False for `{name}`, got {value!r}")
+
+
+def _seed(value: object) -> int:
+    refused = OptionError(f"expected a whole number from 0 to 2**53 - 1 for `seed`, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise refused
+    if not 0 <= (seed := int(value)) < 1 << 53:
+        raise refused
+    return seed
+
+
 @dataclass(frozen=True)
 class DVF:
     """
@@ -89,8 +103,7 @@ class DVF:
             raise OptionError(f"expected a number of 0 or above for `low`, got {self.low!r}")
         if self.decay not in (None, "sqrt"):
             raise OptionError(f'expected "sqrt" or None for `decay`, got {self.decay!r}')
-        if not isinstance(self.relative, bool):
-            raise OptionError(f"expected True or False for `relative`, got {self.relative!r}")
+        _check_flag("relative", self.relative)
         # -0.0 is the same bound.
         object.__setattr__(self, "low", low + 0.0)
 
@@ -158,9 +171,7 @@ class RandomK:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", _fraction(self.fraction))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or not 0 <= self.seed < 1 << 53:
-            raise OptionError(f"expected a whole number from 0 to 2**53 - 1 for `seed`, got {self.seed!r}")
-        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "seed", _seed(self.seed))
 
     def _settings(self) -> tuple[float, ...]:
         return (self.fraction, float(self.seed))
