@@ -379,7 +379,7 @@ fn a_silent_connection_that_is_not_made_again_is_seen() {
 /// N-3.
 #[test]
 fn a_row_that_is_older_than_its_fetch_asks_for_is_seen() {
-    is_seen_in_tables(items::Sabotage::AnswersTooEarly, 120, "which asks for", 20);
+    is_seen_in_tables(items::Sabotage::AnswersTooEarly, 160, "which asks for", 20);
 }
 
 /// N-4.
