@@ -513,7 +513,6 @@ def test_a_run_of_two_workers_says_how_it_goes_and_writes_trajectory_and_picture
         ("lr.py", ["ssp"]),
         ("lr.py", ["asp"]),
         ("mf.py", ["asp"]),
-        ("cnn.py", ["ssp", "--slack", "2"]),
     ],
 )
 def test_workers_may_run_ahead(script: str, consistency: list[str], tmp_path: Path) -> None:
