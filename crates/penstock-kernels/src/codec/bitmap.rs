@@ -2,7 +2,7 @@
 //! element are 0.
 
 use super::Undecodable;
-use super::sparse::{Marks, SPAN, refused};
+use super::span::{Marks, SPAN, refused};
 
 /// Bytes for so many elements.
 pub(super) fn bytes(elements: usize) -> usize {

@@ -6,7 +6,7 @@
 //! gap costs no more than its block, and where all elements in a row are sent a block is its one byte.
 
 use super::Undecodable;
-use super::sparse::{Marks, SPAN, refused};
+use super::span::{Marks, SPAN, refused};
 use crate::vector::{GROUP, Words};
 
 /// Gaps of a block.

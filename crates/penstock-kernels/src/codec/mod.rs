@@ -16,6 +16,7 @@
 mod bitmap;
 mod indices;
 mod raw;
+mod span;
 mod sparse;
 
 pub use raw::Raw;

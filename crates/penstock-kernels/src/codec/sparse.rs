@@ -37,17 +37,13 @@
 //! Where we lose: indices take longer than a bitmap, so of what is tried 20 % is the slowest; elements of two bytes, of which there
 //! are twice as many, go at 4.4 GB/s there.
 
+use super::span::{Marks, SPAN, refused};
 use super::{Base, Codec, Undecodable, bitmap, indices};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
 use crate::vector::{Element, GROUP, Words};
 use crate::{Dtype, Foreign};
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
-
-/// Elements of a span.
-pub(super) const SPAN: usize = 8192;
-/// A bit for each element of a span that is sent.
-pub(super) type Marks = [u64; SPAN / GROUP];
 
 /// Bytes of a span's header.
 const HEADER: usize = 2;
@@ -74,11 +70,6 @@ pub struct Sparse<const SIZE: usize>;
 /// The most bytes of a payload that pays.
 fn most(bytes: usize) -> usize {
     bytes - bytes.div_ceil(32)
-}
-
-/// Refuses a payload.
-pub(super) fn refused<T>(what: &'static str, expected: usize, got: usize) -> Result<T, Undecodable> {
-    Err(Undecodable { what, expected: expected as u64, got: got as u64 })
 }
 
 impl<const SIZE: usize> Sparse<SIZE> {

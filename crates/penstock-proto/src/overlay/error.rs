@@ -1,6 +1,6 @@
 //! Why there is no plan.
 
-use super::forest::Limits;
+use super::limits::Limits;
 use crate::message::{MAX_SERVERS, MAX_WORKERS};
 
 /// Why overlays could not be planned, or their time not be predicted. Nothing has changed.

@@ -4,6 +4,7 @@
 //! loss the numbers of those that are left stay as they were.
 
 use super::error::{NotATree, PlanError};
+use super::limits::Limits;
 use std::ops::Range;
 
 /// Shares may be off by so much together: they are sums of rounded numbers.
@@ -121,7 +122,7 @@ impl Overlay {
     /// A node sends to more than allowed, or is farther from the root.
     pub fn keeps(&self, limits: Limits) -> Result<(), PlanError> {
         for (stripe, trees) in self.stripes.iter().enumerate() {
-            limits.check(trees).map_err(|why| PlanError::NotATree { stripe, why })?;
+            check(limits, trees).map_err(|why| PlanError::NotATree { stripe, why })?;
         }
         Ok(())
     }
@@ -171,49 +172,20 @@ impl Overlay {
     }
 }
 
-/// The most children of a node, and edges from the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The most children of a node, the root among them: the paper's T.
-    pub degree: u32,
-    /// The most edges between the root and a host: the paper's H.
-    pub depth: u32,
-}
-
-impl Limits {
-    /// How many hosts such a tree can reach: T + T^2 + ... + T^H.
-    pub fn reach(self) -> usize {
-        let (degree, mut level, mut sum) = (self.degree as usize, 1_usize, 0_usize);
-        for _ in 0..self.depth {
-            level = level.saturating_mul(degree);
-            sum = sum.saturating_add(level);
-            // A chain's depth is as long as it is: nobody needs to count to four billion.
-            if sum > crate::message::MAX_WORKERS as usize || level == 0 {
-                break;
-            }
+/// Whether a stripe keeps to these limits.
+fn check(limits: Limits, stripe: &Stripe) -> Result<(), NotATree> {
+    for (node, children) in (0..).zip(stripe.children()) {
+        let got = children.len() as u32;
+        if got > limits.degree {
+            return Err(NotATree::Degree { node, got, most: limits.degree });
         }
-        sum
     }
-
-    /// The least depth at which a tree of this degree reaches so many hosts.
-    pub fn least_depth(hosts: usize, degree: u32) -> Option<u32> {
-        (degree > 0).then(|| (1..).find(|&depth| Self { degree, depth }.reach() >= hosts).unwrap_or(u32::MAX))
-    }
-
-    fn check(self, stripe: &Stripe) -> Result<(), NotATree> {
-        for (node, children) in (0..).zip(stripe.children()) {
-            let got = children.len() as u32;
-            if got > self.degree {
-                return Err(NotATree::Degree { node, got, most: self.degree });
-            }
+    for (node, depth) in (0..).zip(stripe.depths()) {
+        if let Some(got) = depth.filter(|&depth| depth > limits.depth) {
+            return Err(NotATree::Depth { node, got, most: limits.depth });
         }
-        for (node, depth) in (0..).zip(stripe.depths()) {
-            if let Some(got) = depth.filter(|&depth| depth > self.depth) {
-                return Err(NotATree::Depth { node, got, most: self.depth });
-            }
-        }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Who sends to each host, where the edges make a tree over all of them.

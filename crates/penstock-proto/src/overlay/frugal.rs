@@ -3,11 +3,11 @@
 //!
 //! Hosts are hung on one by one, each where it adds least. That always ends: with T^0 + T^1 + ... hosts that fit below a free
 //! place, one that is taken makes room for one host less than before, so that what is left to hang on always fits in what is
-//! free. Then [`improve`](super::improve) changes what it can. Small clusters begin again in other orders, and keep the best.
+//! free. Then `improve.rs` changes what it can. Small clusters begin again in other orders, and keep the best.
 
 use super::cluster::View;
-use super::forest::{Limits, Overlay, Stripe};
-use super::improve;
+use super::forest::{Overlay, Stripe};
+use super::limits::Limits;
 
 /// Orders that are tried of one host; of n hosts, n^2 times fewer, so that the time stays the same.
 const STARTS: usize = 2048;
@@ -125,22 +125,25 @@ impl Wanted<'_> {
         parents
     }
 
-    fn in_order(&self, order: &[u32]) -> Option<Draft> {
+    fn in_order(&self, order: &[u32], improve: Improve) -> Option<Draft> {
         let parents = self.hung(order);
         let cost = self.judge(&parents)?;
-        Some(improve::improved(self, Draft { parents, cost }))
+        Some(improve(self, Draft { parents, cost }))
     }
 }
 
+/// What changes a draft for the better.
+pub(super) type Improve = fn(&Wanted<'_>, Draft) -> Draft;
+
 /// The tree of one server, after those of others made these nodes `busy`. The limits reach all hosts.
-pub(super) fn frugal(wanted: &Wanted<'_>, turn: usize, turns: usize) -> Overlay {
+pub(super) fn frugal(wanted: &Wanted<'_>, turn: usize, turns: usize, improve: Improve) -> Overlay {
     let mut order = wanted.view.outward(turn, turns);
     let hosts = order.len();
     let starts = (STARTS / (hosts * hosts)).clamp(1, MOST_STARTS);
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     let mut best: Option<Draft> = None;
     for _ in 0..starts {
-        if let Some(draft) = wanted.in_order(&order)
+        if let Some(draft) = wanted.in_order(&order, improve)
             && best.as_ref().is_none_or(|best| draft.cost.better(best.cost))
         {
             best = Some(draft);

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `cluster.rs` | where servers and hosts stand, what their uplinks carry, what an edge costs |
 //! | `forest.rs` | the trees that a server's bytes go down, in stripes; whether foreign ones are trees |
+//! | `limits.rs` | how wide and how deep a tree may be |
 //! | `predict.rs` | how long a broadcast takes, and whose uplink is the busiest |
 //! | `plan.rs` | a shape is asked for, and becomes trees; `auto` takes the fastest |
 //! | `lines.rs` | star and chain |
@@ -32,6 +33,7 @@ mod error;
 mod forest;
 mod frugal;
 mod improve;
+mod limits;
 mod lines;
 mod plan;
 mod predict;
@@ -41,6 +43,7 @@ mod striped;
 pub use cluster::{Cluster, Costs, Node, Place, SAME_RACK, SAME_ZONE, View, WORLD};
 pub use direct::Direct;
 pub use error::{NotATree, PlanError};
-pub use forest::{Limits, Overlay, Stripe};
+pub use forest::{Overlay, Stripe};
+pub use limits::Limits;
 pub use plan::{Plan, Shape, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};

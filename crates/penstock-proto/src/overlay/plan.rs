@@ -2,8 +2,10 @@
 
 use super::cluster::Cluster;
 use super::error::PlanError;
-use super::forest::{Limits, Overlay};
+use super::forest::Overlay;
 use super::frugal::{self, Wanted};
+use super::improve::improved;
+use super::limits::Limits;
 use super::predict::{Prediction, Traffic, predict, predicted};
 use super::{lines, striped};
 
@@ -150,7 +152,7 @@ fn made(cluster: &Cluster, shape: Shape, traffic: &Traffic) -> Plan {
             Shape::Chain => lines::chain(&view, turn, turns),
             Shape::Tree { limits, leaf_penalty } => {
                 let wanted = Wanted { view, limits, penalty: leaf_penalty, busy: &busy, rounds };
-                frugal::frugal(&wanted, turn, turns)
+                frugal::frugal(&wanted, turn, turns, improved)
             }
             Shape::Striped { stripes } => striped::striped(&view, stripes.unwrap_or(1), turn, turns),
             Shape::Star | Shape::Auto => lines::star(&view),

@@ -6,7 +6,8 @@
 
 use super::cluster::View;
 use super::error::PlanError;
-use super::forest::{Limits, Overlay, Stripe};
+use super::forest::{Overlay, Stripe};
+use super::limits::Limits;
 use std::cmp::{Ordering, Reverse};
 
 impl Overlay {
