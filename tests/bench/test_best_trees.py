@@ -11,7 +11,10 @@ from penstock.plan.trees import Planner
 from penstock_bench.trees.__main__ import clusters, costs
 from penstock_bench.trees.exact import Limits, allowed, brute, cost, solve
 
-needs_highs = pytest.mark.skipif(find_spec("highspy") is None, reason="highspy is not installed")
+needs_highs = pytest.mark.skipif(
+    find_spec("highspy") is None,
+    reason="highspy, which finds the best trees, is not installed: make test-env does it",
+)
 
 # Hosts 2 and 3 share a rack, far from the root and from host 1.
 CIRCLE = [
