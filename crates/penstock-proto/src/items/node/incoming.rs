@@ -156,9 +156,9 @@ impl<H: Host> Node<H> {
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
         }
-        subscriber.needs = needs;
+        let before = std::mem::replace(&mut subscriber.needs, needs);
         (subscriber.all, subscriber.dirty) = (true, true);
-        self.merge_needs(id);
+        self.change_needs(id, peer, &before);
         Ok(())
     }
 

@@ -322,7 +322,6 @@ impl<H: Host> Node<H> {
             partition.mistaken.remove(&peer);
             if let Some(gone) = self.unsubscribe(id, peer) {
                 self.miss(id, peer, gone);
-                self.merge_needs(id);
             }
         }
         if deaf {
@@ -364,7 +363,7 @@ impl<H: Host> Node<H> {
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
     /// what the next will ask for.
     pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
-        self.set_needs(id, versions, Vec::new());
+        self.set_needs(id, versions);
     }
 
     /// The producer here leaves: a peer that passes its rows on gets all that it subscribed to, since it can ask for none later.
@@ -413,7 +412,11 @@ impl<H: Host> Node<H> {
             if partition.asked.remove(&peer) {
                 asked.push(*id);
             }
-            partition.away.remove(&peer);
+            if partition.away.remove(&peer).is_some()
+                && let Some(upstream) = &mut partition.upstream
+            {
+                upstream.surplus = true;
+            }
             if partition.producer == Some(peer) {
                 partition.end_with_its_producer(&mut self.scratch);
             }
