@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,7 +152,6 @@ def test_what_rounding_cuts_off_of_half_precision_is_carried_too(job: ps.Job, dt
     sent += float(w.pull()[0])
     # Whatever a sum in the dtype itself would have come to: 0.1 is below the step of numbers near 100.
     assert sent == pytest.approx(5000 * float(small[0]), rel=2e-3)
-    assert ml_dtypes.finfo(w.dtype).eps > 1e-4
 
 
 def test_what_is_not_finite_is_sent_at_once(job: ps.Job) -> None:
