@@ -129,3 +129,29 @@ fn who_needs_other_versions_again_and_again_has_those_that_others_need_put_toget
     (102..=100 + OTHERS).for_each(|rank| home.lost(PeerId::worker(rank)));
     assert_eq!(told(&mut home), Some(vec![10]));
 }
+
+// Each row was looked for by itself, here and where the source is asked.
+#[test]
+fn a_fetch_of_rows_that_follow_each_other_takes_a_number_for_each_and_no_more() {
+    const SLOTS: u64 = 1 << 20;
+    let shape = Shape { slots: SLOTS as u32, ..SHAPE };
+    let mut home = Node::new(Here::default());
+    [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
+    say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+    let rows = RowSet::from_ranges([10..SLOTS]);
+    let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows };
+    say(&mut home, ONE, &subscribe).unwrap();
+    Net::sent(&mut home, PRODUCER);
+    let places = RowSet::from_ranges([3..7, 20..SLOTS - 20]);
+    let cost = asked_by(|| {
+        let fetch = Message::Fetch { partition: ID, ticket: 1, version: 1, places: places.clone() };
+        say(&mut home, ONE, &fetch).unwrap();
+        Net::sent(&mut home, ONE);
+        let bytes = Net::sent(&mut home, PRODUCER);
+        let Ok(Message::Fetch { places: asked, .. }) = Message::decode(&bytes[LENGTH_BYTES..]) else {
+            panic!("a fetch");
+        };
+        assert_eq!(asked, places, "the source is asked for the same rows");
+    });
+    assert!(cost < 4 * SLOTS + (64 << 10), "{cost} bytes for {SLOTS} rows");
+}

@@ -39,7 +39,8 @@ impl RowSet {
         Self::from_sorted(ranges)
     }
 
-    fn from_sorted(sorted: impl IntoIterator<Item = Range<u64>>) -> Self {
+    /// The union of some ranges in the order of their beginnings. None of them is empty.
+    pub(super) fn from_sorted(sorted: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for range in sorted {
             match ranges.last_mut() {

@@ -356,7 +356,8 @@ impl<H: Host> Node<H> {
     /// Asks for rows at `places` of what is consumed, once they have the version; the ticket comes back to [`Host::answered`].
     pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
-        let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
+        let slots =
+            RowSet::from_ranges(places.ranges().iter().flat_map(|range| upstream.rows.at(range.clone())));
         self.fetch_slots(id, slots, version, Shared::default())
     }
 

@@ -89,7 +89,13 @@ impl Upstream {
 
     /// Places on the wire of slots of the source.
     pub(super) fn places(&self, slots: &RowSet) -> RowSet {
-        RowSet::from_rows(slots.iter().filter_map(|slot| self.rows.place(slot)))
+        // Those of a range follow each other, if it is wanted as a whole.
+        let wanted = slots.intersection(&self.rows);
+        let places = wanted.ranges().iter().filter_map(|range| {
+            let first = self.rows.place(range.start)?;
+            Some(first..first + (range.end - range.start))
+        });
+        RowSet::from_ranges(places)
     }
 
     /// Whether the source has heard of a fetch for the subscription that it knows.
