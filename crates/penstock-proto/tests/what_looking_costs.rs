@@ -318,11 +318,7 @@ fn a_fetch_of_many_rows_is_looked_at_bit_by_bit_and_once() {
         let (looks, bytes) = net.cost();
         assert!(looks < 10 && bytes == 0, "{looks} looks for one row that has not come");
         net.row(ROWS - 1, Look { number: 1, clock, as_of: 9 });
-        // They are copied at one moment.
-        net.node.look_at_most(1 << 20);
-        let mut bytes = Vec::new();
-        while net.node.transmit(READER, &mut bytes, usize::MAX) {}
-        let rows = messages(&bytes).into_iter().filter(|message| is_rows(message));
+        let rows = net.settle().into_iter().filter(|message| is_rows(message));
         assert!(rows.count() > 0, "version {version}");
     }
 }
@@ -539,8 +535,6 @@ fn a_flush_waits_for_the_answer_to_a_fetch_before_which_another_was_withdrawn() 
         let (mut messages, more) = net.step();
         sent.append(&mut messages);
         assert!(more || sent.iter().any(|message| is_flushed(message)));
-        // They are copied at one moment.
-        net.node.look_at_most(STEP / 2);
     }
     let rows = sent.iter().take_while(|message| !is_flushed(message));
     assert!(rows_in(rows.clone()).contains(&(0, 598, 1)));

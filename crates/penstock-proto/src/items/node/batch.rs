@@ -77,8 +77,8 @@ pub(super) fn eager<M: Memory>(
         };
         let lost = ended.is_some();
         let last = attempt + 1 == ATTEMPTS || lost && attempt > 0 && work.is_over();
-        let begun = match subscriber.taking.take() {
-            Some(begun) => Some(*begun),
+        let mut taking = match subscriber.taking.take() {
+            Some(begun) => *begun,
             None => {
                 // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the
                 // protocol.
@@ -88,6 +88,13 @@ pub(super) fn eager<M: Memory>(
                     return if lost { Due::Nothing { turn } } else { Due::Unknown };
                 }
                 subscriber.ripen(now);
+                let torn = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err());
+                // As long as it is, nothing can be taken.
+                if torn && !lost {
+                    subscriber.put_back(slots, now);
+                    subscriber.dirty = true;
+                    return Due::Unknown;
+                }
                 if !sift(subscriber, memory, now, work, attempt > 0) {
                     subscriber.put_back(slots, now);
                     return Due::Unfinished;
@@ -97,36 +104,28 @@ pub(super) fn eager<M: Memory>(
                     slots = merged(slots);
                 }
                 // As long as no later set is finished, each row that its producer left whole can be read.
-                let torn_stays = lost && last && memory.now().done <= now.done;
-                match torn_stays || subscriber.torn.first().is_none_or(|&slot| memory.look(slot, now).is_ok())
-                {
-                    true => {
-                        let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
-                        let batch = match Batch::new(id, row_bytes, rows as usize, account) {
-                            Ok(batch) => batch,
-                            Err(why) => return Due::Unpaid(why),
-                        };
-                        Some(Taking::new(now, turn, torn_stays, std::mem::take(&mut slots), batch))
-                    }
-                    false => None,
-                }
+                let torn_stays = lost && (last || torn) && memory.now().done <= now.done;
+                let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
+                let batch = match Batch::new(id, row_bytes, rows as usize, account) {
+                    Ok(batch) => batch,
+                    Err(why) => return Due::Unpaid(why),
+                };
+                Taking::new(now, turn, torn_stays, std::mem::take(&mut slots), batch)
             }
         };
-        if let Some(mut taking) = begun {
-            match taking.go_on(memory, &subscriber.rows, subscriber.done, work) {
-                Ok(Taken::Some) => {
-                    subscriber.taking = Some(Box::new(taking));
-                    return Due::Unfinished;
-                }
-                Ok(Taken::All) if !taking.torn_stays || memory.now().done <= taking.now.done => {
-                    return taken_whole(subscriber, taking, lost, turn);
-                }
-                Ok(Taken::All) => {}
-                Err(Halt::Torn(slot)) => subscriber.torn = BTreeSet::from([slot]),
-                Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
+        match taking.go_on(memory, &subscriber.rows, subscriber.done, work) {
+            Ok(Taken::Some) => {
+                subscriber.taking = Some(Box::new(taking));
+                return Due::Unfinished;
             }
-            slots = taking.slots;
+            Ok(Taken::All) if !taking.torn_stays || memory.now().done <= taking.now.done => {
+                return taken_whole(subscriber, taking, lost, turn);
+            }
+            Ok(Taken::All) => {}
+            Err(Halt::Torn(slot)) => subscriber.torn = BTreeSet::from([slot]),
+            Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
+        slots = taking.slots;
         let later = memory.now();
         if !lost && work.is_over() {
             // Where it was overtaken, it is whole at a later moment.
