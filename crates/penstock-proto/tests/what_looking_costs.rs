@@ -10,7 +10,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
 use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const PRODUCER: PeerId = PeerId::worker(0);
@@ -31,13 +31,30 @@ struct Mirror {
     /// Of sets, which change one row each.
     done: Cell<u64>,
     log: RefCell<Vec<Changed>>,
+    /// Up to which set some have changed that were not listed, so many times.
+    unlisted: Cell<(u32, u32)>,
+    /// Rows that are torn.
+    torn: RefCell<BTreeSet<u32>>,
     counted: Rc<Counted>,
 }
 
 impl Mirror {
     fn new(slots: u32, counted: &Rc<Counted>) -> Self {
         let rows = vec![Look { number: 0, clock: 0, as_of: 0 }; slots as usize];
-        Self { rows, done: Cell::default(), log: RefCell::default(), counted: Rc::clone(counted) }
+        Self {
+            rows,
+            done: Cell::default(),
+            log: RefCell::default(),
+            unlisted: Cell::default(),
+            torn: RefCell::default(),
+            counted: Rc::clone(counted),
+        }
+    }
+
+    /// All that has changed is not listed, nor by a set that is not finished.
+    fn begin_unlisted(&self) {
+        self.log.borrow_mut().clear();
+        self.unlisted.set((self.done.get() as u32 + 1, 1));
     }
 
     /// A producer of this host sets a row.
@@ -51,6 +68,11 @@ impl Mirror {
 
 impl Memory for Mirror {
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        let (until, times) = self.unlisted.get();
+        if times > 0 {
+            self.unlisted.set((until, times - 1));
+            return Err(Unlisted { until });
+        }
         changed.append(&mut self.log.borrow_mut());
         Ok(())
     }
@@ -59,9 +81,13 @@ impl Memory for Mirror {
         Moment { done: self.done.get(), several: 0, floor: 0 }
     }
 
-    fn look(&self, slot: u32, _: Moment) -> Result<Look, Torn> {
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.counted.looks.set(self.counted.looks.get() + 1);
-        Ok(self.rows[slot as usize])
+        if self.torn.borrow().contains(&slot) {
+            return Err(Torn);
+        }
+        let look = self.rows[slot as usize];
+        Ok(Look { as_of: look.as_of.max(now.done), ..look })
     }
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
@@ -165,7 +191,8 @@ impl Net {
         let mut sent = Vec::new();
         for peer in [PRODUCER, READER, PRODUCER, READER] {
             self.node.collect_all();
-            loop {
+            for calls in 0.. {
+                assert!(calls < 20_000, "it goes on where nothing can be done");
                 let (mut bytes, before) = (Vec::new(), self.counted.looks.get());
                 let more = self.node.transmit(peer, &mut bytes, 1);
                 let looks = self.counted.looks.get() - before;
@@ -186,6 +213,20 @@ impl Net {
         sent
     }
 
+    /// What the reader is sent in one step, and whether there may be more.
+    fn step(&mut self) -> (Vec<Vec<u8>>, bool) {
+        self.node.collect_all();
+        let (mut bytes, before) = (Vec::new(), self.counted.looks.get());
+        let more = self.node.transmit(READER, &mut bytes, 1);
+        let looks = self.counted.looks.get() - before;
+        assert!(looks <= STEP + 10, "{looks} rows were looked at in one step");
+        (messages(&bytes), more)
+    }
+
+    fn memory(&mut self, rank: u32) -> &mut Mirror {
+        self.node.memory(PartitionId { table: 0, rank }).unwrap()
+    }
+
     /// Looks, and bytes that are read, until all has been sent once more.
     fn cost(&mut self) -> (u64, u64) {
         let before = (self.counted.looks.get(), self.counted.bytes.get());
@@ -202,6 +243,44 @@ fn messages(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         bytes = &rest[length..];
     }
     all
+}
+
+/// Producers on the node's host, by rank, each with so many rows, of which a reader wants all.
+fn here(slots: &[u32], propagation: Propagation) -> Net {
+    let counted = Rc::<Counted>::default();
+    let mut node = Node::new(Home(Rc::clone(&counted)));
+    node.look_at_most(STEP);
+    node.connected(READER);
+    let shape = Shape { slots: 0, row_bytes: 8, propagation };
+    let mut net = Net { node, shape, counted, serial: 0 };
+    for (rank, &slots) in (0..).zip(slots) {
+        let (partition, shape) = (PartitionId { table: 0, rank }, Shape { slots, ..shape });
+        let memory = Mirror::new(slots, &net.counted);
+        net.node.produce(partition, PeerId::worker(7 + rank), shape, memory, None);
+        let rows = all(slots.into());
+        net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows });
+        if propagation == Propagation::Bounded {
+            net.say(READER, &Message::Need { partition, versions: vec![1] });
+        }
+    }
+    net.settle();
+    net
+}
+
+/// Producer, place and number of each row in messages.
+fn rows_in<'a>(messages: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<(u32, u32, u64)> {
+    let mut rows = Vec::new();
+    for message in messages {
+        if let Ok(Message::Rows { partition, head, entries }) = Message::decode(message) {
+            let entries = Entries::new(entries, 8, head.apart).map(|entry| entry.unwrap());
+            rows.extend(entries.map(|entry| (partition.rank, entry.place, entry.number)));
+        }
+    }
+    rows
+}
+
+fn is_flushed(message: &[u8]) -> bool {
+    matches!(Message::decode(message), Ok(Message::Flushed { .. }))
 }
 
 fn is_rows(message: &[u8]) -> bool {
@@ -239,11 +318,7 @@ fn a_fetch_of_many_rows_is_looked_at_bit_by_bit_and_once() {
         let (looks, bytes) = net.cost();
         assert!(looks < 10 && bytes == 0, "{looks} looks for one row that has not come");
         net.row(ROWS - 1, Look { number: 1, clock, as_of: 9 });
-        // They are copied at one moment.
-        net.node.look_at_most(1 << 20);
-        let mut bytes = Vec::new();
-        while net.node.transmit(READER, &mut bytes, usize::MAX) {}
-        let rows = messages(&bytes).into_iter().filter(|message| is_rows(message));
+        let rows = net.settle().into_iter().filter(|message| is_rows(message));
         assert!(rows.count() > 0, "version {version}");
     }
 }
@@ -294,6 +369,197 @@ fn which_rows_a_new_subscriber_lacks_is_found_bit_by_bit_and_they_are_sent_as_of
     let rows: Vec<(u32, u64)> = entries.map(|entry| (entry.place, entry.number)).collect();
     assert_eq!((head.done, rows), (5, vec![(3, 3), (7, 4), (ROWS - 2, 2), (ROWS - 1, 5)]));
     assert_eq!(net.cost(), (0, 0));
+}
+
+// It took every step of its subscriber.
+#[test]
+fn what_stays_torn_keeps_nobody_waiting_and_nobody_busy_and_is_sent_once_it_is_whole() {
+    const ROWS: u32 = 5000;
+    for propagation in [Propagation::Eager, Propagation::Bounded] {
+        for torn in [1, ROWS] {
+            let mut net = here(&[ROWS, 3], propagation);
+            (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+            net.memory(0).torn.get_mut().extend(0..torn);
+            net.settle();
+            net.memory(1).set(2);
+            let sent: Vec<_> = (0..3).flat_map(|_| net.step().0).collect();
+            assert!(rows_in(&sent).contains(&(1, 2, 1)), "{propagation}, {torn}");
+            net.settle();
+            let (looks, _) = net.cost();
+            assert!(looks <= 100, "{propagation}, {torn}: {looks} looks for what stays torn");
+            net.memory(0).torn.get_mut().clear();
+            net.memory(0).set(ROWS - 1);
+            let mut rows = BTreeSet::new();
+            for _ in 0..ROWS {
+                rows.extend(rows_in(&net.settle()));
+            }
+            let last = u64::from(ROWS) + 1;
+            assert!(rows.contains(&(0, 0, 1)), "{propagation}, {torn}");
+            assert!(propagation == Propagation::Bounded || rows.contains(&(0, ROWS - 1, last)), "{torn}");
+            assert_eq!(net.cost(), (0, 0), "{propagation}, {torn}");
+        }
+    }
+}
+
+#[test]
+fn a_fetch_of_a_row_that_stays_torn_costs_a_look_and_is_answered_once_it_is_whole() {
+    const ROWS: u32 = 800;
+    let mut net = here(&[ROWS, 3], Propagation::Lazy);
+    net.memory(0).set(0);
+    net.fetch(1, 0, all(ROWS.into()));
+    let mut calls = 0;
+    // It is torn when all that is asked for is there.
+    net.memory(0).torn.get_mut().insert(ROWS - 1);
+    while net.step().1 {
+        calls += 1;
+        assert!(calls < 10, "it goes on where nothing can be done");
+    }
+    net.settle();
+    assert!(net.cost().0 < 10, "for what stays torn");
+    net.memory(0).torn.get_mut().clear();
+    net.memory(0).set(1);
+    assert!(rows_in(&net.settle()).contains(&(0, ROWS - 1, 0)));
+}
+
+// Others had theirs when it was through.
+#[test]
+fn what_takes_many_steps_lets_others_have_theirs_between() {
+    const ROWS: u32 = 50_000;
+    for propagation in [Propagation::Eager, Propagation::Bounded] {
+        let mut net = here(&[ROWS, 3], propagation);
+        net.memory(0).set(ROWS - 1);
+        net.memory(0).log.get_mut().clear();
+        net.memory(0).unlisted.set((1, 1));
+        assert!(net.step().1, "a step is a small part of them");
+        net.memory(1).set(2);
+        let sent: Vec<_> = (0..3).flat_map(|_| net.step().0).collect();
+        assert_eq!(rows_in(&sent), [(1, 2, 1)], "{propagation}");
+        assert_eq!(rows_in(&net.settle()), [(0, ROWS - 1, 1)], "{propagation}");
+    }
+}
+
+// Each look found all of them anew.
+#[test]
+fn a_set_that_is_not_finished_has_all_rows_looked_at_once_until_it_is() {
+    const ROWS: u32 = 50_000;
+    for propagation in [Propagation::Eager, Propagation::Bounded] {
+        let mut net = here(&[ROWS], propagation);
+        net.memory(0).set(7);
+        net.memory(0).begin_unlisted();
+        assert_eq!(rows_in(&net.settle()), [(0, 7, 1)], "{propagation}");
+        assert_eq!(net.cost(), (0, 0), "{propagation}");
+        net.memory(0).set(ROWS - 1);
+        net.memory(0).log.get_mut().clear();
+        assert_eq!(rows_in(&net.settle()), [(0, ROWS - 1, 2)], "{propagation}");
+        assert_eq!(net.cost(), (0, 0), "{propagation}");
+    }
+}
+
+// Its rows were gone over for ever.
+#[test]
+fn a_set_that_a_lost_producer_left_unfinished_is_waited_for_by_nobody() {
+    const ROWS: u32 = 50_000;
+    for propagation in [Propagation::Eager, Propagation::Bounded] {
+        let mut net = here(&[ROWS], propagation);
+        net.memory(0).set(7);
+        net.memory(0).begin_unlisted();
+        let (mut sent, more) = net.step();
+        assert!(more, "a step is a small part of them");
+        net.node.forget(PeerId::worker(7));
+        sent.append(&mut net.settle());
+        assert_eq!(rows_in(&sent), [(0, 7, 1)], "{propagation}");
+        assert_eq!(net.cost(), (0, 0), "{propagation}");
+        // Nor by one who comes later.
+        let (partition, shape) = (PARTITION, Shape { slots: ROWS, ..net.shape });
+        net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 2, rows: all(ROWS.into()) });
+        if propagation == Propagation::Bounded {
+            net.say(READER, &Message::Need { partition, versions: vec![1] });
+        }
+        assert_eq!(rows_in(&net.settle()), [(0, 7, 1)], "{propagation}");
+        assert_eq!(net.cost(), (0, 0), "{propagation}");
+    }
+}
+
+// They were taken in one go.
+#[test]
+fn rows_that_change_too_often_to_be_listed_are_taken_bit_by_bit_as_they_were_at_one_moment() {
+    const ROWS: u32 = 50_000;
+    let mut net = here(&[ROWS], Propagation::Eager);
+    [7, ROWS - 2].into_iter().for_each(|slot| net.memory(0).set(slot));
+    net.memory(0).log.get_mut().clear();
+    net.memory(0).unlisted.set((2, 200));
+    let mut sent = Vec::new();
+    while sent.is_empty() {
+        let (mut messages, more) = net.step();
+        assert!(more);
+        sent.append(&mut messages);
+    }
+    assert_eq!(rows_in(&sent), [(0, 7, 1), (0, ROWS - 2, 2)]);
+    net.settle();
+    net.memory(0).unlisted.set((2, 0));
+    net.settle();
+    assert_eq!(net.cost(), (0, 0));
+}
+
+#[test]
+fn a_batch_of_more_rows_than_a_step_is_taken_in_several() {
+    const ROWS: u32 = 50_000;
+    let mut net = here(&[ROWS], Propagation::Eager);
+    (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+    let sent: Vec<Vec<u8>> = net.settle();
+    assert_eq!(rows_in(&sent).len(), ROWS as usize);
+    assert_eq!(net.cost(), (0, 0));
+}
+
+/// Fetches, of which all but the last row of each has come, and a flush.
+fn fetched_in_steps() -> Net {
+    const ROWS: u32 = 50_000;
+    let mut net = Net::new(ROWS, 8, Propagation::Lazy, all(ROWS.into()));
+    (1..ROWS).for_each(|row| net.row(row, Look { number: 1, clock: 7, as_of: 9 }));
+    net
+}
+
+// What had moved to its place was not looked at.
+#[test]
+fn a_flush_waits_for_the_answer_to_a_fetch_before_which_another_was_withdrawn() {
+    let mut net = fetched_in_steps();
+    net.fetch(1, 1, all(2));
+    net.fetch(2, 1, RowSet::from_ranges(std::iter::once(1..600)));
+    net.fetch(3, 1, RowSet::from_ranges(std::iter::once(1..400)));
+    net.say(READER, &Message::Bring { id: 4, partition: PARTITION });
+    // Half of the second has been looked at.
+    net.node.look_at_most(300);
+    let mut sent = net.step().0;
+    net.say(READER, &Message::Withdraw { partition: PARTITION, ticket: 1 });
+    while !sent.iter().any(|message| is_flushed(message)) {
+        let (mut messages, more) = net.step();
+        sent.append(&mut messages);
+        assert!(more || sent.iter().any(|message| is_flushed(message)));
+    }
+    let rows = sent.iter().take_while(|message| !is_flushed(message));
+    assert!(rows_in(rows.clone()).contains(&(0, 598, 1)));
+}
+
+// Nobody looked again.
+#[test]
+fn a_flush_that_comes_while_fetches_are_looked_at_is_answered_and_they_are_not_looked_at_for_ever() {
+    let mut net = fetched_in_steps();
+    let rows = RowSet::from_ranges(std::iter::once(1..50_000));
+    (1..=3).for_each(|ticket| net.fetch(ticket, 8, rows.clone()));
+    (4..5000).for_each(|ticket| net.fetch(ticket, 1, all(2)));
+    assert!(net.step().1, "a step is a small part of them");
+    net.say(READER, &Message::Bring { id: 1, partition: PARTITION });
+    let (mut flushed, mut more) = (false, true);
+    while more {
+        let (messages, goes_on) = net.step();
+        flushed |= messages.iter().any(|message| is_flushed(message));
+        more = goes_on;
+    }
+    assert!(flushed);
+    net.settle();
+    assert_eq!(net.cost(), (0, 0), "nothing has come");
+    net.row(0, Look { number: 1, clock: 7, as_of: 9 });
+    assert_eq!(net.settle().into_iter().filter(|message| is_rows(message)).count(), 5000 - 4);
 }
 
 /// What may happen between two subscriptions.

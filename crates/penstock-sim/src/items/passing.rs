@@ -13,6 +13,8 @@ use penstock_proto::record::{self, LENGTH_BYTES};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+/// Steps in which a node may look for what there is to send, before others have their turn.
+const LOOKS: u64 = 4;
 /// The longest time for which a link stays broken where workers leave.
 const AWAY: u64 = 2_000;
 
@@ -93,9 +95,14 @@ impl Run<'_> {
                 Way::Up => (&mut self.workers[rank].node, HOME, up),
                 Way::Down => (&mut self.home, PeerId::worker(rank as u32), down),
             };
-            let mut judged = Ok(());
+            let (mut judged, mut more) = (Ok(()), false);
             let sent = self.links[rank].transmit(out, self.now, &mut self.rng, |bytes| {
-                node.transmit(peer, bytes, scenario.links.gives);
+                for _ in 0..LOOKS {
+                    more = node.transmit(peer, bytes, scenario.links.gives) && bytes.is_empty();
+                    if !more {
+                        break;
+                    }
+                }
                 let mut spoilt = Vec::new();
                 for message in messages(bytes) {
                     for message in as_it_goes(scenario, message) {
@@ -112,7 +119,10 @@ impl Run<'_> {
             });
             judged?;
             match sent {
-                Ok(sent) => did |= sent,
+                // What came while it was looked for in several steps is found when it is looked for once more.
+                Ok(sent) => {
+                    did |= sent || more || std::mem::replace(&mut self.unfinished[rank][out as usize], more);
+                }
                 Err(Ended::Connection(_)) => self.give_up(rank, out),
                 Err(Ended::Peer(what)) => return Err(what),
             }

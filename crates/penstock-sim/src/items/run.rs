@@ -56,6 +56,8 @@ pub(super) struct Run<'a> {
     pub(super) links: Vec<Link>,
     /// What is sent on these, to the home and from it, compared with what was asked.
     pub(super) traffic: Vec<(Traffic, Traffic)>,
+    /// By rank and way: whether all that there is to send was not found in the last turn.
+    pub(super) unfinished: Vec<[bool; 2]>,
     pub(super) tally: Tally,
     /// What the reader that looks while rows come in has seen.
     pub(super) seen: Rc<RefCell<Seen>>,
@@ -66,6 +68,8 @@ const LONG: u64 = 20_000;
 /// The same over thin links: these may break again and again before a long message has come whole, until they break less often.
 const LONG_IF_THIN: u64 = 200_000;
 const TABLE: u32 = 0;
+/// Of the hash that says how many rows nodes look at in one step.
+const STEPS: u64 = 0x57e9;
 pub(super) const HOME: PeerId = PeerId::server(0);
 
 pub(super) fn partition(rank: u32) -> PartitionId {
@@ -75,7 +79,17 @@ pub(super) fn partition(rank: u32) -> PartitionId {
 impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Self {
         let here = || Here { sabotage: scenario.sabotage, ..Here::default() };
-        let mut home = Node::new(here());
+        // Some nodes find what there is to send bit by bit, so that rows come and go between. Not so few rows at a time that what is
+        // fetched is given up before all of it has been looked at.
+        let rows: u64 = scenario.workers.iter().map(|plan| u64::from(plan.slots)).sum();
+        let step =
+            [u64::MAX, rows / 24, rows / 8, rows / 3, rows][(hash(&[scenario.seed, STEPS]) % 5) as usize];
+        let node = || {
+            let mut node = Node::new(here());
+            node.look_at_most(step);
+            node
+        };
+        let mut home = node();
         let count = scenario.workers.len();
         let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
         let producer = |(plan, rank): (&Plan, u32)| {
@@ -85,7 +99,7 @@ impl<'a> Run<'a> {
         let producers: Vec<Shared> = scenario.workers.iter().zip(0..).map(producer).collect();
         let seen = Rc::new(RefCell::new(Seen::default()));
         let worker = |(plan, rank): (&Plan, u32)| {
-            let mut node = Node::new(here());
+            let mut node = node();
             let producer = Rc::clone(&producers[rank as usize]);
             if plan.slots > 0 {
                 let rows = producer.borrow().rows().clone();
@@ -131,8 +145,9 @@ impl<'a> Run<'a> {
         let traffic = || Traffic::new(scenario.propagation, scenario.row_bytes);
         let traffic = (0..count).map(|_| (traffic(), traffic())).collect();
         let (now, tally) = (0, Tally::default());
-        let stood = vec![0; count];
-        let mut run = Self { scenario, rng, now, home, workers, stood, links, traffic, tally, seen };
+        let (stood, unfinished) = (vec![0; count], vec![[false; 2]; count]);
+        let mut run =
+            Self { scenario, rng, now, home, workers, stood, links, traffic, unfinished, tally, seen };
         for rank in 0..count {
             run.connect(rank);
         }

@@ -12,7 +12,7 @@ use penstock_proto::peer::PeerId;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long what one peer says, or is told, may keep others waiting, but for a batch: that is taken at one moment.
+/// How long what one peer says, or is told, may keep others waiting, but for one step of the node that looks for what to say.
 const TURN: Duration = Duration::from_millis(10);
 
 /// Whether a turn of this length that begins now has time left.

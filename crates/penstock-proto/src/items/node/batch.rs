@@ -1,196 +1,22 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{Answerable, Pass, Together, candidates, follows, merged, sift, some_candidates};
+use super::subscriber::{
+    Answerable, Copying, Pass, Subscriber, Together, candidates, merged, sift, some_candidates,
+};
+use super::taken::{Batch, Halt, Taken, Taking};
 use super::work::Work;
-use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
+use crate::account::{Account, Exhausted};
+use crate::items::row_memory::{Changed, Memory, Torn, Unlisted};
 use crate::items::spec::Propagation;
-use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
+use crate::items::wire::{Head, PartitionId};
 use crate::peer::PeerId;
+use std::collections::BTreeSet;
 
 /// Attempts to take a batch at one moment, before others get their turn.
 const ATTEMPTS: usize = 8;
-/// Most bytes of rows that are sent as one entry.
-const RUN_BYTES: usize = 64 * 1024;
-
-/// Bytes that are charged at once for rows of a batch.
-const STEP_BYTES: usize = 256 * 1024;
-
-/// Why a batch was not taken whole.
-#[derive(Debug)]
-enum Halt {
-    Torn,
-    Exhausted(Exhausted),
-}
-
-impl From<Torn> for Halt {
-    fn from(_: Torn) -> Self {
-        Self::Torn
-    }
-}
-
-impl From<Exhausted> for Halt {
-    fn from(why: Exhausted) -> Self {
-        Self::Exhausted(why)
-    }
-}
-
-/// Rows of a batch that follow each other and carry the same.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sent {
-    place: u32,
-    count: u32,
-    look: Look,
-    /// Whether their values are sent.
-    value: bool,
-}
-
-/// Rows on their way to a peer.
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) partition: PartitionId,
-    pub(super) head: Head,
-    /// The turn in which all that was due was taken. For a batch that answers a fetch, the turn in which the fetch came, since
-    /// earlier fetches are answered first.
-    pub(super) turn: u64,
-    /// Their values stand in `values` one after the other.
-    pub(super) rows: Vec<Sent>,
-    pub(super) values: Vec<u8>,
-    pub(super) next: usize,
-    pub(super) value: usize,
-    pub(super) row_bytes: usize,
-    /// Of values and rows: charged before they are taken.
-    charge: Charge,
-}
-
-impl Batch {
-    /// For so many rows, most likely, charged to `account` as they are taken.
-    fn new(
-        partition: PartitionId,
-        row_bytes: usize,
-        rows: usize,
-        account: &Account,
-    ) -> Result<Self, Exhausted> {
-        let (head, charge) = (Head::default(), account.charge(Resource::Bytes, 0)?);
-        let room = (rows * row_bytes).min(STEP_BYTES);
-        let (values, next, value) = (Vec::with_capacity(room), 0, 0);
-        Ok(Self { partition, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes, charge })
-    }
-
-    /// Bytes that it takes.
-    fn kept_bytes(&self) -> usize {
-        self.values.len() + self.rows.len() * size_of::<Sent>()
-    }
-
-    /// Makes room for the values of `rows` more rows, if it is paid for. Returns where it begins.
-    fn room(&mut self, rows: u32) -> Result<usize, Exhausted> {
-        let start = self.values.len();
-        let bytes = rows as usize * self.row_bytes;
-        let needed = (self.kept_bytes() + bytes + size_of::<Sent>()) as u64;
-        if let Some(more) = needed.checked_sub(self.charge.amount()).filter(|&more| more > 0) {
-            // What is left may be enough where a whole step is not there.
-            self.charge.grow(more.max(STEP_BYTES as u64)).or_else(|_| self.charge.grow(more))?;
-        }
-        self.values.resize(start + bytes, 0);
-        Ok(start)
-    }
-
-    /// All of it is taken: what was charged too much is given back.
-    fn whole(mut self, head: Head) -> Self {
-        self.charge.shrink_to(self.kept_bytes() as u64);
-        Self { head, ..self }
-    }
-
-    /// Appends a row by itself, whose value stands in `values` if it is sent.
-    fn push(&mut self, place: u32, look: Look, value: bool) {
-        self.rows.push(Sent { place, count: 1, look, value });
-    }
-
-    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they carry the same. Entries before
-    /// `from` are of slots that these do not follow.
-    fn extend(&mut self, from: usize, place: u32, count: u32, look: Look) {
-        if let Some(last) = self.rows[from..].last_mut()
-            && (last.place + last.count, last.look) == (place, look)
-            && (last.count + count) as usize * self.row_bytes <= RUN_BYTES
-        {
-            last.count += count;
-            return;
-        }
-        self.rows.push(Sent { place, count, look, value: true });
-    }
-
-    /// Takes the rows of some slots that changed after set `after`, as they were at one moment. With `torn_stays` those that are
-    /// torn are left out: their writer has gone, so they are never made whole.
-    fn take<M: Memory>(
-        &mut self,
-        memory: &M,
-        slots: std::ops::Range<u32>,
-        mut place: u32,
-        now: Moment,
-        after: u64,
-        torn_stays: bool,
-    ) -> Result<(), Halt> {
-        let (run, from) = (memory.run(), self.rows.len());
-        let mut slot = slots.start;
-        while slot < slots.end {
-            let whole = run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run;
-            let mut count = if whole { run } else { 1 };
-            let start = self.room(count)?;
-            let together = match whole {
-                true => memory.read_run(slot, now, &mut self.values[start..]),
-                false => Ok(None),
-            };
-            let look = match together {
-                Ok(Some(look)) => Ok(look),
-                Err(Torn) if !torn_stays => Err(Torn),
-                Ok(None) | Err(Torn) => {
-                    count = 1;
-                    self.values.truncate(start + self.row_bytes);
-                    memory.read(slot, now, &mut self.values[start..])
-                }
-            };
-            match look {
-                // Rows that come in whole sets have no limits of their own. Where their producer has written one all the same, in
-                // memory that it shares, a row may carry a set that is not finished: a peer that is sent such a row takes this
-                // side for one that breaks the protocol.
-                Ok(look) if look.number > after && look.number <= now.done => {
-                    self.extend(from, place, count, look);
-                }
-                Err(Torn) if !torn_stays => return Err(Halt::Torn),
-                Ok(_) | Err(Torn) => self.values.truncate(start),
-            }
-            (slot, place) = (slot + count, place + count);
-        }
-        Ok(())
-    }
-
-    /// Appends the next message; whether it was the last.
-    pub(super) fn send(&mut self, out: &mut Vec<u8>) -> bool {
-        let mut bytes = 0;
-        let count = self.rows[self.next..].iter().take_while(|sent| {
-            bytes += sent.count as usize * self.row_bytes + 32;
-            bytes <= BATCH_BYTES
-        });
-        let count = count.count().max(1).min(self.rows.len() - self.next);
-        let end = self.next + count;
-        self.head.last = end == self.rows.len();
-        let mut message = Encoder::rows(out, self.partition, &self.head);
-        for &Sent { place, count, look, value } in &self.rows[self.next..end] {
-            let value = value.then(|| {
-                let start = self.value;
-                self.value += self.row_bytes * count as usize;
-                &self.values[start..self.value]
-            });
-            let Look { number, clock, as_of } = look;
-            message.entry(&Entry { place, count, number, clock, as_of, value }, self.head.apart);
-        }
-        message.end();
-        self.next = end;
-        self.head.first = false;
-        self.head.last
-    }
-}
+/// Of the work of a step, the part for rows that were torn when they were looked at before: one in so many.
+const TORN: u64 = 64;
 
 /// What is due to a peer of a partition.
 #[derive(Debug)]
@@ -241,73 +67,109 @@ pub(super) fn eager<M: Memory>(
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
-    let ended = partition.ended.is_some();
-    let Partition { memory, subscribers, .. } = &mut *partition;
-    if let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) {
-        if ended {
-            // What a lost producer sets is not listed.
-            subscriber.all |= subscriber.sifted.take().is_some();
-        } else if !sift(subscriber, memory, work) {
-            return Due::Unfinished;
-        }
-    }
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
-        // As long as no later set is finished, each row that its producer left whole can be read.
-        let torn_stays = ended && attempt + 1 == ATTEMPTS && partition.memory.now().done <= now.done;
         collect(partition, scratch);
-        let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
-        else {
+        let Partition { memory, subscribers, ended, .. } = &mut *partition;
+        let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
             return Due::Unknown;
         };
-        // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the protocol.
-        if now.done < subscriber.done {
-            subscriber.dirty = !ended;
-            return if ended { Due::Nothing { turn } } else { Due::Unknown };
-        }
-        slots.append(&mut candidates(subscriber, now));
-        if attempt > 0 {
-            slots = merged(slots);
-        }
-        let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
-        let mut batch = match Batch::new(id, row_bytes, rows as usize, account) {
-            Ok(batch) => batch,
-            Err(why) => return Due::Unpaid(why),
-        };
-        let taken = slots.iter().try_for_each(|range| {
-            let place = subscriber.rows.place(range.start.into()).unwrap_or(0) as u32;
-            batch.take(&partition.memory, range.clone(), place, now, subscriber.done, torn_stays)
-        });
-        match taken {
-            Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
-            Ok(()) if !torn_stays || partition.memory.now().done <= now.done => {}
-            Err(Halt::Torn) | Ok(()) => {
-                let later = partition.memory.now();
-                if ended && later.done > now.done {
-                    // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
-                    // of them may have been set by then, and no subscriber that is still sent some goes back behind that.
-                    partition.ended = Some(later);
-                    partition.subscribers.values_mut().for_each(|subscriber| subscriber.all = true);
+        let lost = ended.is_some();
+        let last = attempt + 1 == ATTEMPTS || lost && attempt > 0 && work.is_over();
+        let mut taking = match subscriber.taking.take() {
+            Some(begun) => *begun,
+            None => {
+                // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the
+                // protocol.
+                if now.done < subscriber.done {
+                    subscriber.put_back(slots, now);
+                    subscriber.dirty = !lost;
+                    return if lost { Due::Nothing { turn } } else { Due::Unknown };
                 }
-                continue;
+                subscriber.ripen(now);
+                let torn = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err());
+                // As long as it is, nothing can be taken.
+                if torn && !lost {
+                    subscriber.put_back(slots, now);
+                    subscriber.dirty = true;
+                    return Due::Unknown;
+                }
+                if !sift(subscriber, memory, now, work, attempt > 0) {
+                    subscriber.put_back(slots, now);
+                    return Due::Unfinished;
+                }
+                slots.append(&mut candidates(subscriber, now));
+                if attempt > 0 {
+                    slots = merged(slots);
+                }
+                // As long as no later set is finished, each row that its producer left whole can be read.
+                let torn_stays = lost && (last || torn) && memory.now().done <= now.done;
+                let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
+                let batch = match Batch::new(id, row_bytes, rows as usize, account) {
+                    Ok(batch) => batch,
+                    Err(why) => return Due::Unpaid(why),
+                };
+                Taking::new(now, turn, torn_stays, std::mem::take(&mut slots), batch)
             }
+        };
+        match taking.go_on(memory, &subscriber.rows, subscriber.done, work) {
+            Ok(Taken::Some) => {
+                subscriber.taking = Some(Box::new(taking));
+                return Due::Unfinished;
+            }
+            Ok(Taken::All) if !taking.torn_stays || memory.now().done <= taking.now.done => {
+                return taken_whole(subscriber, taking, lost, turn);
+            }
+            Ok(Taken::All) => {}
+            Err(Halt::Torn(slot)) => subscriber.torn = BTreeSet::from([slot]),
+            Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
-        subscriber.dirty = !ended && (!subscriber.changed.is_empty() || subscriber.all);
-        let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
-        if nothing && std::mem::replace(&mut subscriber.begun, true) {
-            return Due::Nothing { turn };
+        slots = taking.slots;
+        let later = memory.now();
+        if !lost && work.is_over() {
+            // Where it was overtaken, it is whole at a later moment.
+            let stays = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, later).is_err());
+            subscriber.put_back(slots, now);
+            subscriber.dirty = true;
+            return if stays { Due::Unknown } else { Due::Unfinished };
         }
-        subscriber.begun = true;
-        (subscriber.done, subscriber.floor) = (now.done, now.floor);
-        let head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
-        return Due::Rows(batch.whole(head));
+        if lost && later.done > now.done {
+            // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
+            // of them may have been set by then, and no subscriber that is still sent some goes back behind that.
+            *ended = Some(later);
+            subscribers.values_mut().for_each(|it| (it.all, it.taking) = (true, None));
+        }
+        if last {
+            break;
+        }
     }
-    // Torn again and again: what was to be sent is looked for anew, at the next turn.
+    // Torn again and again: it is tried once more at the next turn.
+    let now = partition.memory.now();
     if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
-        (subscriber.all, subscriber.dirty) = (true, true);
+        subscriber.put_back(slots, now);
+        subscriber.dirty = true;
     }
     Due::Unknown
+}
+
+/// A batch has been taken whole.
+fn taken_whole(subscriber: &mut Subscriber, taking: Taking, lost: bool, turn: u64) -> Due {
+    let Taking { now, turn: begun, batch, .. } = taking;
+    subscriber.torn.clear();
+    let more = !subscriber.changed.is_empty() || subscriber.all || !lost && subscriber.waits();
+    // What a flush that came since it was begun waits for is known when it has been looked at once more.
+    subscriber.dirty = more || begun < turn;
+    let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
+    if nothing && std::mem::replace(&mut subscriber.begun, true) {
+        return Due::Nothing { turn: begun };
+    }
+    subscriber.begun = true;
+    (subscriber.done, subscriber.floor) = (now.done, now.floor);
+    let head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
+    let mut batch = batch.whole(head);
+    batch.turn = begun;
+    Due::Rows(batch)
 }
 
 /// What came of a look at what those behind a subscriber need.
@@ -336,28 +198,33 @@ pub(super) fn bounded<M: Memory>(
     collect(partition, scratch);
     let Partition { memory, subscribers, .. } = partition;
     let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(Needed::None) };
+    subscriber.ripen(now);
     subscriber.floor = now.floor;
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
-    let mut again = Vec::new();
     let slots = some_candidates(subscriber, now, work.left());
+    // Where all that can be done is, those that were torn are looked at once more, a few at a time.
+    let again = subscriber.some_torn(1 + work.left() / TORN).into_iter().map(|slot| slot..slot + 1);
     let (mut left, mut looked) = (Vec::new(), false);
-    for range in slots {
-        if looked && work.is_over() {
-            left.push(Changed { first: range.start, count: range.end - range.start, set: now.done as u32 });
-            continue;
-        }
+    let ranges = slots.into_iter().map(|range| (range, false)).chain(again.map(|range| (range, true)));
+    for (range, again) in ranges {
         let places = subscriber.rows.place(range.start.into()).unwrap_or(0)..;
         for (slot, place) in range.clone().zip(places) {
             // One at least, so that each step leaves fewer.
             if std::mem::replace(&mut looked, true) && work.is_over() {
-                left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
+                if !again {
+                    left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
+                }
                 break;
             }
             work.look(1);
             let (version, number) = subscriber.have[place as usize];
             let needs = &subscriber.needs.versions;
             let at = needs.partition_point(|&need| need <= version);
-            let Some(&need) = needs.get(at) else { continue };
+            let need = needs.get(at).copied();
+            if !subscriber.torn.is_empty() {
+                subscriber.torn.remove(&slot);
+            }
+            let Some(need) = need else { continue };
             work.copy(row_bytes);
             let start = batch.room(1)?;
             let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
@@ -374,19 +241,15 @@ pub(super) fn bounded<M: Memory>(
                     continue;
                 }
                 Ok(_) => {}
-                Err(Torn) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
+                Err(Torn) => _ = subscriber.torn.insert(slot),
             }
             batch.values.truncate(start);
         }
     }
-    let is_ripe = |set| !follows(set, now.done as u32);
-    let more = !left.is_empty()
-        || !subscriber.unseen.is_empty()
-        || subscriber.all && subscriber.until.is_none_or(is_ripe)
-        || subscriber.changed.iter().any(|changed| is_ripe(changed.set));
-    // Those that are torn come last, so that they keep no others waiting.
-    subscriber.changed.extend(left.into_iter().chain(again));
-    subscriber.dirty = more || !subscriber.changed.is_empty() || subscriber.all;
+    subscriber.changed.extend(left);
+    // What is torn may stay so: it is nothing that can be done.
+    let more = !subscriber.changed.is_empty() || !subscriber.unseen.is_empty() || subscriber.all;
+    subscriber.dirty = more || subscriber.waits();
     let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
     match (batch.rows.is_empty(), more) {
         (false, _) => Ok(Needed::Rows(batch.whole(head))),
@@ -412,8 +275,8 @@ pub(super) fn whole<M: Memory>(
         let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize, account)?;
         let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
             let start = batch.room(1)?;
-            let look = partition.memory.read(slot as u32, now, &mut batch.values[start..])?;
-            batch.push(place, look, true);
+            let look = partition.memory.read(slot as u32, now, &mut batch.values[start..]);
+            batch.push(place, look.map_err(|Torn| Halt::Torn(slot as u32))?, true);
             Ok(())
         });
         match taken {
@@ -422,7 +285,7 @@ pub(super) fn whole<M: Memory>(
                 let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
                 return Ok(Some(batch.whole(head)));
             }
-            Err(Halt::Torn) => {}
+            Err(Halt::Torn(_)) => {}
             Err(Halt::Exhausted(why)) => return Err(why),
         }
     }
@@ -451,13 +314,22 @@ pub(super) fn fetched<M: Memory>(
     let row_bytes = partition.shape.row_bytes as usize;
     let memory = &partition.memory;
     let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(Fetched::None { turn }) };
+    if subscriber.fetches.is_empty() {
+        subscriber.pass = None;
+        return Ok(Fetched::None { turn });
+    }
     let here = partition.upstream.is_none();
+    let before = memory.now();
     let goes_on = subscriber.pass.take();
-    let Pass { next, turn } = goes_on.unwrap_or(Pass { next: 0, turn });
+    if goes_on.is_none() && subscriber.unanswerable == Some(before) {
+        return Ok(Fetched::None { turn });
+    }
+    let Pass { next, turn, since } = goes_on.unwrap_or(Pass { next: 0, turn, since: Some(before) });
     for at in next..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
         let answerable = match work.is_over() {
             true => Answerable::Unknown,
+            false if pending.copying.is_some() => Answerable::Yes,
             false => pending.look(memory, here, work),
         };
         work.look(1);
@@ -469,27 +341,42 @@ pub(super) fn fetched<M: Memory>(
                 continue;
             }
             Answerable::Unknown => {
-                subscriber.pass = Some(Pass { next: at, turn });
+                subscriber.pass = Some(Pass { next: at, turn, since });
                 return Ok(Fetched::Unknown);
             }
         }
         for _ in 0..ATTEMPTS {
-            let now = memory.now();
-            let mut batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
-            let mut together = Together::default();
-            let taken = pending.slots.iter().try_for_each(|&slot| {
+            let Copying { now, mut batch, mut together } = match pending.copying.take() {
+                Some(begun) => *begun,
+                None => {
+                    let batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
+                    Copying { now: memory.now(), batch, together: Together::default() }
+                }
+            };
+            let mut torn = None;
+            while let Some(&slot) = pending.slots.get(together.looked()) {
+                if work.is_over() {
+                    pending.copying = Some(Box::new(Copying { now, batch, together }));
+                    subscriber.pass = Some(Pass { next: at, turn, since });
+                    return Ok(Fetched::Unknown);
+                }
                 work.copy(row_bytes);
                 let start = batch.room(1)?;
-                let look = memory.read(slot, now, &mut batch.values[start..])?;
+                let Ok(look) = memory.read(slot, now, &mut batch.values[start..]) else {
+                    torn = Some(slot);
+                    break;
+                };
                 let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
                 batch.push(place, look, true);
                 together.take(slot, &look);
-                Ok(())
-            });
-            match taken {
-                Ok(()) => {}
-                Err(Halt::Torn) => continue,
-                Err(Halt::Exhausted(why)) => return Err(why),
+            }
+            if let Some(slot) = torn {
+                pending.torn = torn;
+                // Where it was overtaken, it is whole at a later moment; where it stays torn, that costs no more than a look.
+                if memory.look(slot, memory.now()).is_err() {
+                    break;
+                }
+                continue;
             }
             if together.are_apart() {
                 pending.together = together;
@@ -502,9 +389,10 @@ pub(super) fn fetched<M: Memory>(
             batch.turn = pending.turn.min(turn);
             subscriber.fetches.remove(at);
             // The next is looked for from the first on, unless that took more than a step.
-            subscriber.pass = goes_on.map(|_| Pass { next: at, turn });
+            subscriber.pass = goes_on.map(|_| Pass { next: at, turn, since });
             return Ok(Fetched::Rows(batch.whole(head)));
         }
     }
+    subscriber.unanswerable = since.filter(|_| goes_on.is_some());
     Ok(Fetched::None { turn })
 }

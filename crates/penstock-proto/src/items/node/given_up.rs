@@ -101,7 +101,11 @@ impl<H: Host> Node<H> {
         let partition = self.partitions.get_mut(&id);
         let Some(subscriber) = partition.and_then(|it| it.subscribers.get_mut(&peer)) else { return };
         let found = subscriber.fetches.binary_search_by_key(&ticket, |pending| pending.ticket);
-        let Some(pending) = found.ok().and_then(|at| subscriber.fetches.remove(at)) else { return };
+        let Ok(at) = found else { return };
+        let Some(pending) = subscriber.fetches.remove(at) else { return };
+        if let Some(pass) = subscriber.pass.as_mut().filter(|pass| pass.next > at) {
+            pass.next -= 1;
+        }
         if let Some(ticket) = pending.relayed {
             self.withdraw(id, ticket);
         }

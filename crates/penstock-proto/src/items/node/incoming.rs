@@ -143,12 +143,15 @@ impl<H: Host> Node<H> {
             fresh: 0,
             last: 0,
             together: Together::default(),
+            torn: None,
+            copying: None,
             relayed: None,
             answered: false,
             relay_bytes,
             turn,
             _kept: kept,
         });
+        subscriber.news();
         subscriber.dirty = true;
         Ok(())
     }
@@ -281,7 +284,10 @@ impl<H: Host> Node<H> {
             (upstream.done, upstream.synced) = (head.done, true);
             subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
         }
-        subscribers.values_mut().for_each(|subscriber| subscriber.dirty = true);
+        for subscriber in subscribers.values_mut() {
+            subscriber.news();
+            subscriber.dirty = true;
+        }
         memory.wake();
         if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
             for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {

@@ -17,6 +17,7 @@
 //! | `given_up.rs` | what nobody waits for any more |
 //! | `kept.rs` | what a peer makes a node keep |
 //! | `batch.rs` | which rows go together |
+//! | `taken.rs` | rows as they were at one moment, on their way |
 //! | `work.rs` | how much is done at a time |
 //!
 //! Peers are known by their [`PeerId`], and any may subscribe: a follower, a relay, a worker that came back. Only the worker of a
@@ -44,6 +45,7 @@ mod kept;
 mod outgoing;
 mod subscriber;
 mod subscribing;
+mod taken;
 mod upstream;
 mod work;
 
@@ -53,7 +55,7 @@ use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
-use batch::{Batch, collect};
+use batch::collect;
 use flush::{Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
@@ -62,6 +64,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use subscriber::Subscriber;
 use subscribing::Waiting;
+use taken::Batch;
 use upstream::Upstream;
 
 /// Whatever the node cannot do itself.
@@ -524,6 +527,8 @@ impl<M: Memory> Partition<M> {
         let memory = &self.memory;
         for subscriber in self.subscribers.values_mut() {
             subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
+            (subscriber.pass, subscriber.unanswerable) = (None, None);
+            subscriber.end(now);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
-use super::batch::{Batch, Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
+use super::batch::{Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
 use super::kept::{FREE_BYTES, Shared, keep};
-use super::subscriber::{Pending, Subscriber};
+use super::subscriber::{Pending, Subscriber, Unripe};
+use super::taken::Batch;
 use super::work::Work;
 use super::{Broken, Connection, Given, Host, Node, Partition};
 use crate::account::{Account, Charge, Exhausted};
@@ -148,7 +149,7 @@ impl<H: Host> Node<H> {
             ids.drain(..at);
         }
         let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
-        for id in ids {
+        for (at, id) in ids.into_iter().enumerate() {
             let due = match work.is_over() {
                 true => Due::Unfinished,
                 false => self.batch(peer, id, &account, &mut work),
@@ -166,11 +167,21 @@ impl<H: Host> Node<H> {
                     next = Err(why);
                     break;
                 }
-                Due::Nothing { turn } => _ = through.insert(id, turn),
+                Due::Nothing { turn } => {
+                    // It was begun before the last flush came, and that waits for another look.
+                    if turn < self.turn {
+                        next = Ok(Next::Unknown);
+                    }
+                    through.insert(id, turn);
+                }
                 Due::Unknown => {}
                 Due::Unfinished => {
+                    // What took a whole step goes on when others have had their turn.
                     if let Some(connection) = self.peers.get_mut(&peer) {
-                        connection.stopped = Some(id);
+                        match at {
+                            0 => connection.turn = Some(id),
+                            _ => connection.stopped = Some(id),
+                        }
                     }
                     next = Ok(Next::Unknown);
                     break;
@@ -198,7 +209,7 @@ impl<H: Host> Node<H> {
             Err(why) => Due::Unpaid(why),
             Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
             Ok(None) => match partition.shape.propagation {
-                Propagation::Eager => eager(partition, peer, id, account, scratch, turn, work),
+                Propagation::Eager => return eager(partition, peer, id, account, scratch, turn, work),
                 Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
                     Ok(Needed::Rows(batch)) => Due::Rows(batch),
                     Ok(Needed::None) => Due::Nothing { turn },
@@ -210,6 +221,7 @@ impl<H: Host> Node<H> {
                     if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
                         (subscriber.changed, subscriber.all, subscriber.until) =
                             (VecDeque::new(), false, None);
+                        subscriber.unripe = Unripe::default();
                         subscriber.dirty = false;
                     }
                     Due::Nothing { turn }

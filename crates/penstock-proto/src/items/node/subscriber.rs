@@ -1,13 +1,14 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
 use super::kept::{Kept, Needs, Shared};
+use super::taken::{Batch, Taking};
 use super::work::Work;
 use crate::account::Charge;
 use crate::items::FINAL;
 use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// A fetch that a subscriber waits for.
@@ -21,6 +22,10 @@ pub(super) struct Pending {
     /// Slots before this one have a version that is their last.
     pub(super) last: usize,
     pub(super) together: Together,
+    /// A slot that was torn when all were to be taken: most likely it still is.
+    pub(super) torn: Option<u32>,
+    /// The answer, where not all of it was taken in a step.
+    pub(super) copying: Option<Box<Copying>>,
     /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
@@ -29,6 +34,15 @@ pub(super) struct Pending {
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
     pub(super) _kept: Kept,
+}
+
+/// An answer that is being taken: rows as they were at one moment.
+#[derive(Debug)]
+pub(super) struct Copying {
+    pub(super) now: Moment,
+    pub(super) batch: Batch,
+    /// The rows that it has.
+    pub(super) together: Together,
 }
 
 /// Whether the rows of a fetch were current together, as far as they have been looked at.
@@ -42,6 +56,11 @@ pub(super) struct Together {
 }
 
 impl Together {
+    /// How many have been looked at.
+    pub(super) fn looked(&self) -> usize {
+        self.looked
+    }
+
     pub(super) fn take(&mut self, slot: u32, look: &Look) {
         self.looked += 1;
         if self.newest.is_none_or(|(_, number)| look.number > number) {
@@ -93,6 +112,13 @@ impl Pending {
     pub(super) fn look<M: Memory>(&mut self, memory: &M, here: bool, work: &mut Work) -> Answerable {
         let now = memory.now();
         let least = |slot: u32, version| memory.look(slot, now).is_ok_and(|look| look.clock >= version);
+        if let Some(slot) = self.torn {
+            work.look(1);
+            if memory.look(slot, now).is_err() {
+                return Answerable::NotYet;
+            }
+            self.torn = None;
+        }
         // Versions do not fall: where one was missing, it is looked at again.
         for (at, version) in [(&mut self.fresh, self.version), (&mut self.last, FINAL)] {
             // Rows that come from a peer one by one may never have been current together: then they are fetched together.
@@ -139,6 +165,8 @@ pub(super) struct Pass {
     pub(super) next: usize,
     /// The turn in which the first was.
     pub(super) turn: u64,
+    /// The moment before that, unless something has come since.
+    pub(super) since: Option<Moment>,
 }
 
 /// A peer that is sent rows of a partition.
@@ -155,11 +183,19 @@ pub(super) struct Subscriber {
     /// Eager: its rows are as after this set, and it knows this floor.
     pub(super) done: u64,
     pub(super) floor: u64,
-    /// Rows that may have changed; or `all`, which stays until a moment after the last set of those that were not listed:
-    /// `until`, the low half of its number.
+    /// Rows that may have changed, or `all` of them.
     pub(super) changed: VecDeque<Changed>,
     pub(super) all: bool,
+    /// Some that were not listed may have been of sets that are not finished: the last of these, by the low half of its number. Once
+    /// it is finished, all may have changed.
     pub(super) until: Option<u32>,
+    /// Those of `changed` whose sets were found not to be finished.
+    pub(super) unripe: Unripe,
+    /// Bounded: slots that were torn. Eager: the one for which no batch could be taken. As long as they are, nothing can be done
+    /// about them.
+    pub(super) torn: BTreeSet<u32>,
+    /// The one of them from which on they are looked at next.
+    pub(super) torn_next: u32,
     /// Whether there may be something to send.
     pub(super) dirty: bool,
     /// Bounded: version and number that it was sent, by place.
@@ -169,11 +205,16 @@ pub(super) struct Subscriber {
     pub(super) fetches: VecDeque<Pending>,
     /// Where not all of them were looked at.
     pub(super) pass: Option<Pass>,
+    /// The moment from which on none of them could be answered, as long as nothing else has come: where it takes more than a step to
+    /// find that out, it is not done again before.
+    pub(super) unanswerable: Option<Moment>,
     /// Bounded: places of rows that are still to be looked at, since any of them may have to be sent.
     pub(super) unseen: Range<u64>,
     /// Eager: the place from which on rows are still to be looked at, where all may have changed and that takes more than a step, and
     /// whether it was begun anew.
     pub(super) sifted: Option<(u64, bool)>,
+    /// Eager: the batch that is being taken, where that takes more than a step.
+    pub(super) taking: Option<Box<Taking>>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -194,7 +235,10 @@ impl Subscriber {
     /// Rows have changed.
     pub(super) fn note(&mut self, changed: &[Changed]) {
         let Some(last) = changed.last() else { return };
-        if self.until.is_some() || self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
+        self.news();
+        let most = self.rows.len() as usize + 1024;
+        let many = self.changed.len() + self.unripe.changed.len() + changed.len() > most;
+        if many || self.all && self.until.is_some() {
             self.note_all(changed.iter().fold(last.set, |newest, other| later(newest, other.set)));
         } else {
             self.changed.extend(changed);
@@ -203,9 +247,85 @@ impl Subscriber {
 
     /// Any row may have changed, by sets up to `until`.
     pub(super) fn note_all(&mut self, until: u32) {
-        let listed = self.changed.iter().map(|changed| changed.set).chain(self.until);
+        let unripe = std::mem::take(&mut self.unripe);
+        let listed = self.changed.iter().chain(&unripe.changed).map(|changed| changed.set).chain(self.until);
         self.until = Some(listed.fold(until, later));
         (self.all, self.changed) = (true, VecDeque::new());
+        self.news();
+    }
+
+    /// Something has come, for which what it has fetched may have waited.
+    pub(super) fn news(&mut self) {
+        self.unanswerable = None;
+        if let Some(pass) = &mut self.pass {
+            pass.since = None;
+        }
+    }
+
+    /// Rows that could not be taken are looked for again.
+    pub(super) fn put_back(&mut self, slots: Vec<Range<u32>>, now: Moment) {
+        let set = now.done as u32;
+        if self.all {
+            return;
+        }
+        if self.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
+            return self.note_all(set);
+        }
+        let changed = |range: Range<u32>| Changed { first: range.start, count: range.end - range.start, set };
+        self.changed.extend(slots.into_iter().map(changed));
+    }
+
+    /// Some of the slots that were torn, in turns, about `most`.
+    pub(super) fn some_torn(&mut self, most: u64) -> Vec<u32> {
+        if self.torn.is_empty() {
+            return Vec::new();
+        }
+        let next = self.torn_next;
+        let some = self.torn.range(next..).chain(self.torn.range(..next)).take(most as usize);
+        let some: Vec<u32> = some.copied().collect();
+        self.torn_next = some.last().map_or(0, |last| last + 1);
+        some
+    }
+
+    /// Rows of sets that have been finished may have changed.
+    pub(super) fn ripen(&mut self, now: Moment) {
+        let is_ripe = |set: u32| !follows(set, now.done as u32);
+        if self.until.take_if(|until| is_ripe(*until)).is_some() {
+            self.all = true;
+        }
+        if self.unripe.first.is_some_and(is_ripe) {
+            self.changed.append(&mut std::mem::take(&mut self.unripe).changed);
+        }
+    }
+
+    /// No set is finished any more.
+    pub(super) fn end(&mut self, now: Moment) {
+        self.ripen(now);
+        (self.until, self.unripe) = (None, Unripe::default());
+        if let Some(taking) = self.taking.take() {
+            self.put_back(taking.slots, now);
+        }
+    }
+
+    /// Whether there is something that waits for its producer to go on.
+    pub(super) fn waits(&self) -> bool {
+        self.until.is_some() || self.unripe.first.is_some() || !self.torn.is_empty()
+    }
+}
+
+/// Rows that have changed, by sets that are not finished.
+#[derive(Debug, Default)]
+pub(super) struct Unripe {
+    changed: VecDeque<Changed>,
+    /// The first of these sets.
+    first: Option<u32>,
+}
+
+impl Unripe {
+    fn push(&mut self, changed: Changed) {
+        let first = self.first.filter(|&first| !follows(first, changed.set));
+        self.first = Some(first.unwrap_or(changed.set));
+        self.changed.push_back(changed);
     }
 }
 
@@ -221,10 +341,7 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
 
 /// Rows that have changed, as slots, ascending, apart from those whose set is not finished at `now`, which are kept.
 pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
-    if subscriber.all {
-        // Any row of a set that is not finished may have been among those that were not listed.
-        subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
-        subscriber.all = subscriber.until.is_some();
+    if std::mem::take(&mut subscriber.all) {
         return subscriber.rows.ranges().iter().map(subscribed).collect();
     }
     let changed = std::mem::take(&mut subscriber.changed);
@@ -234,10 +351,9 @@ pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<
 /// Some of the rows that may have changed, as slots, ascending: about `most`. Those that are left stay for later.
 pub(super) fn some_candidates(subscriber: &mut Subscriber, now: Moment, most: u64) -> Vec<Range<u32>> {
     let most = most.max(1);
-    if subscriber.all && subscriber.unseen.is_empty() {
-        subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
-        subscriber.all = subscriber.until.is_some();
+    if subscriber.unseen.is_empty() && std::mem::take(&mut subscriber.all) {
         subscriber.unseen = 0..subscriber.rows.len();
+        subscriber.torn.clear();
     }
     let unseen = &mut subscriber.unseen;
     if !unseen.is_empty() {
@@ -262,7 +378,7 @@ fn ripe(
 ) -> Vec<Range<u32>> {
     let (later, ripe): (Vec<_>, Vec<_>) =
         changed.into_iter().partition(|changed| follows(changed.set, now.done as u32));
-    subscriber.changed.extend(later);
+    later.into_iter().for_each(|changed| subscriber.unripe.push(changed));
     let slots = ripe
         .into_iter()
         .map(|changed| changed.first.into()..u64::from(changed.first) + u64::from(changed.count));
@@ -275,20 +391,29 @@ fn subscribed(range: &Range<u64>) -> Range<u32> {
     range.start as u32..range.end as u32
 }
 
-/// Eager, where all rows may have changed: which of them have is found out in steps, whatever changes meanwhile is listed, and then
-/// they are taken at one moment. Whether it is done, or cannot be done: then all are taken that may have changed.
-pub(super) fn sift<M: Memory>(subscriber: &mut Subscriber, memory: &M, work: &mut Work) -> bool {
-    let now = memory.now();
+/// Eager, where all rows may have changed and that are more than a step's: which of them have is found out in steps, whatever changes
+/// meanwhile is listed, and then they are taken at one moment. Whether it is done, or needs not, or cannot be done: then all are taken
+/// that may have changed. `goes_on`: more has been done in this step for the same rows.
+pub(super) fn sift<M: Memory>(
+    subscriber: &mut Subscriber,
+    memory: &M,
+    now: Moment,
+    work: &mut Work,
+    goes_on: bool,
+) -> bool {
     if subscriber.all {
         let again = subscriber.sifted.take();
-        let few = subscriber.rows.len() <= work.left();
-        // Also rows of a set that is not finished may have been among those that were not listed.
-        let finished = subscriber.until.is_none_or(|until| !follows(until, now.done as u32));
+        if subscriber.rows.len() <= work.whole() {
+            // In the next step there may be enough left.
+            let waits = !goes_on && subscriber.rows.len() > work.left() && work.left() < work.whole();
+            return !waits;
+        }
         // So many have changed meanwhile that they could not be listed: not again and again.
-        if again.is_some_and(|(_, again)| again) || few || !finished {
+        if again.is_some_and(|(_, again)| again) {
             return true;
         }
-        (subscriber.all, subscriber.until) = (false, None);
+        subscriber.all = false;
+        subscriber.torn.clear();
         subscriber.sifted = Some((0, again.is_some()));
     }
     let Some((next, again)) = subscriber.sifted else { return true };

@@ -2,7 +2,7 @@
 
 use super::batch::collect;
 use super::kept::{Away, Kept, Needs, Shared, keep, wanted_bytes};
-use super::subscriber::Subscriber;
+use super::subscriber::{Subscriber, Unripe};
 use super::upstream::Upstream;
 use super::{Broken, Host, Node};
 use crate::account::{Account, Charge, Resource};
@@ -178,14 +178,19 @@ impl<H: Host> Node<H> {
             floor: 0,
             changed: VecDeque::new(),
             all: true,
-            until: Some(partition.heard),
+            until: partition.ended.is_none().then_some(partition.heard),
+            unripe: Unripe::default(),
+            torn: BTreeSet::new(),
+            torn_next: 0,
             dirty: true,
             have,
             needs: Needs::default(),
             fetches: VecDeque::new(),
             pass: None,
+            unanswerable: None,
             unseen: 0..0,
             sifted: None,
+            taking: None,
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,
             _noted: noted,

@@ -1,20 +1,26 @@
 //! How much of what may take long a node does at a time, before others get their turn.
 
-/// Rows that are looked at in one step, unless a node is told otherwise: all. Steps that end are not asked for yet: a partition
-/// whose rows stay torn takes every step of its subscriber's, and one whose producer was lost within a set is gone over for ever.
-pub(super) const STEP: u64 = u64::MAX;
+/// Rows that are looked at in one step, unless a node is told otherwise: less than a tenth of a second's, and more than most
+/// partitions have.
+pub(super) const STEP: u64 = 1 << 20;
 /// Bytes of a row that take as long to copy as a look at it.
 const BYTES: usize = 256;
 
 /// What is left of a step, in rows that are looked at.
 #[derive(Debug)]
 pub(super) struct Work {
+    whole: u64,
     left: u64,
 }
 
 impl Work {
     pub(super) fn new(rows: u64) -> Self {
-        Self { left: rows }
+        Self { whole: rows, left: rows }
+    }
+
+    /// What a step is at most.
+    pub(super) fn whole(&self) -> u64 {
+        self.whole
     }
 
     pub(super) fn left(&self) -> u64 {
