@@ -519,6 +519,25 @@ fn fetched_in_steps() -> Net {
     net
 }
 
+#[test]
+fn a_step_of_one_row_leaves_fewer_for_the_next() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let mut net = here(&[5, 3], propagation);
+        net.node.look_at_most(1);
+        (0..5).for_each(|slot| net.memory(0).set(slot));
+        net.memory(1).set(2);
+        if propagation == Propagation::Lazy {
+            net.fetch(1, 1, all(5));
+        }
+        net.say(READER, &Message::Bring { id: 1, partition: PARTITION });
+        let sent: Vec<_> = (0..100).flat_map(|_| net.step().0).collect();
+        let rows: BTreeSet<_> = rows_in(&sent).into_iter().filter(|row| row.0 == 0).collect();
+        assert_eq!(rows.len(), 5, "{propagation}");
+        assert!(sent.iter().any(|message| is_flushed(message)), "{propagation}");
+        assert!(!net.step().1, "{propagation}");
+    }
+}
+
 // What had moved to its place was not looked at.
 #[test]
 fn a_flush_waits_for_the_answer_to_a_fetch_before_which_another_was_withdrawn() {

@@ -82,6 +82,8 @@ impl<'a> Run<'a> {
         // Some nodes find what there is to send bit by bit, so that rows come and go between. Not so few rows at a time that what is
         // fetched is given up before all of it has been looked at.
         let rows: u64 = scenario.workers.iter().map(|plan| u64::from(plan.slots)).sum();
+        // A long row counts as several.
+        let rows = rows * (1 + u64::from(scenario.row_bytes) / 256);
         let step =
             [u64::MAX, rows / 24, rows / 8, rows / 3, rows][(hash(&[scenario.seed, STEPS]) % 5) as usize];
         let node = || {

@@ -332,11 +332,14 @@ pub(super) fn fetched<M: Memory>(
             false if pending.copying.is_some() => Answerable::Yes,
             false => pending.look(memory, here, work),
         };
-        work.look(1);
         match answerable {
             Answerable::Yes => {}
-            Answerable::NotYet => continue,
+            Answerable::NotYet => {
+                work.look(1);
+                continue;
+            }
             Answerable::Apart => {
+                work.look(1);
                 pending.ask_again();
                 continue;
             }
