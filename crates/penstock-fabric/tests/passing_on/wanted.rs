@@ -4,11 +4,14 @@
 use crate::heap::asked_by;
 use crate::net::*;
 use penstock_proto::items::node::Node;
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
+use penstock_proto::items::wire::{
+    Encoder, Entries, Entry, Head, MAX_MESSAGE_BYTES, Message, PartitionId, Shape,
+};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::message::MAX_WORKERS;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, LENGTH_BYTES};
+use std::collections::BTreeSet;
 
 const RANGES: u64 = 1 << 12;
 const SHAPE: Shape = Shape { slots: 2 * RANGES as u32, row_bytes: ROW_BYTES, propagation: Propagation::Lazy };
@@ -154,4 +157,119 @@ fn a_fetch_of_rows_that_follow_each_other_takes_a_number_for_each_and_no_more() 
         assert_eq!(asked, places, "the source is asked for the same rows");
     });
     assert!(cost < 4 * SLOTS + (64 << 10), "{cost} bytes for {SLOTS} rows");
+}
+
+/// Messages, one by one.
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let (head, rest) = bytes.split_first_chunk::<LENGTH_BYTES>()?;
+        let (record, rest) = rest.split_at(record::length(head, MAX_MESSAGE_BYTES).unwrap());
+        bytes = rest;
+        Some(Message::decode(record).unwrap())
+    })
+}
+
+/// Rows of a source by themselves, as they were set with a version.
+fn rows_set(places: impl IntoIterator<Item = u32>, version: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let head = Head { serial: 2, apart: true, first: true, last: true, ..Head::default() };
+    let mut message = Encoder::rows(&mut bytes, ID, &head);
+    for place in places {
+        let (number, clock, as_of, value) = (version, version, version, Some(&[1; ROW_BYTES as usize][..]));
+        message.entry(&Entry { place, count: 1, number, clock, as_of, value }, true);
+    }
+    message.end();
+    bytes
+}
+
+// Each of them was noted by itself for each subscriber: one message kept the thread for seconds.
+#[test]
+fn rows_that_come_together_are_noted_together_for_each_that_wants_them() {
+    const PEERS: u32 = 100;
+    const ROWS: u32 = 1 << 15;
+    let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation: Propagation::Bounded };
+    let mut home = Node::new(Here::default());
+    home.connected(PRODUCER);
+    let peers: Vec<PeerId> = (100..100 + PEERS).map(PeerId::worker).collect();
+    let rows = RowSet::from_ranges([0..ROWS.into()]);
+    for &peer in &peers {
+        home.connected(peer);
+        let rows = rows.clone();
+        say(&mut home, peer, &Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows }).unwrap();
+        say(&mut home, peer, &Message::Need { partition: ID, versions: vec![2, 3] }).unwrap();
+    }
+    say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+    peers.iter().for_each(|&peer| _ = Net::sent(&mut home, peer));
+    // What it costs, and how many rows each peer is sent then.
+    let mut receive = |bytes: &[u8], is_whole: bool| {
+        let cost = asked_by(|| {
+            assert_eq!(home.receive(PRODUCER, &bytes[LENGTH_BYTES..]).is_ok(), is_whole);
+        });
+        // They are sent with what comes next.
+        if !is_whole {
+            home.receive(PRODUCER, &rows_set([], 3)[LENGTH_BYTES..]).unwrap();
+        }
+        let sent: BTreeSet<usize> = peers.iter().map(|&peer| rows_in(&Net::sent(&mut home, peer))).collect();
+        assert_eq!(sent.len(), 1, "all want the same");
+        (cost, sent.into_iter().sum::<usize>())
+    };
+    let (cost, sent) = receive(&rows_set(0..ROWS, 1), true);
+    assert!(cost < 1 << 20, "{cost} bytes for rows that follow each other");
+    assert_eq!(sent, 0, "nobody needs them");
+    let (cost, sent) = receive(&rows_set((0..ROWS).step_by(2), 2), true);
+    assert!(cost < 1 << 20, "{cost} bytes for rows that do not");
+    assert_eq!(sent, ROWS as usize / 2);
+    let (_, sent) = receive(&rows_set([1, 2, 3, 5, 7, ROWS], 3), false);
+    assert_eq!(sent, 5, "also of a message that turns out to be broken");
+}
+
+fn rows_in(bytes: &[u8]) -> usize {
+    let rows = messages(bytes).map(|message| match message {
+        Message::Rows { head, entries, .. } => Entries::new(entries, ROW_BYTES, head.apart).count(),
+        _ => 0,
+    });
+    rows.sum()
+}
+
+// What was under way was thrown away each time, and the source had to send all of it again: it came to nobody.
+#[test]
+fn who_wants_other_rows_again_and_again_has_the_source_asked_anew_a_few_times() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let shape = Shape { propagation, ..SHAPE };
+        let subscribe = |home: &mut Node<Here>, peer, rows: &[u64]| {
+            let rows = RowSet::from_rows(rows.iter().copied());
+            let asks = Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows };
+            say(home, peer, &asks).unwrap();
+            let told = Net::sent(home, PRODUCER);
+            messages(&told).filter(|message| matches!(message, Message::Subscribe { .. })).count()
+        };
+        let mut home = Node::new(Here::default());
+        let late: Vec<PeerId> = (0..64).map(|nth| PeerId::worker(100 + nth)).collect();
+        [PRODUCER, ONE, TWO].iter().chain(&late).for_each(|&peer| home.connected(peer));
+        say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+        assert_eq!(subscribe(&mut home, TWO, &[0, 1]), 1);
+        for (rows, &peer) in (100..).zip(&late[..32]) {
+            assert_eq!(subscribe(&mut home, peer, &[rows]), 1, "who comes later is asked for at once");
+        }
+        for _ in 0..100 {
+            home.connected(TWO);
+            assert_eq!(subscribe(&mut home, TWO, &[0, 1]), 0, "it wants what it did");
+        }
+        let asked = |home: &mut Node<Here>| -> usize {
+            (0..1000).map(|turn| subscribe(home, ONE, &[2 + turn % 2])).sum()
+        };
+        let times = asked(&mut home);
+        assert!(times <= 8, "{propagation}: {times} times");
+        // Nor where others come and go between.
+        for (rows, &peer) in (200..).zip(&late[32..]) {
+            assert_eq!(subscribe(&mut home, peer, &[rows]), 0, "all are asked for");
+            home.lost(peer);
+            home.forget(peer);
+            assert_eq!(asked(&mut home), 0, "{propagation}");
+        }
+        // Once it has gone for good, those that are wanted are asked for.
+        home.lost(ONE);
+        home.forget(ONE);
+        assert_eq!(subscribe(&mut home, TWO, &[0, 1, 2]), 1, "{propagation}");
+    }
 }

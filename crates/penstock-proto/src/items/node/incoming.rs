@@ -4,6 +4,7 @@ use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, fetch_bytes, keep, most_
 use super::subscriber::{Pending, Subscriber, Together};
 use super::subscribing::Waiting;
 use super::upstream::Upstream;
+use super::work::STEP;
 use super::{Broken, Host, Node, Partition, answers};
 use crate::items::row_memory::Changed;
 use crate::items::row_memory::Memory;
@@ -11,6 +12,7 @@ use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Entries, Entry, Head, Message, PartitionId, Shape};
 use crate::peer::PeerId;
+use std::collections::BTreeMap;
 
 impl<H: Host> Node<H> {
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
@@ -249,6 +251,8 @@ impl<H: Host> Node<H> {
         if exact && head.done != upstream.opened {
             return Err(Broken::Nonsense("a batch that ends as of another set than it began"));
         }
+        // Those that came by themselves, noted together: a message may name any number of them, and any number of peers want them.
+        let mut came = Came::of(subscribers, &mut self.scratch);
         for entry in Entries::new(entries, shape.row_bytes, head.apart) {
             let Entry { place, count, number, clock, as_of, value } = entry?;
             let row_of =
@@ -258,8 +262,7 @@ impl<H: Host> Node<H> {
             let value = match value {
                 _ if head.apart && count == 1 => {
                     memory.refresh(slot, number, clock, as_of, value);
-                    let changed = Changed { first: slot, count: 1, set: 0 };
-                    subscribers.values_mut().for_each(|subscriber| subscriber.note(&[changed]));
+                    came.add(slot);
                     continue;
                 }
                 Some(value) if !head.apart && number <= head.done => value,
@@ -274,6 +277,7 @@ impl<H: Host> Node<H> {
                 return Err(Broken::Nonsense("rows at once that do not follow each other"));
             }
         }
+        drop(came);
         if !head.last {
             return Ok(());
         }
@@ -297,5 +301,42 @@ impl<H: Host> Node<H> {
             self.host.answered(head.ticket);
         }
         Ok(())
+    }
+}
+
+/// Rows of a message that have come by themselves. The subscribers are told of all of them at the end, also where the message turns
+/// out to be broken.
+struct Came<'a> {
+    subscribers: &'a mut BTreeMap<PeerId, Subscriber>,
+    slots: &'a mut Vec<Changed>,
+}
+
+impl<'a> Came<'a> {
+    fn of(subscribers: &'a mut BTreeMap<PeerId, Subscriber>, slots: &'a mut Vec<Changed>) -> Self {
+        slots.clear();
+        Self { subscribers, slots }
+    }
+
+    fn add(&mut self, slot: u32) {
+        match self.slots.last_mut() {
+            Some(last) if last.first.checked_add(last.count) == Some(slot) => last.count += 1,
+            _ => self.slots.push(Changed { first: slot, count: 1, set: 0 }),
+        }
+    }
+}
+
+impl Drop for Came<'_> {
+    fn drop(&mut self) {
+        // Each subscriber has a list of its own. Where all these would take long, they look at all that they want, in steps.
+        let many = (self.slots.len() * self.subscribers.len()) as u64 > STEP;
+        for subscriber in self.subscribers.values_mut() {
+            match many {
+                true => subscriber.note_all(0),
+                false => subscriber.note(self.slots),
+            }
+        }
+        if self.slots.len() * size_of::<Changed>() > FREE_BYTES as usize {
+            *self.slots = Vec::new();
+        }
     }
 }

@@ -138,8 +138,9 @@ struct Partition<M> {
     /// Peers that have subscribed to other rows than these, and are sent none: they or the producer have said something other
     /// than what was declared, and which of the two is not known here.
     mistaken: BTreeSet<PeerId>,
-    /// Peers that have subscribed, the producer apart, and have not gone for good: one whose connection broke comes again.
-    asked: BTreeSet<PeerId>,
+    /// Peers that have subscribed, the producer apart, and have not gone for good: one whose connection broke comes again. And how
+    /// often each has wanted other rows than before, such that others were wanted of the source.
+    asked: BTreeMap<PeerId, u32>,
     /// Low half of the number of the last set that the change log reported.
     heard: u32,
     /// Bytes of rows that were sent and that came.
@@ -413,7 +414,7 @@ impl<H: Host> Node<H> {
         });
         let mut asked = Vec::new();
         for (id, partition) in &mut self.partitions {
-            if partition.asked.remove(&peer) {
+            if partition.asked.remove(&peer).is_some() {
                 asked.push(*id);
             }
             if partition.away.remove(&peer).is_some()
@@ -503,7 +504,7 @@ impl<M: Memory> Partition<M> {
             subscribers: BTreeMap::new(),
             away: BTreeMap::new(),
             mistaken: BTreeSet::new(),
-            asked: BTreeSet::new(),
+            asked: BTreeMap::new(),
             heard: 0,
             traffic: (0, 0),
         }

@@ -59,7 +59,10 @@ impl<H: Host> Node<H> {
                 connection.given = Given::default();
             }
             hand_over(&mut connection.messages, out);
-            self.say_wanted(peer, out);
+            // Before all of it is said no flush is answered.
+            if !self.say_wanted(peer, out) {
+                return true;
+            }
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
             hand_over(&mut connection.flushed, out);
             connection.give_charge();

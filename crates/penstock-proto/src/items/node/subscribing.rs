@@ -4,13 +4,14 @@ use super::batch::collect;
 use super::kept::{Away, Kept, Needs, Shared, keep, wanted_bytes};
 use super::subscriber::{Subscriber, Unripe};
 use super::upstream::Upstream;
-use super::{Broken, Host, Node};
+use super::{Broken, Host, Node, Partition};
 use crate::account::{Account, Charge, Resource};
 use crate::items::row_memory::Changed;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{PartitionId, Shape};
 use crate::peer::PeerId;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -94,7 +95,7 @@ impl<H: Host> Node<H> {
         if !fits || partition.producer == Some(peer) {
             return;
         }
-        partition.asked.insert(peer);
+        partition.asked.entry(peer).or_default();
         // Where that cannot be kept it is asked for later.
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
@@ -138,17 +139,18 @@ impl<H: Host> Node<H> {
         let before = self.unsubscribe(id, peer).map(|Subscriber { rows, kept, .. }| Away { rows, kept });
         let Some(partition) = self.partitions.get_mut(&id) else { return Ok(None) };
         let before = partition.away.remove(&peer).or(before);
+        let same = before.as_ref().is_some_and(|before| before.rows == rows);
+        let mut others = false;
         let wants_less = before.as_ref().is_some_and(|before| differs || !before.rows.is_within(&rows));
         if let Some(upstream) = &mut partition.upstream {
             upstream.surplus |= wants_less;
+            others = !same && (upstream.surplus || !rows.is_within(&upstream.rows));
         }
         if differs {
             // A peer that expects other rows than there are hears nothing; its own wait ends it.
             partition.mistaken.insert(peer);
             // Also when the producer has gone: a peer that is ignored must not be lost for rows that are gone.
-            if partition.producer != Some(peer) {
-                partition.asked.insert(peer);
-            }
+            partition.asks(peer, others);
             return Ok(None);
         }
         partition.mistaken.remove(&peer);
@@ -199,18 +201,27 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.subscribed += 1;
         }
-        let first = partition.producer != Some(peer) && partition.asked.insert(peer);
-        Ok(Some(first))
+        Ok(Some(partition.asks(peer, others)))
     }
 
     /// A peer is sent nothing more, at least until it subscribes again. What it has fetched of the source is withdrawn there, one by
     /// one: what others have fetched may be under way, and goes on coming. What it needed is not needed for it any more: it says it again
     /// if it subscribes again.
     pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
-        let gone = self.partitions.get_mut(&id)?.subscribers.remove(&peer)?;
+        let mut gone = self.partitions.get_mut(&id)?.subscribers.remove(&peer)?;
         let relayed = gone.fetches.iter().filter_map(|pending| pending.relayed);
         relayed.for_each(|ticket| self.withdraw(id, ticket));
-        self.change_needs(id, peer, &gone.needs);
+        let needs = std::mem::take(&mut gone.needs);
+        if let Some(upstream) = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
+            && upstream.identity
+            && !needs.versions.is_empty()
+        {
+            // With many partitions it takes long to go over them.
+            upstream.needed.push(needs);
+            if upstream.heard {
+                self.want(id);
+            }
+        }
         Some(gone)
     }
 
@@ -219,10 +230,30 @@ impl<H: Host> Node<H> {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Subscriber { rows, kept, .. } = gone;
         let Some(upstream) = &mut partition.upstream else { return };
-        if partition.asked.contains(&peer) {
+        if partition.asked.contains_key(&peer) {
             partition.away.insert(peer, Away { rows, kept });
         } else {
             upstream.surplus = true;
+        }
+    }
+}
+
+impl<M> Partition<M> {
+    /// A peer subscribes, perhaps so that others are wanted of the source than before; whether it does for the first time. The producer
+    /// never does.
+    fn asks(&mut self, peer: PeerId, others: bool) -> bool {
+        if self.producer == Some(peer) {
+            return false;
+        }
+        match self.asked.entry(peer) {
+            Entry::Vacant(place) => {
+                place.insert(0);
+                true
+            }
+            Entry::Occupied(mut times) => {
+                *times.get_mut() = times.get().saturating_add(others.into());
+                false
+            }
         }
     }
 }

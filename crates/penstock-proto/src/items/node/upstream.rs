@@ -2,12 +2,13 @@
 
 use super::kept::{Away, Needs, Shared};
 use super::subscriber::Subscriber;
+use super::work::Work;
 use super::{Host, Node, Partition, Told};
 use crate::items::row_memory::Memory as _;
 use crate::items::rows::RowSet;
 use crate::items::wire::{Encoder, Message, PartitionId, Shape};
 use crate::message::MAX_WORKERS;
-use crate::peer::PeerId;
+use crate::peer::{PeerId, Role};
 use std::collections::BTreeMap;
 
 /// How often the rows that are wanted of a source may change, or be put together anew because they may have, not counting each
@@ -16,6 +17,18 @@ use std::collections::BTreeMap;
 const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
 /// The same for all tables of a source together: a flush is repeated for each of them.
 const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
+/// How often one peer may want other rows of a partition than before. Each time the source may have to send anew all that is wanted of
+/// it, and what is under way is thrown away: those that wait for it would wait for ever. From then on all rows are wanted, which no
+/// peer can change, until that one has gone for good.
+const MOST_CHANGES_OF_ONE: u32 = 4;
+
+/// The same for a peer, which may speak for all those behind it.
+fn most_changes(peer: PeerId) -> u32 {
+    match peer.role {
+        Role::Server | Role::Relay => MOST_CHANGES,
+        Role::Worker | Role::Follower | Role::Replica => MOST_CHANGES_OF_ONE,
+    }
+}
 
 /// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
@@ -36,6 +49,8 @@ pub(super) struct Upstream {
     pub(super) needs: BTreeMap<u64, u32>,
     /// What is paid for them.
     pub(super) needs_paid: Vec<Shared>,
+    /// What peers that are sent nothing any more needed, still counted among them, and paid for: many may go at once.
+    pub(super) needed: Vec<Needs>,
     /// Whether this connection has heard them.
     pub(super) needs_told: bool,
     /// Fetches without an answer: ticket, version, slots of the source.
@@ -69,6 +84,7 @@ impl Upstream {
             synced: false,
             needs: BTreeMap::new(),
             needs_paid: Vec::new(),
+            needed: Vec::new(),
             needs_told: false,
             fetches: BTreeMap::new(),
             told: 0,
@@ -101,6 +117,20 @@ impl Upstream {
     /// Whether the source has heard of a fetch for the subscription that it knows.
     pub(super) fn has_told(&self, ticket: u64) -> bool {
         self.heard && ticket <= self.told
+    }
+
+    /// A peer needs these versions no more; whether nobody does.
+    fn need_no_more(&mut self, needs: &Needs) -> bool {
+        let mut changed = false;
+        for version in &needs.versions {
+            let Some(count) = self.needs.get_mut(version) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.needs.remove(version);
+                changed = true;
+            }
+        }
+        changed
     }
 
     /// Says what the source does not know yet of what is wanted of it; all of it on a new connection, or for a new subscription.
@@ -164,17 +194,38 @@ impl<H: Host> Node<H> {
 
     /// Appends what a source does not know yet of what is wanted of its partitions now. Nothing of it is put together before: so
     /// however often it changes, or is asked for and given up, meanwhile, and however slowly the source reads, nothing is kept here
-    /// but what is wanted, which was paid for by those who want it.
-    pub(super) fn say_wanted(&mut self, source: PeerId, out: &mut Vec<u8>) {
-        let Some(connection) = self.peers.get_mut(&source) else { return };
-        let before = out.len();
-        for id in std::mem::take(&mut connection.wanted) {
-            let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
-            if let Some(upstream) = upstream.filter(|upstream| upstream.peer == source) {
-                upstream.say(id, out, &mut connection.given.told);
+    /// but what is wanted, which was paid for by those who want it. Whether it was all of that: what peers needed that have gone may
+    /// take more than a step.
+    pub(super) fn say_wanted(&mut self, source: PeerId, out: &mut Vec<u8>) -> bool {
+        let Some(connection) = self.peers.get_mut(&source) else { return true };
+        let (before, mut work) = (out.len(), Work::new(self.step));
+        while !work.is_over()
+            && let Some(id) = connection.wanted.pop_first()
+        {
+            let Some(Partition { upstream: Some(upstream), subscribers, .. }) = self.partitions.get_mut(&id)
+            else {
+                continue;
+            };
+            if upstream.peer != source {
+                continue;
             }
+            if !upstream.needed.is_empty() {
+                while !work.is_over()
+                    && let Some(needs) = upstream.needed.pop()
+                {
+                    work.look(needs.versions.len() as u64);
+                    upstream.needs_told &= !upstream.need_no_more(&needs);
+                }
+                upstream.needs_paid = needs_paid(subscribers);
+                if !upstream.needed.is_empty() {
+                    connection.wanted.insert(id);
+                    break;
+                }
+            }
+            upstream.say(id, out, &mut connection.given.told);
         }
         connection.given.told.bytes += (out.len() - before) as u64;
+        connection.wanted.is_empty()
     }
 
     /// What is wanted of a partition may have changed: by what `peers` want now, all of them for the `first` time or not. There is
@@ -183,13 +234,16 @@ impl<H: Host> Node<H> {
     pub(super) fn ask_source(&mut self, id: PartitionId, peers: &[PeerId], first: bool) {
         let Self { partitions, changes, .. } = self;
         let Some(partition) = partitions.get_mut(&id) else { return };
-        let Partition { upstream: Some(upstream), subscribers, away, .. } = partition else { return };
+        let Partition { upstream: Some(upstream), subscribers, away, asked: times, .. } = partition else {
+            return;
+        };
         // What is consumed here has places in its mirror, whoever asks for it.
         if !upstream.identity {
             return;
         }
         let changes = changes.entry(upstream.peer).or_default();
-        let wanted = if !upstream.may_change(*changes) {
+        let restless = times.iter().any(|(peer, times)| *times > most_changes(*peer));
+        let wanted = if restless || !upstream.may_change(*changes) {
             // Once it may change again, what is wanted then is not known.
             upstream.surplus = true;
             let all = 0..u64::from(upstream.shape.slots);
@@ -269,17 +323,8 @@ impl<H: Host> Node<H> {
             changed |= *count == 0;
             *count += 1;
         }
-        for version in &before.versions {
-            let Some(count) = upstream.needs.get_mut(version) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                upstream.needs.remove(version);
-                changed = true;
-            }
-        }
-        let needs = subscribers.values().map(|subscriber| &subscriber.needs);
-        let needs = needs.filter(|needs| !needs.versions.is_empty());
-        upstream.needs_paid = needs.map(|needs| Shared::clone(&needs.kept)).collect();
+        changed |= upstream.need_no_more(before);
+        upstream.needs_paid = needs_paid(subscribers);
         if changed {
             upstream.needs_told = false;
             if upstream.heard {
@@ -287,6 +332,13 @@ impl<H: Host> Node<H> {
             }
         }
     }
+}
+
+/// What is paid for the versions that peers need.
+fn needs_paid(here: &BTreeMap<PeerId, Subscriber>) -> Vec<Shared> {
+    let needs = here.values().map(|subscriber| &subscriber.needs);
+    let needs = needs.filter(|needs| !needs.versions.is_empty());
+    needs.map(|needs| Shared::clone(&needs.kept)).collect()
 }
 
 /// The rows that peers ask for which are here, or may come again.
