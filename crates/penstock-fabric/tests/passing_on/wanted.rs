@@ -141,7 +141,7 @@ fn a_fetch_of_rows_that_follow_each_other_takes_a_number_for_each_and_no_more() 
     let mut home = Node::new(Here::default());
     [PRODUCER, ONE].into_iter().for_each(|peer| home.connected(peer));
     say(&mut home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
-    let rows = RowSet::from_ranges([10..SLOTS]);
+    let rows = RowSet::from_ranges(std::iter::once(10..SLOTS));
     let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows };
     say(&mut home, ONE, &subscribe).unwrap();
     Net::sent(&mut home, PRODUCER);

@@ -255,7 +255,8 @@ impl<H: Host> Node<H> {
             }
             Some(asked(subscribers, away)).filter(|wanted| *wanted != upstream.rows)
         } else {
-            let of = |peer| subscribers.get(peer).map(|it| &it.rows).or(away.get(peer).map(|it| &it.rows));
+            let here = |peer| subscribers.get(peer).map(|subscriber| &subscriber.rows);
+            let of = |peer| here(peer).or_else(|| away.get(peer).map(|away| &away.rows));
             let others = peers.iter().filter_map(of).filter(|rows| !rows.is_within(&upstream.rows));
             let others: Vec<&RowSet> = others.collect();
             if !others.is_empty() && !first {
