@@ -10,7 +10,7 @@ hardly any bytes between hosts.
 |---|---|
 | `DVF(low)` | elements beyond a bound |
 | `TopK(fraction)` | the largest |
-| `RandomK(fraction, seed)` | some, drawn by lot, the same on every worker |
+| `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DVF:
         "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
         what convergence is proved with. None: it stays. Default "sqrt".
     relative
-        `low` is multiplied with the root mean square of what is due of the chunk, so that it fits updates of
+        `low` is multiplied by the root mean square of what is due of the chunk, so that it fits updates of
         any size; 1 holds back some two thirds of numbers that are normally distributed. This is not in the
         paper. Default False.
 
@@ -83,8 +83,8 @@ class DVF:
     -----
     Parameter Flow, section 3.3, equations 10 and 11. Where the rule is linear in the update, as `Add` and
     SGD without momentum are, and its rate is constant, the value of a tensor of d elements that n workers
-    push is less than rate n low sqrt(d) away from what the same pushes give without a filter (after Lemma 1;
-    `low` is that of the clock before, the larger one). For momentum and Adam there is no such bound.
+    push is at most rate n low sqrt(d) away from what the same pushes give without a filter (after Lemma 1;
+    `low` is that of the last push's clock). For momentum and Adam there is no such bound.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class TopK:
 @dataclass(frozen=True)
 class RandomK:
     """
-    Elements of each chunk that are drawn by lot: the same on every worker that is at the same clock.
+    Elements of each chunk that are drawn at random: the same on every worker that is at the same clock.
 
     Parameters
     ----------

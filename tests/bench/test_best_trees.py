@@ -62,9 +62,10 @@ def test_the_solver_finds_what_trying_all_finds() -> None:
             assert solved.cost == pytest.approx(tried.cost)
 
 
-@pytest.mark.parametrize("limits", [Limits(2, 3, 0.5), Limits(3, 2, 0.0), Limits(5, 5, 0.2)])
-def test_the_planners_tree_is_allowed_and_near_the_best(limits: Limits) -> None:
-    for cluster in [cluster for cluster in clusters(12) if len(cluster.hosts) <= 5]:
+@pytest.mark.parametrize("limits", [Limits(2, 3, 0.5), Limits(3, 3, 1.0), Limits(1, 7, 0.0)])
+def test_the_planners_tree_is_allowed_and_the_best(limits: Limits) -> None:
+    # Attaching hosts from several starts alone, without improving, misses the best of some of these.
+    for cluster in [cluster for cluster in clusters(40) if len(cluster.hosts) <= 6]:
         prices = costs(cluster)
         best = brute(prices, limits)
         assert best is not None
@@ -74,4 +75,4 @@ def test_the_planners_tree_is_allowed_and_near_the_best(limits: Limits) -> None:
         parents = planned.servers[0][0].parents
         assert allowed(parents, limits)
         ours = cost(prices, parents, limits.leaf_penalty)
-        assert best.cost - 1e-9 <= ours <= 1.1 * best.cost
+        assert ours == pytest.approx(best.cost, rel=1e-9)

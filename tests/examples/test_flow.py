@@ -517,7 +517,7 @@ def test_a_run_of_two_workers_says_how_it_goes_and_writes_trajectory_and_picture
 )
 def test_workers_may_run_ahead(script: str, consistency: list[str], tmp_path: Path) -> None:
     report = trained(script, tmp_path, "--steps", 40, "--consistency", *consistency)
-    assert report["consistency"] == {"ssp": "ssp:4", "asp": "asp"}.get(" ".join(consistency), "ssp:2")
+    assert report["consistency"] == {"ssp": "ssp:4", "asp": "asp"}[" ".join(consistency)]
     points = report["trajectory"]
     assert points[-1]["objective"] < points[0]["objective"]
 
@@ -585,7 +585,7 @@ def test_what_cannot_be_trained_on_is_refused_with_a_sentence(
         env=environment,
     )
     assert done.returncode == 2, done.stderr
-    assert f"error: {said}" in done.stderr or said in done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 

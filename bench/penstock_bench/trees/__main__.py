@@ -99,6 +99,12 @@ def distances() -> str:
     return table(rows)
 
 
+def _milliseconds(time_ms: float) -> str:
+    if time_ms < 0.1:
+        return "< 0.1 ms"
+    return f"{time_ms:.1f} ms" if time_ms < 1 else f"{time_ms:.0f} ms"
+
+
 def times() -> str:
     """The table of times."""
     rows: list[tuple[str, ...]] = [("hosts", "star", "chain", "striped", "tree", "auto")]
@@ -109,7 +115,7 @@ def times() -> str:
         for shape in ("star", "chain", "striped", "tree", "auto"):
             before = time.perf_counter()
             planner.plan(shape, degree=4, depth=6, leaf_penalty=0.2)
-            row.append(f"{(time.perf_counter() - before) * 1e3:.1f} ms")
+            row.append(_milliseconds((time.perf_counter() - before) * 1e3))
         rows.append(tuple(row))
     return table(rows)
 

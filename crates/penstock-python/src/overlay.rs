@@ -110,6 +110,7 @@ fn named(shape: Shape) -> String {
         Shape::Tree { limits: Limits { degree, depth }, .. } => {
             format!("tree of degree {degree}, depth {depth}")
         }
+        Shape::Striped { stripes: Some(1) } => "striped, 1 stripe".into(),
         Shape::Striped { stripes: Some(stripes) } => format!("striped, {stripes} stripes"),
         Shape::Striped { stripes: None } => "striped".into(),
         Shape::Auto => "auto".into(),

@@ -106,7 +106,7 @@ pub enum PlanError {
     /// The parts of the bytes do not make the whole.
     #[error("the shares of the stripes are {0:?}: not numbers above 0 that add up to 1")]
     Shares(Vec<f64>),
-    /// The root cannot be lost, and who is no member neither.
+    /// Neither the root nor a node that is no member can be lost.
     #[error("node {node} is no host of this overlay")]
     NotAMember {
         /// Which node.
