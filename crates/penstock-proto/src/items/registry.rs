@@ -684,11 +684,11 @@ mod tests {
         let TableError::Exhausted { why, .. } = refused else { panic!("{refused}") };
         assert_eq!((why.resource, account.taken(Resource::Tables)), (Resource::Tables, 80));
         begin(&mut registry, 0, "t7".to_owned()).unwrap();
-        // Others go on, with more tables one after the other than either may have begun.
+        // The others go on: what both have declared counts for neither of them.
         let live = Members::of([1, 2]);
         for at in 0..18 {
             let its = named(format!("u{at}"));
-            [1, 2].into_iter().for_each(|rank| declare(&mut registry, rank, &its, &[rank.into()], &[0]));
+            [1, 2].into_iter().for_each(|rank| declare(&mut registry, rank, &its, &[rank.into()], &[1]));
             assert!(registry.told(1, &its.name, &live).unwrap().is_ok());
             assert_eq!(account.worker(1).taken(Resource::Tables), 0, "all know of it: it is the job's");
         }
