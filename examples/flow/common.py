@@ -48,7 +48,7 @@ class BadInputError(Exception):
 
 def parser(about: str, *, steps: int, batch: int, lr: float, momentum: float) -> argparse.ArgumentParser:
     """A parser with the options of all workloads; the defaults are a workload's own."""
-    made = argparse.ArgumentParser(description=about.strip().splitlines()[0])
+    made = argparse.ArgumentParser(description=about.strip().splitlines()[0], allow_abbrev=False)
     add = made.add_argument_group("training").add_argument
     add("--steps", type=whole(1), default=steps, help=f"steps of each worker (default {steps})")
     add("--batch", type=whole(1), default=batch, help=f"examples a worker and step (default {batch})")

@@ -595,7 +595,7 @@ class Tensor(Sealed):
     ) -> None:
         """
         Overwrite the value, the optimizer's state or both. Collective: every worker calls it, and rank 0's
-        arguments count.
+        arguments count. The values pass through rank 0's lane: what was written there and not pushed is gone.
 
         Parameters
         ----------
@@ -623,7 +623,8 @@ class Tensor(Sealed):
         NotDelivered
             This worker's asynchronous pushes were not sent in time. The tensor is as it was.
         OptionError
-            `timeout` is not a valid number of seconds. The tensor is as it was.
+            `timeout` is not a valid number of seconds, or a push with `more=True` has not been followed by
+            its last part. The tensor is as it was.
         PullTimeout, LaneTimeout
             The servers did not take it within `deadline`, and may have a part of it: load it again.
         JobClosed
@@ -639,6 +640,11 @@ class Tensor(Sealed):
         limit = Limit(timeout)
         what = f"load of {self.name} (every worker calls it)"
         self._job._await_pushes(limit)
+        if self._name in self._job._unsent:
+            raise OptionError(
+                f"`{self.name}` cannot be loaded: what was pushed with more=True has not been sent",
+                "call push() first, which sends it, or load after the next clock, which drops it",
+            )
         self._job.barrier(limit.left(), what=what)
         # From here on the caller's time does not count: used up between two pieces it left the tensor with
         # one of them only.

@@ -727,10 +727,25 @@ def test_parts_of_a_push_that_no_last_one_follows_are_lost_with_a_warning() -> N
         with pytest.warns(UserWarning, match="^`w`: .*more=True"):
             job.clock()
         np.testing.assert_array_equal([v.pull(), w.pull()], [ONE, 0 * ONE])
+        w.push(3 * ONE)
         assert job.clock() == 2
+        np.testing.assert_array_equal(w.pull(), 3 * ONE)
         w.push_async(ONE, more=True)
         with pytest.warns(UserWarning, match="closed.*more=True"):
             job.close()
+
+
+def test_a_load_does_not_overwrite_a_contribution_that_has_not_been_sent(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3)
+    w.push(ONE, more=True)
+    with pytest.raises(ps.exceptions.OptionError, match="more=True"):
+        w.load(value=100 * ONE)
+    w.push(ONE)
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), 2 * ONE)
+    w.load(value=100 * ONE)
+    w.push(ONE)
+    np.testing.assert_array_equal(w.pull(), 101 * ONE)
 
 
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -242,3 +244,21 @@ def test_workers_that_set_different_filters_are_told_what_differs(spawn_job: Any
     said = str(saved[1]["said"])
     assert "DVF with low 1, decay 1, relative 0" in said, said
     assert "TopK with fraction 0.5" in said, said
+
+
+@pytest.mark.parametrize("rounding", [0, 0x400, 0x800, 0xC00])
+@pytest.mark.parametrize("given", [ps.TopK(0.35), ps.RandomK(0.35)])
+def test_how_many_elements_are_sent_does_not_depend_on_the_processes_rounding(
+    job: ps.Job, given: ps.TopK | ps.RandomK, rounding: int
+) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("the numbers of the rounding modes are x86-64's")
+    libm = ctypes.CDLL("libm.so.6")
+    w = job.tensor("w", shape=10, optimizer=ps.Replace(), filter=_push(given))
+    libm.fesetround(rounding)
+    try:
+        w.push(np.arange(1, 11, dtype=np.float32))
+    finally:
+        libm.fesetround(0)
+    # 3.5 is 4, as everywhere.
+    assert np.count_nonzero(w.pull()) == 4

@@ -39,6 +39,8 @@ def ratios(plan: Any) -> dict[str, float]:
         ([*GOOD[:3], "2.5", *GOOD[4:]], "--hosts '2.5' is not a whole number"),
         ([*GOOD[:3], "a,b,a", *GOOD[4:]], "--hosts has 'a' twice"),
         ([*GOOD[:3], "a,,b", *GOOD[4:]], "has an empty name"),
+        ([*GOOD[:3], "node[1-3]", *GOOD[4:]], "is no host's name"),
+        ([*GOOD[:3], "10.0.0.1", *GOOD[4:]], "is one address"),
         ([*GOOD[:3], "", *GOOD[4:]], "--hosts '' is not a valid number"),
         ([*GOOD, "--racks", "9"], "--racks is 9, but at most 8"),
         ([*GOOD, "--racks", "0"], "--racks '0' is not above zero"),
@@ -235,3 +237,11 @@ def test_a_cluster_that_cannot_be_is_refused_by_the_core_too() -> None:
         planner((0, 0, 0, 1e9)).plan("tree", (2, 2, float("nan")), None)
     with pytest.raises(OptionError, match='there is no shape "bush"'):
         planner((0, 0, 0, 1e9)).plan("bush", (2, 2, 0.0), None)
+
+
+def test_a_rate_in_bytes_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--tree", "star", "--hosts", "2", "--bytes", "1MB", "--rate", "10gbit,10Gbps"]
+    assert main(command) == 0
+    assert "--rate 10Gbps is 80gbit: bps are bytes per second" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert "80gbit" in json.loads(capsys.readouterr().out)["notes"][0]

@@ -116,6 +116,23 @@ def test_a_worker_that_hangs_is_found_out_by_its_lease(command, script, nothing_
     assert "worker 1 did not end by itself and was killed" in run.err
 
 
+def test_a_worker_that_is_suspended_for_a_while_once_it_has_left_keeps_what_it_does_then(command, script):
+    name = script("""
+        import os, signal, subprocess, sys
+        import penstock as ps
+        with ps.init() as job:
+            server = job.tensor("w", shape=1)
+        waker = "import os, signal, sys, time; time.sleep(1.5); os.kill(int(sys.argv[1]), signal.SIGCONT)"
+        if job.rank == 0:
+            subprocess.Popen([sys.executable, "-c", waker, str(os.getpid())], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            print("saved")
+    """)
+    run = command("run", "-n", "2", name)
+    assert run.ends() == 0, run.all()
+    assert "[worker 0] saved" in run.out
+
+
 def test_the_others_go_on_without_a_lost_worker_if_they_may(command, script, nothing_left):
     name = script("""
         import os, signal

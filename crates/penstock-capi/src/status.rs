@@ -197,7 +197,9 @@ fn status(error: &Error) -> penstock_status {
         Error::Closed | Error::Forked => PENSTOCK_JOB_CLOSED,
         Error::Failed(failure) => self::failure(failure),
         Error::Refused(refusal) => self::refusal(refusal),
-        Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } => PENSTOCK_BAD_OPTION,
+        Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } | Error::Unfinished { .. } => {
+            PENSTOCK_BAD_OPTION
+        }
         Error::Start(error) => start(error),
         Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
         Error::WrongSize { .. } => PENSTOCK_BAD_SHAPE,

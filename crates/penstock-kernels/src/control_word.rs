@@ -16,7 +16,7 @@ pub fn settle_this_thread() {
 }
 
 /// Does the work under the default control word, whatever the thread's is.
-pub(crate) fn settled<T>(work: impl FnOnce() -> T) -> T {
+pub fn settled<T>(work: impl FnOnce() -> T) -> T {
     let _guard = Guard::new();
     apart(work)
 }

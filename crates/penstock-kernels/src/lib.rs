@@ -87,7 +87,7 @@ pub use accumulate::{
     accumulate, accumulate_into, accumulate_on, add_into, first_nonfinite, first_nonfinite_on,
 };
 pub use arch::Arch;
-pub use control_word::settle_this_thread;
+pub use control_word::{settle_this_thread, settled};
 pub use dtype::Dtype;
 pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
 pub use foreign::{ALIGNMENT, Foreign, ForeignMut};

@@ -11,8 +11,8 @@ use crate::consistency::Consistency;
 pub struct Position {
     /// Last stamp + 1; 0 before the first push.
     pushed: u64,
-    /// Whether contributions of this iteration stand in the lane, to be added to.
-    open: bool,
+    /// The iteration of which contributions stand in the lane, to be added to. Those of one that has ended are lost.
+    open: Option<u64>,
 }
 
 /// A second push in one iteration that the first did not announce.
@@ -57,12 +57,17 @@ impl Position {
         if self.pushed > clock {
             return Err(AlreadyPushed { iteration: clock });
         }
-        Ok(Contribution { stamp: clock, adds: self.open, leaves: !more })
+        Ok(Contribution { stamp: clock, adds: self.is_open(clock), leaves: !more })
+    }
+
+    /// Whether contributions stand in the lane at `clock` that have not left.
+    pub fn is_open(&self, clock: u64) -> bool {
+        self.open == Some(clock)
     }
 
     /// Notes that the contribution stands in the lane, and has left if it leaves.
     pub fn contributed(&mut self, contribution: Contribution) {
-        self.open = !contribution.leaves;
+        self.open = (!contribution.leaves).then_some(contribution.stamp);
         if contribution.leaves {
             self.pushed = contribution.stamp + 1;
         }
@@ -132,6 +137,21 @@ mod tests {
             push(&mut position, 1, false).unwrap(),
             Contribution { stamp: 1, adds: false, leaves: true }
         );
+    }
+
+    #[test]
+    fn what_was_announced_and_has_not_left_when_its_iteration_ended_is_added_to_nothing() {
+        for clocks in [1, 2] {
+            let mut position = Position::default();
+            push(&mut position, 0, true).unwrap();
+            assert!(position.is_open(0) && !position.is_open(clocks));
+            let next = Contribution { stamp: clocks, adds: false, leaves: false };
+            assert_eq!(push(&mut position, clocks, true).unwrap(), next);
+            assert_eq!(
+                push(&mut position, clocks, false).unwrap(),
+                Contribution { adds: true, leaves: true, ..next }
+            );
+        }
     }
 
     #[test]

@@ -296,17 +296,48 @@ fn which_rows_a_new_subscriber_lacks_is_found_bit_by_bit_and_they_are_sent_as_of
     assert_eq!(net.cost(), (0, 0));
 }
 
+/// What may happen between two subscriptions.
+#[derive(Debug, Clone, Copy)]
+enum Between {
+    Nothing,
+    /// The peer is lost and comes again.
+    Reconnects,
+    /// It has gone for good, and another comes as the same.
+    Goes,
+    /// It says that the rows are others than they are.
+    Mistakes,
+}
+
 proptest! {
     // What is wanted of the source is put together anew only where it may have changed.
     #[test]
     fn the_source_is_always_asked_for_all_that_is_wanted(
-        wants in prop::collection::vec((1u32..4, prop::collection::btree_set(0u64..12, 1..12)), 1..40),
+        wants in prop::collection::vec(
+            (1u32..4, prop::collection::btree_set(0u64..12, 1..12), 1u32..4, between()), 1..40),
     ) {
         let mut net = Net::new(12, 8, Propagation::Lazy, RowSet::from_rows([0]));
         (2..4).for_each(|rank| net.node.connected(PeerId::worker(rank)));
         let mut wanted = BTreeMap::from([(1, RowSet::from_rows([0]))]);
         let mut told = RowSet::from_rows([0]);
-        for (rank, rows) in wants {
+        for (rank, rows, other, between) in wants {
+            let peer = PeerId::worker(other);
+            match between {
+                Between::Nothing => {}
+                Between::Reconnects => net.node.connected(peer),
+                Between::Goes => {
+                    net.node.lost(peer);
+                    net.node.forget(peer);
+                    net.node.connected(peer);
+                    wanted.remove(&other);
+                }
+                Between::Mistakes => {
+                    let shape = net.shape;
+                    net.shape.row_bytes += 1;
+                    net.subscribe(peer, RowSet::from_rows([1]));
+                    net.shape = shape;
+                    wanted.remove(&other);
+                }
+            }
             let rows = RowSet::from_rows(rows);
             let gone = wanted.insert(rank, rows.clone());
             net.subscribe(PeerId::worker(rank), rows);
@@ -321,4 +352,9 @@ proptest! {
             prop_assert_eq!(&told, &all, "{:?} of {} before", gone, rank);
         }
     }
+}
+
+fn between() -> impl Strategy<Value = Between> {
+    const OTHERS: &[Between] = &[Between::Reconnects, Between::Goes, Between::Mistakes];
+    prop_oneof![3 => Just(Between::Nothing), 2 => prop::sample::select(OTHERS)]
 }

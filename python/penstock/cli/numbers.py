@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.cli import terminal
+from penstock.units import format_rate, parse_rate
 
 
 def count(text: str, flag: str, most: int) -> int:
@@ -72,3 +73,10 @@ def names(text: str, what: str, known: Sequence[str]) -> list[str]:
                 f"did you mean {meant}?" if meant else f"there are {', '.join(known)}",
             )
     return named
+
+
+def of_bytes(rate: str, flag: str) -> list[str]:
+    """A note on a rate in bytes per second, which a user may have meant for bits."""
+    if not rate.rstrip().lower().endswith("bps"):
+        return []
+    return [f"{flag} {rate} is {format_rate(parse_rate(rate))}: bps are bytes per second, as for tc."]

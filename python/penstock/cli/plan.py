@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.cli import extra, terminal, trees
-from penstock.cli.numbers import real, within
+from penstock.cli.numbers import of_bytes, real, within
 from penstock.plan import report, source
 from penstock.plan.advice import recommend
 from penstock.plan.cost import GPU, SERVER, WORKER, Gear, Prices, gear_for
 from penstock.plan.model import Job, evaluate_all
 from penstock.plan.racks import Racks, judge
 from penstock.plan.source import Source
-from penstock.units import format_rate, parse_count, parse_money, parse_rate, parse_time
+from penstock.units import parse_count, parse_money, parse_rate, parse_time
 
 EXAMPLES = """\
   penstock plan --model resnet50 --workers 8 --link 10gbit
@@ -259,15 +259,8 @@ def _racks(given: argparse.Namespace, job: Job) -> Racks | None:
 
 def _notes(given: argparse.Namespace) -> list[str]:
     """What a user may have meant otherwise."""
-    return [
-        f"{flag} {text} is {format_rate(parse_rate(text))}: bps are bytes per second, as for tc."
-        for flag, text in (
-            ("--link", given.link),
-            ("--server-link", given.server_link),
-            ("--core", given.core),
-        )
-        if text is not None and text.rstrip().lower().endswith("bps")
-    ]
+    rates = (("--link", given.link), ("--server-link", given.server_link), ("--core", given.core))
+    return [note for flag, text in rates if text is not None for note in of_bytes(text, flag)]
 
 
 def _needed(text: str | None, flag: str, what: str) -> str:

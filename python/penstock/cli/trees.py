@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from penstock.cli import terminal
-from penstock.cli.numbers import real, within
+from penstock.cli.numbers import of_bytes, real, within
 from penstock.exceptions import OptionError
 from penstock.plan import trees
 from penstock.plan.trees import Cluster, Host, Planned, Planner
@@ -87,11 +87,11 @@ def main(given: argparse.Namespace) -> int:
     picture = _picture(given.draw)
     cluster = _cluster(given)
     rows, chosen = _plan(given, cluster)
-    document = trees.document if given.json else None
+    notes = [note for rate in (given.rate or "").split(",") for note in of_bytes(rate.strip(), "--rate")]
     terminal.say(
-        json.dumps(document(cluster, rows, chosen), indent=2)
-        if document
-        else trees.text(cluster, rows, chosen)
+        json.dumps(trees.document(cluster, rows, chosen, notes), indent=2)
+        if given.json
+        else trees.text(cluster, rows, chosen, notes)
     )
     if picture is not None:
         _draw(cluster, chosen, picture)
@@ -180,12 +180,20 @@ def _names(text: str | None, most: int) -> list[str]:
     if text is None:
         terminal.refuse("--hosts is missing", "how many hosts receive, or their names: 8, or a,b,c")
     # What begins like a number is one, or is refused as one; names begin with a letter.
+    if re.fullmatch(r"\s*\d+\.\d+\.\d+\.\d+\s*", text):
+        terminal.refuse(
+            f"--hosts {text!r} is one address", "how many hosts receive, or several names: 8, or a,b,c"
+        )
     if "," not in text and not re.match(r"\s*[a-zA-Z_]", text):
         return [f"host{number}" for number in range(within(parse_count(text, "--hosts"), "--hosts", most))]
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if not name:
             terminal.refuse(f"--hosts {text!r} has an empty name", "names with a comma between two: a,b,c")
+        if not re.fullmatch(r"[\w.:-]+", name) or (len(names) == 1 and Path(name).is_file()):
+            terminal.refuse(
+                f"--hosts has {name!r}, which is no host's name", "each by itself: node1,node2,node3"
+            )
     within(len(names), "--hosts", most)
     for name, times in Counter(names).items():
         if times > 1:

@@ -115,6 +115,8 @@ class Launch:
         self._interrupted: signal.Signals | None = None
         self._broken_pipe = False
         self._stages: list[Stage] = []
+        self._suspended: dict[int, float] = {}
+        """Workers that were suspended when they were looked at last, since when. Their servers have ended."""
         self._reports: dict[int, bytes] = {}
         self._pipes: dict[int, Process] = {}
         """Pipes that have not ended, and their processes."""
@@ -213,7 +215,8 @@ class Launch:
 
     def _step(self, warden: Warden) -> None:
         """Waits for something to happen, and deals with it."""
-        due = min((stage.after for stage in self._stages), default=None)
+        seen = [since + self.plan.grace for since in self._suspended.values()]
+        due = min([stage.after for stage in self._stages] + seen, default=None)
         timeout = None if due is None else max(0.0, due - time.monotonic())
         if self._idle_seconds is not None:
             timeout = self._idle_seconds if timeout is None else min(timeout, self._idle_seconds)
@@ -383,13 +386,19 @@ class Launch:
                 server.send(signal.SIGTERM)
             self._stages = [Stage(time.monotonic() + self.plan.grace, self._kill_all)]
         elif workers and not servers and self.plan.servers > 0:
-            # The job is over without these. One that was suspended (SIGSTOP) was given up by the servers and
-            # will never end.
-            for worker in workers:
-                if worker.is_suspended() and not worker.stopped:
+            # The job is over without these. One that stays suspended (SIGSTOP) will never end. One that is
+            # suspended for a while may have left well, and have something to save.
+            now = time.monotonic()
+            suspended = [worker for worker in workers if worker.is_suspended() and not worker.stopped]
+            self._suspended = {worker.pid: self._suspended.get(worker.pid, now) for worker in suspended}
+            for worker in suspended:
+                if self._suspended[worker.pid] + self.plan.grace <= now:
+                    del self._suspended[worker.pid]
                     worker.stopped = True
                     self._hung.append(worker.name)
                     worker.kill_group()
+        else:
+            self._suspended = {}
 
     def _running(self, role: str) -> list[Process]:
         return [

@@ -127,9 +127,9 @@ class Process:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def is_suspended(self) -> bool:
-        """Whether it was stopped (SIGSTOP): it will neither continue nor end by itself."""
+        """Whether it was stopped (SIGSTOP; not by a debugger): it will neither continue nor end by itself."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
         except OSError:
             return False
 

@@ -119,11 +119,12 @@ class Planner:
         return Planned(said, seconds, ratio, busiest, deepest, made)
 
 
-def text(cluster: Cluster, rows: Sequence[Planned], chosen: Planned) -> str:
+def text(cluster: Cluster, rows: Sequence[Planned], chosen: Planned, notes: Sequence[str] = ()) -> str:
     """All shapes in a table, and the trees of the first server."""
     return "\n\n".join(
         [
             _head(cluster),
+            *(wrap(note, indent="  ") for note in notes),
             table(_rows(rows)),
             wrap(LEGEND, indent="  "),
             wrap(f"Planned: {chosen.shape}, {format_ratio(chosen.ratio)} one transfer."),
@@ -202,7 +203,9 @@ def indented(cluster: Cluster, stripe: Stripe) -> Iterator[str]:
         todo += [(child, depth + 1) for child in reversed(children[node]) if children[child]]
 
 
-def document(cluster: Cluster, rows: Sequence[Planned], chosen: Planned) -> dict[str, Any]:
+def document(
+    cluster: Cluster, rows: Sequence[Planned], chosen: Planned, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The same for a program: seconds and bytes, unrounded, the trees of all servers."""
     names = [host.name for host in cluster.hosts]
 
@@ -226,6 +229,7 @@ def document(cluster: Cluster, rows: Sequence[Planned], chosen: Planned) -> dict
                 tree(server, stripe) for server, stripes in enumerate(chosen.servers) for stripe in stripes
             ]
         },
+        "notes": list(notes),
     }
 
 

@@ -1,4 +1,4 @@
-//! How much memory a test's thread has, and had at most.
+//! How much memory a test's thread has, had at most, and has asked for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,6 +11,7 @@ static HEAP: Counted = Counted;
 thread_local! {
     static NOW: Cell<isize> = const { Cell::new(0) };
     static MOST: Cell<isize> = const { Cell::new(0) };
+    static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
 fn note(bytes: isize) {
@@ -23,6 +24,7 @@ fn note(bytes: isize) {
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size() as isize);
+        ASKED.set(ASKED.get() + layout.size() as u64);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
@@ -40,4 +42,11 @@ pub(super) fn most_taken_by(what: impl FnOnce()) -> u64 {
     MOST.set(before);
     what();
     (MOST.get() - before).unsigned_abs() as u64
+}
+
+/// The bytes that `what` asked for, also those that it gave back at once: about as much as it has put together.
+pub(super) fn asked_by(what: impl FnOnce()) -> u64 {
+    let before = ASKED.get();
+    what();
+    ASKED.get() - before
 }

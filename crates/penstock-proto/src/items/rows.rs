@@ -39,7 +39,8 @@ impl RowSet {
         Self::from_sorted(ranges)
     }
 
-    fn from_sorted(sorted: impl IntoIterator<Item = Range<u64>>) -> Self {
+    /// The union of some ranges in the order of their beginnings. None of them is empty.
+    pub(super) fn from_sorted(sorted: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for range in sorted {
             match ranges.last_mut() {
@@ -137,6 +138,12 @@ impl RowSet {
     /// Whether a row is among them.
     pub fn contains(&self, row: u64) -> bool {
         self.place(row).is_some()
+    }
+
+    /// Whether all of its rows are in the other, of which only those ranges are gone over that lie beside its own.
+    pub fn is_within(&self, other: &Self) -> bool {
+        let covered = |range: &Range<u64>| other.end_of_run(range.start).is_some_and(|end| end >= range.end);
+        self.ranges.iter().all(covered)
     }
 
     /// Rows of both. Of a set with many more ranges than the other only those are gone over that lie beside the other's.
@@ -355,6 +362,8 @@ mod tests {
             let one = b.iter().take(1).copied();
             let same = one.clone().filter(|row| a.contains(row));
             prop_assert_eq!(left.intersection(&RowSet::from_rows(one)), RowSet::from_rows(same));
+            prop_assert_eq!(left.is_within(&right), a.is_subset(&b));
+            prop_assert!(left.intersection(&right).is_within(&left) && left.is_within(&left.union(&right)));
             let differs = a.symmetric_difference(&b).next().is_some();
             match left.difference(&right) {
                 None => prop_assert!(!differs),

@@ -370,6 +370,8 @@ impl Passer {
             while let Some((peer, broken)) = self.node.overdrawn() {
                 lost.push((peer, Ended::from(broken)));
             }
+            // What they had said last may have to be passed on, and what others waited for of them is answered.
+            sent |= !lost.is_empty();
             for (peer, ended) in lost {
                 self.end_heard(peer, ended);
             }

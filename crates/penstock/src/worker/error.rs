@@ -87,6 +87,12 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// A load would overwrite what this worker has pushed of this iteration and not sent.
+    #[error("`{name}` cannot be loaded: a contribution that was announced to go on has not been sent")]
+    Unfinished {
+        /// The tensor.
+        name: String,
+    },
     /// A state array that the optimizer does not have, or a load that is not this worker's to make.
     #[error("`{name}`: {what}")]
     BadLoad {
@@ -463,6 +469,9 @@ impl Error {
             Self::Apart { .. } => "get these rows one at a time: each is as it came last".to_owned(),
             Self::NonFinite { .. } => {
                 "find the NaN in the gradient; lower the learning rate, or clip".to_owned()
+            }
+            Self::Unfinished { .. } => {
+                "push what is last of it first, or load after the next clock, which drops it".to_owned()
             }
             Self::NotStill { .. } => "give `out=`, or pull without slack under BSP".to_owned(),
             Self::PullTimeout { missing, .. }

@@ -23,7 +23,7 @@ pub struct HeldBack {
 impl HeldBack {
     /// The Euclidean norm of what is carried.
     pub fn norm(self) -> f64 {
-        self.squares.sqrt()
+        settled(|| self.squares.sqrt())
     }
 }
 

@@ -121,9 +121,11 @@ impl<H: Host> Node<H> {
         // A few bytes may name any number of rows, and here each row takes memory.
         let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
         let kept = keep(&account, "a fetch", bytes)?;
-        let slots: Option<Vec<u32>> =
-            places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
-        let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
+        // Range by range: a search for each row would take many times as long.
+        let mut slots = Vec::with_capacity(places.len() as usize);
+        for range in places.ranges().iter().flat_map(|places| subscriber.rows.at(places.clone())) {
+            slots.extend(range.start as u32..range.end as u32);
+        }
         let Some(Partition { memory, ended, subscribers, .. }) = self.partitions.get_mut(&id) else {
             return Ok(());
         };
@@ -156,9 +158,9 @@ impl<H: Host> Node<H> {
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
         }
-        subscriber.needs = needs;
+        let before = std::mem::replace(&mut subscriber.needs, needs);
         (subscriber.all, subscriber.dirty) = (true, true);
-        self.merge_needs(id);
+        self.change_needs(id, peer, &before);
         Ok(())
     }
 

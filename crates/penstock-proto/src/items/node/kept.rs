@@ -48,8 +48,9 @@ pub(super) fn fetch_bytes(slots: &[u32]) -> u64 {
     ENTRY_BYTES + 2 * RowSet::bytes_of_ranges(ranges) + size_of_val(slots) as u64
 }
 
-/// Bytes of what is kept for each version that a peer needs: here, among those that are needed of the source, and as said to it.
-pub(super) const NEED_BYTES: u64 = 3 * size_of::<u64>() as u64;
+/// Bytes of what is kept for each version that a peer needs: here, and as said to the source, a number each; among those that are
+/// needed of the source a place in a tree, at most.
+pub(super) const NEED_BYTES: u64 = 2 * size_of::<u64>() as u64 + 40;
 /// Bytes of messages for a peer that are not charged: what is always under way.
 pub(super) const FREE_BYTES: u64 = 64 * 1024;
 

@@ -246,7 +246,7 @@ impl<H: Host> Node<H> {
             at += open;
             let Pending { version, slots, relay_bytes, .. } = &subscriber.fetches[at];
             let (version, Ok(kept)) = (*version, keep(&account, "a fetch", *relay_bytes)) else { return };
-            let slots = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
+            let slots = RowSet::from_sorted(slots.iter().map(|&slot| u64::from(slot)..u64::from(slot) + 1));
             let ticket = self.fetch_slots(id, slots, version, Shared::new(kept));
             let partition = self.partitions.get_mut(&id);
             let subscriber = partition.and_then(|it| it.subscribers.get_mut(&peer));

@@ -35,14 +35,16 @@ pub(super) struct Waiting {
 impl<H: Host> Node<H> {
     /// Lets in those that have waited for a partition.
     pub(super) fn admit(&mut self, id: PartitionId) {
-        for waiting in self.waiting.remove(&id).unwrap_or_default() {
+        let all = self.waiting.remove(&id).unwrap_or_default();
+        let peers: Vec<PeerId> = all.iter().map(|waiting| waiting.peer).collect();
+        for waiting in all {
             let Waiting { peer, shape, done, serial, rows, needs, fetches, bring, away, kept } = waiting;
             drop(kept);
             if away {
                 self.expect(id, peer, shape, rows);
                 continue;
             }
-            let mut entered = self.enter(id, peer, shape, done, serial, rows);
+            let mut entered = self.place(id, peer, shape, done, serial, rows).map(|_| ());
             if !needs.versions.is_empty() {
                 entered = entered.and_then(|()| self.needed(id, peer, needs));
             }
@@ -58,6 +60,8 @@ impl<H: Host> Node<H> {
                 connection.overdrawn = Some(why);
             }
         }
+        // What all of them want is put together once.
+        self.ask_source(id, &peers, true);
     }
 
     /// All partitions that were made on this host before peers asked for their rows are here by now, but for those that were
@@ -90,15 +94,15 @@ impl<H: Host> Node<H> {
         if !fits || partition.producer == Some(peer) {
             return;
         }
-        let first = partition.asked.insert(peer);
+        partition.asked.insert(peer);
         // Where that cannot be kept it is asked for later.
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
             partition.away.insert(peer, Away { rows, kept: Arc::new(kept) });
-            self.ask_source(id, first);
         }
     }
 
+    /// A peer subscribes.
     pub(super) fn enter(
         &mut self,
         id: PartitionId,
@@ -108,15 +112,36 @@ impl<H: Host> Node<H> {
         serial: u64,
         rows: RowSet,
     ) -> Result<(), Broken> {
+        if let Some(first) = self.place(id, peer, shape, done, serial, rows)? {
+            self.ask_source(id, &[peer], first);
+        }
+        Ok(())
+    }
+
+    /// The same, but for the source, which is to be asked for what it wants; whether it does for the first time, `None` where it is
+    /// sent nothing.
+    fn place(
+        &mut self,
+        id: PartitionId,
+        peer: PeerId,
+        shape: Shape,
+        done: u64,
+        serial: u64,
+        rows: RowSet,
+    ) -> Result<Option<bool>, Broken> {
         let account = self.host.account(peer);
-        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(None) };
         if rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
         let differs = shape != partition.shape;
         let before = self.unsubscribe(id, peer).map(|Subscriber { rows, kept, .. }| Away { rows, kept });
-        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(None) };
         let before = partition.away.remove(&peer).or(before);
+        let wants_less = before.as_ref().is_some_and(|before| differs || !before.rows.is_within(&rows));
+        if let Some(upstream) = &mut partition.upstream {
+            upstream.surplus |= wants_less;
+        }
         if differs {
             // A peer that expects other rows than there are hears nothing; its own wait ends it.
             partition.mistaken.insert(peer);
@@ -124,16 +149,16 @@ impl<H: Host> Node<H> {
             if partition.producer != Some(peer) {
                 partition.asked.insert(peer);
             }
-            self.merge_needs(id);
-            return Ok(());
+            return Ok(None);
         }
         partition.mistaken.remove(&peer);
         let upstream = partition.upstream.as_mut();
         let (kept, noted) = match pay(&account, &rows, shape.propagation, before, upstream) {
             Ok(paid) => paid,
             Err(why) => {
-                // What it needed before is not needed for it any more.
-                self.merge_needs(id);
+                if let Some(upstream) = &mut partition.upstream {
+                    upstream.surplus = true;
+                }
                 return Err(why);
             }
         };
@@ -170,18 +195,17 @@ impl<H: Host> Node<H> {
             connection.subscribed += 1;
         }
         let first = partition.producer != Some(peer) && partition.asked.insert(peer);
-        self.ask_source(id, first);
-        // What it needed before it says again, or needs no more.
-        self.merge_needs(id);
-        Ok(())
+        Ok(Some(first))
     }
 
     /// A peer is sent nothing more, at least until it subscribes again. What it has fetched of the source is withdrawn there, one by
-    /// one: what others have fetched may be under way, and goes on coming.
+    /// one: what others have fetched may be under way, and goes on coming. What it needed is not needed for it any more: it says it again
+    /// if it subscribes again.
     pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
         let gone = self.partitions.get_mut(&id)?.subscribers.remove(&peer)?;
         let relayed = gone.fetches.iter().filter_map(|pending| pending.relayed);
         relayed.for_each(|ticket| self.withdraw(id, ticket));
+        self.change_needs(id, peer, &gone.needs);
         Some(gone)
     }
 
@@ -189,8 +213,11 @@ impl<H: Host> Node<H> {
     pub(super) fn miss(&mut self, id: PartitionId, peer: PeerId, gone: Subscriber) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Subscriber { rows, kept, .. } = gone;
-        if partition.upstream.is_some() && partition.asked.contains(&peer) {
+        let Some(upstream) = &mut partition.upstream else { return };
+        if partition.asked.contains(&peer) {
             partition.away.insert(peer, Away { rows, kept });
+        } else {
+            upstream.surplus = true;
         }
     }
 }

@@ -2,18 +2,17 @@
 
 use super::kept::{Away, Needs, Shared};
 use super::subscriber::Subscriber;
-use super::{Host, Node, Told};
+use super::{Host, Node, Partition, Told};
 use crate::items::row_memory::Memory as _;
 use crate::items::rows::RowSet;
-use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, Message, PartitionId, Shape};
 use crate::message::MAX_WORKERS;
 use crate::peer::PeerId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-/// How often the rows that are wanted of a source may change, not counting each peer's first rows. A peer that wants other rows
-/// again and again would keep a flush of the source, which is repeated for each change, from ever coming back: from then on all
-/// rows are wanted.
+/// How often the rows that are wanted of a source may change, or be put together anew because they may have, not counting each
+/// peer's first rows. A peer that wants other rows again and again would keep a flush of the source, which is repeated for each
+/// change, from ever coming back, and this node busy with what all others want: from then on all rows are wanted.
 const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
 /// The same for all tables of a source together: a flush is repeated for each of them.
 const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
@@ -33,7 +32,8 @@ pub(super) struct Upstream {
     pub(super) done: u64,
     pub(super) serial: u64,
     pub(super) synced: bool,
-    pub(super) needs: Vec<u64>,
+    /// Versions that are needed, and by how many.
+    pub(super) needs: BTreeMap<u64, u32>,
     /// What is paid for them.
     pub(super) needs_paid: Vec<Shared>,
     /// Whether this connection has heard them.
@@ -50,8 +50,10 @@ pub(super) struct Upstream {
     pub(super) opened: u64,
     /// Whether this connection has heard the subscription.
     pub(super) heard: bool,
-    /// How often the rows that are wanted changed.
+    /// How often the rows that are wanted changed, or may have.
     pub(super) changes: u32,
+    /// Whether some of the rows may be wanted by nobody any more. If not, they are what all want together.
+    pub(super) surplus: bool,
 }
 
 impl Upstream {
@@ -65,7 +67,7 @@ impl Upstream {
             done: 0,
             serial: 1,
             synced: false,
-            needs: Vec::new(),
+            needs: BTreeMap::new(),
             needs_paid: Vec::new(),
             needs_told: false,
             fetches: BTreeMap::new(),
@@ -75,6 +77,7 @@ impl Upstream {
             opened: 0,
             heard: false,
             changes: 0,
+            surplus: false,
         }
     }
 
@@ -86,7 +89,13 @@ impl Upstream {
 
     /// Places on the wire of slots of the source.
     pub(super) fn places(&self, slots: &RowSet) -> RowSet {
-        RowSet::from_rows(slots.iter().filter_map(|slot| self.rows.place(slot)))
+        // Those of a range follow each other, if it is wanted as a whole.
+        let wanted = slots.intersection(&self.rows);
+        let places = wanted.ranges().iter().filter_map(|range| {
+            let first = self.rows.place(range.start)?;
+            Some(first..first + (range.end - range.start))
+        });
+        RowSet::from_ranges(places)
     }
 
     /// Whether the source has heard of a fetch for the subscription that it knows.
@@ -109,7 +118,8 @@ impl Upstream {
             (self.told, self.needs_told) = (0, self.needs.is_empty());
         }
         if !std::mem::replace(&mut self.needs_told, true) {
-            Encoder::message(out, &Message::Need { partition: id, versions: self.needs.clone() });
+            let versions = self.needs.keys().copied().collect();
+            Encoder::message(out, &Message::Need { partition: id, versions });
             told.paid.extend(self.needs_paid.iter().cloned());
         }
         for (ticket, paid) in std::mem::take(&mut self.withdrawn) {
@@ -167,22 +177,41 @@ impl<H: Host> Node<H> {
         connection.given.told.bytes += (out.len() - before) as u64;
     }
 
-    /// What is wanted of a partition may have changed: by a peer's `first` subscription to it, of which there is only one, or
-    /// in another way.
-    pub(super) fn ask_source(&mut self, id: PartitionId, first: bool) {
+    /// What is wanted of a partition may have changed: by what `peers` want now, all of them for the `first` time or not. There is
+    /// only one first time for a peer. All that is wanted is put together anew only where a peer may want less than it did: rows
+    /// that are wanted already change nothing, and others are added.
+    pub(super) fn ask_source(&mut self, id: PartitionId, peers: &[PeerId], first: bool) {
         let Self { partitions, changes, .. } = self;
         let Some(partition) = partitions.get_mut(&id) else { return };
-        let Some(upstream) = &mut partition.upstream else { return };
-        let changes = changes.entry(upstream.peer).or_default();
-        let (mut wanted, paid) = asked(&partition.subscribers, &partition.away);
-        if !upstream.may_change(*changes) {
-            wanted = RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into()));
+        let Partition { upstream: Some(upstream), subscribers, away, .. } = partition else { return };
+        // What is consumed here has places in its mirror, whoever asks for it.
+        if !upstream.identity {
+            return;
         }
-        upstream.paid = paid;
-        if wanted != upstream.rows {
+        let changes = changes.entry(upstream.peer).or_default();
+        let wanted = if !upstream.may_change(*changes) {
+            // Once it may change again, what is wanted then is not known.
+            upstream.surplus = true;
+            let all = 0..u64::from(upstream.shape.slots);
+            (upstream.rows.len() < all.end).then(|| RowSet::from_ranges([all]))
+        } else if std::mem::take(&mut upstream.surplus) {
+            // It counts also where it turns out to be the same: a peer may have it done again and again.
             if !first {
                 (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
             }
+            Some(asked(subscribers, away)).filter(|wanted| *wanted != upstream.rows)
+        } else {
+            let here = |peer| subscribers.get(peer).map(|subscriber| &subscriber.rows);
+            let of = |peer| here(peer).or_else(|| away.get(peer).map(|away| &away.rows));
+            let others = peers.iter().filter_map(of).filter(|rows| !rows.is_within(&upstream.rows));
+            let others: Vec<&RowSet> = others.collect();
+            if !others.is_empty() && !first {
+                (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
+            }
+            (!others.is_empty()).then(|| RowSet::union_of(others.into_iter().chain([&upstream.rows])))
+        };
+        upstream.paid = paid(subscribers, away);
+        if let Some(wanted) = wanted {
             // Rows that are new to this node must arrive before it can say what they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
@@ -200,20 +229,22 @@ impl<H: Host> Node<H> {
     /// those wanted here, and are named again when the source reconnects. For its own list, which is gone, it pays too much until
     /// then.
     pub(super) fn share(&mut self, id: PartitionId) {
-        let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let Some(upstream) = &mut partition.upstream else { return };
-        let (wanted, paid) = asked(&partition.subscribers, &partition.away);
-        if wanted == upstream.rows {
-            upstream.paid = paid;
-        }
-    }
-
-    pub(super) fn set_needs(&mut self, id: PartitionId, needs: Vec<u64>, paid: Vec<Shared>) {
-        let Some(upstream) = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
+        let Some(Partition { upstream: Some(upstream), subscribers, away, .. }) =
+            self.partitions.get_mut(&id)
         else {
             return;
         };
-        upstream.needs_paid = paid;
+        if !upstream.surplus || asked(subscribers, away) == upstream.rows {
+            upstream.surplus = false;
+            upstream.paid = paid(subscribers, away);
+        }
+    }
+
+    /// The consumer here needs these versions, and no others.
+    pub(super) fn set_needs(&mut self, id: PartitionId, versions: Vec<u64>) {
+        let partition = self.partitions.get_mut(&id);
+        let Some(upstream) = partition.and_then(|partition| partition.upstream.as_mut()) else { return };
+        let needs: BTreeMap<u64, u32> = versions.into_iter().map(|version| (version, 1)).collect();
         if upstream.needs != needs {
             (upstream.needs, upstream.needs_told) = (needs, false);
             if upstream.heard {
@@ -222,26 +253,51 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// What the consumers behind this node need, the node needs.
-    pub(super) fn merge_needs(&mut self, id: PartitionId) {
-        let Some(partition) = self.partitions.get(&id) else { return };
-        if partition.shape.propagation == Propagation::Bounded
-            && partition.upstream.as_ref().is_some_and(|up| up.identity)
-        {
-            let all: Vec<&Needs> =
-                partition.subscribers.values().map(|subscriber| &subscriber.needs).collect();
-            let versions: BTreeSet<u64> =
-                all.iter().flat_map(|needs| needs.versions.iter().copied()).collect();
-            let paid = all.iter().map(|needs| Shared::clone(&needs.kept)).collect();
-            self.set_needs(id, versions.into_iter().collect(), paid);
+    /// What the consumers behind this node need, the node needs: a peer needs other versions than `before`. Only these are looked
+    /// at, and not what all others need.
+    pub(super) fn change_needs(&mut self, id: PartitionId, peer: PeerId, before: &Needs) {
+        let Some(Partition { upstream: Some(upstream), subscribers, .. }) = self.partitions.get_mut(&id)
+        else {
+            return;
+        };
+        let now = subscribers.get(&peer).map_or(&[][..], |subscriber| &subscriber.needs.versions);
+        if !upstream.identity || before.versions.is_empty() && now.is_empty() {
+            return;
+        }
+        let mut changed = false;
+        for &version in now {
+            let count = upstream.needs.entry(version).or_default();
+            changed |= *count == 0;
+            *count += 1;
+        }
+        for version in &before.versions {
+            let Some(count) = upstream.needs.get_mut(version) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                upstream.needs.remove(version);
+                changed = true;
+            }
+        }
+        let needs = subscribers.values().map(|subscriber| &subscriber.needs);
+        let needs = needs.filter(|needs| !needs.versions.is_empty());
+        upstream.needs_paid = needs.map(|needs| Shared::clone(&needs.kept)).collect();
+        if changed {
+            upstream.needs_told = false;
+            if upstream.heard {
+                self.want(id);
+            }
         }
     }
 }
 
-/// The rows that peers ask for which are here, or may come again, and what they pay for them.
-fn asked(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> (RowSet, Vec<Shared>) {
-    let here = here.values().map(|subscriber| (&subscriber.rows, &subscriber.kept));
-    let all = here.chain(away.values().map(|away| (&away.rows, &away.kept)));
-    let rows = RowSet::union_of(all.clone().map(|(rows, _)| rows));
-    (rows, all.map(|(_, paid)| Shared::clone(paid)).collect())
+/// The rows that peers ask for which are here, or may come again.
+fn asked(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> RowSet {
+    let here = here.values().map(|subscriber| &subscriber.rows);
+    RowSet::union_of(here.chain(away.values().map(|away| &away.rows)))
+}
+
+/// What those peers pay for them.
+fn paid(here: &BTreeMap<PeerId, Subscriber>, away: &BTreeMap<PeerId, Away>) -> Vec<Shared> {
+    let here = here.values().map(|subscriber| &subscriber.kept);
+    here.chain(away.values().map(|away| &away.kept)).map(Shared::clone).collect()
 }

@@ -181,3 +181,21 @@ fn what_a_peer_has_left_is_heard_in_turns_before_its_end_is_told_and_it_is_forgo
         assert_eq!(theirs.read_to_end(&mut Vec::new()).unwrap(), 0, "nothing is said to it");
     }
 }
+
+// The thread could sleep once with what followed from a peer's end unsent.
+#[test]
+fn after_a_peers_end_it_looks_once_more_for_what_others_are_to_be_sent() {
+    let (mut passer, _handle) = passer();
+    subscribe(&mut passer);
+    let mut theirs = entered(&mut passer, PRODUCER);
+    let mut offer = Vec::new();
+    Encoder::message(&mut offer, &Message::Offer { partition: ID, shape: SHAPE });
+    theirs.write_all(&offer).unwrap();
+    assert!(passer.look(Some(Duration::from_secs(60))));
+    // It is to be told what is wanted, and its connection is reset.
+    rustix::net::sockopt::set_socket_linger(&theirs, Some(Duration::ZERO)).unwrap();
+    drop(theirs);
+    assert!(passer.transmit_all(), "it has ended");
+    assert!(passer.wires.is_empty());
+    assert!(!passer.transmit_all(), "nothing is left");
+}

@@ -5,7 +5,7 @@ use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::memory::OwnLane;
 use penstock_kernels::filter::sums::{self, HeldBack, Moment, SumFilter};
-use penstock_kernels::{Dtype, Foreign, Settings};
+use penstock_kernels::{Dtype, Foreign, Settings, settled};
 use penstock_proto::spec::TensorSpec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,11 +32,16 @@ pub(super) enum Sum<'a> {
 
 impl Carry {
     /// Empty.
-    pub(super) fn new(spec: &TensorSpec, filter: Arc<dyn SumFilter>) -> Self {
-        let elements = spec.elements().unwrap_or(0) as usize;
-        let mut bytes = vec![0; elements * spec.dtype.accumulator_size()];
+    pub(super) fn new(spec: &TensorSpec, filter: Arc<dyn SumFilter>) -> Result<Self, Error> {
+        let length = spec.elements().unwrap_or(0) as usize * spec.dtype.accumulator_size();
+        let mut bytes = Vec::new();
+        let none = Error::system("get the memory for what a filter carries");
+        bytes
+            .try_reserve_exact(length)
+            .map_err(|_| none(std::io::Error::from(std::io::ErrorKind::OutOfMemory)))?;
+        bytes.resize(length, 0);
         sums::empty(spec.dtype, &mut bytes);
-        Self { filter, dtype: spec.dtype, bytes }
+        Ok(Self { filter, dtype: spec.dtype, bytes })
     }
 
     /// Puts into the lane what is sent of a chunk's sum, which may stand there: what the filter chooses, or all of it.
@@ -57,10 +62,13 @@ impl Carry {
             Sum::Given(data) => Some(data.part(chunk.clone())),
             Sum::Lane | Sum::None => None,
         };
-        lane.rewrite(chunk, given, |sum_there, sent| match sum {
-            Sum::None => sums::release(*dtype, None, sent, carry),
-            _ if all => sums::release(*dtype, Some(sum_there), sent, carry),
-            _ => filter.split(Moment { clock, first: first as u64 }, sum_there, sent, carry),
+        // A fraction of a chunk's elements is a number of them by rounding, which has to be the same on every worker.
+        settled(|| {
+            lane.rewrite(chunk, given, |sum_there, sent| match sum {
+                Sum::None => sums::release(*dtype, None, sent, carry),
+                _ if all => sums::release(*dtype, Some(sum_there), sent, carry),
+                _ => filter.split(Moment { clock, first: first as u64 }, sum_there, sent, carry),
+            });
         });
     }
 }

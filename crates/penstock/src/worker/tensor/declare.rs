@@ -147,20 +147,27 @@ impl Tensor {
     }
 }
 
+/// A tensor's memory: what its servers share with it, and what a filter of contributions carries.
+type Memory = (WorkerMemory, OwnLane, Option<Carry>);
+
 impl Draft {
     fn new(spec: TensorSpec, terms: Arc<Terms>, adaptive: Option<Adaptive>) -> Self {
         Self { spec, terms, adaptive, decided: None, homes: Vec::new(), parts: Vec::new() }
     }
 
     /// Asks the first server, which decides, then tells the others, as far as they were not told; then maps what they gave.
-    fn go_on(&mut self, job: &Inner, deadline: Deadline) -> Result<(WorkerMemory, OwnLane), Error> {
+    fn go_on(&mut self, job: &Inner, deadline: Deadline) -> Result<Memory, Error> {
         let links = job.links();
         let first = links.first().ok_or(Error::Closed)?;
         let cut = Cut::new(self.spec.bytes(), first.welcome.chunk_bytes);
         while let Some(link) = links.get(self.parts.len()) {
             self.declare(link, links.len(), cut, deadline)?;
         }
-        WorkerMemory::new(cut, self.spec.dtype, &self.parts).map_err(Error::system("map a tensor"))
+        let filter = self.terms.sums.as_ref();
+        let carry = filter.map(|filter| Carry::new(&self.spec, Arc::clone(filter))).transpose()?;
+        let mapped =
+            WorkerMemory::new(cut, self.spec.dtype, &self.parts).map_err(Error::system("map a tensor"));
+        mapped.map(|(memory, lane)| (memory, lane, carry))
     }
 
     /// Has the next server declare it.
@@ -226,15 +233,15 @@ impl Draft {
         Ok(())
     }
 
-    fn finish(self, job: &Arc<Inner>, (memory, lane): (WorkerMemory, OwnLane)) -> Result<Tensor, Error> {
-        let Self { spec, terms, adaptive, decided, homes, .. } = self;
+    fn finish(self, job: &Arc<Inner>, (memory, lane, carry): Memory) -> Result<Tensor, Error> {
+        let Self { spec, adaptive, decided, homes, .. } = self;
         let (id, _) = decided.ok_or(Error::Closed)?;
         count(job, &homes, &memory.cut());
         Ok(Tensor {
             job: Arc::clone(job),
             id,
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
-            carry: terms.sums.as_ref().map(|filter| Mutex::new(Carry::new(&spec, Arc::clone(filter)))),
+            carry: carry.map(Mutex::new),
             spec,
             memory,
             homes,

@@ -144,7 +144,10 @@ impl Tensor {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
         // So that it goes whole, or not at all if the job is being closed.
-        let _whole = self.job.clock(deadline)?;
+        let (clock, _whole) = self.job.clock(deadline)?;
+        if position.is_open(clock) {
+            return Err(Error::Unfinished { name: self.spec.name.clone() });
+        }
         let links = self.job.links();
         let rooms = self.rooms(&links, |_| 1, deadline)?;
         lock(&self.lane).write(0, data);
