@@ -29,10 +29,12 @@ pub enum Resource {
     Threads,
     /// Things that wait: requests without an answer, fetches, subscriptions.
     Entries,
+    /// Tables. Until all workers have declared one, it is charged to the worker that began it.
+    Tables,
 }
 
 impl Resource {
-    const COUNT: usize = 5;
+    const COUNT: usize = 6;
 
     /// Whether both a job's declarations and its workers draw on it; on each other resource only one of the two draws.
     fn is_shared(self) -> bool {
@@ -47,6 +49,7 @@ impl Resource {
             Self::Mappings => "raise `vm.max_map_count` on the server's host (sysctl)",
             Self::Threads => "raise the option `shards`, which sets the number of the job's threads",
             Self::Entries => "wait for answers before asking more: so many open requests are a mistake",
+            Self::Tables => "begin no more tables before all workers have declared those that were begun",
         }
     }
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Resource {
             Self::Mappings => "mappings",
             Self::Threads => "threads",
             Self::Entries => "waiting entries",
+            Self::Tables => "tables",
         })
     }
 }

@@ -39,6 +39,11 @@ fn is_refused(answer: &Answer) -> bool {
     matches!(answer, Answer::Refused(Refusal::Table(TableError::OutOfTurn { .. })))
 }
 
+/// Whether a refusal says which worker it is about.
+fn names(answer: &Answer, rank: u32) -> bool {
+    matches!(answer, Answer::Refused(refusal) if refusal.to_string().contains(&format!("worker {rank}")))
+}
+
 /// Waits until a server has taken so much memory.
 fn wait_until_taken(cluster: &Cluster, server: usize, bytes: u64) {
     let until = Instant::now() + seconds(common::DEADLINE);
@@ -101,14 +106,28 @@ fn nobody_maps_rows_of_a_worker_of_another_host() {
     let mut control = far(&cluster, 1, 1);
     tell(&near.connection, 4, users());
     let (reply, _) = hear(&near.connection);
-    assert!(reply.id == 2 && is_refused(&reply.body), "{reply:?}");
+    assert!(reply.id == 2 && is_refused(&reply.body) && names(&reply.body, 1), "{reply:?}");
     assert_eq!(hear(&near.connection).0.body, none);
-    assert!(is_refused(&near.ask(5, partition(7, 1, 100))));
+    let refused = near.ask(5, partition(7, 1, 100));
+    assert!(is_refused(&refused) && names(&refused, 1), "{refused:?}");
     let how = Departure::Failed { what: "no".to_owned() };
     tenants::say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
     while tenants::hear(&mut control).is_some() {}
     // What it never had belongs to no one; what it sent is not replaced by that, as the node's tests show.
     assert_eq!(near.ask(6, partition(7, 1, 100)), Answer::Table(TableAnswer::Partition));
+}
+
+// Its consumers there tried to map them, and were told that this broke the protocol, and not who had.
+#[test]
+fn who_says_that_its_rows_are_in_memory_that_it_does_not_share_is_refused_and_named() {
+    let cluster = Cluster::over(Way::Mixed, 2, 1, &[]);
+    let mut far = Far { control: far(&cluster, 0, 1), next: 1 };
+    let begin = |near| Ask::Table(TableAsk::Begin { spec: few_rows("U"), home: 0, near });
+    let refused = far.ask(begin(true));
+    assert!(is_refused(&refused) && names(&refused, 1), "{refused:?}");
+    assert_eq!(far.ask(begin(false)), Answer::Table(TableAnswer::Done));
+    let near = Raw::join(&cluster, 0);
+    assert_eq!(near.ask(2, begin(true)), Answer::Table(TableAnswer::Done));
 }
 
 // It mapped them as well, and what it had offered was replaced, along with its subscribers.
@@ -141,7 +160,7 @@ fn a_partition_has_the_rows_that_its_producer_names() {
     assert_eq!(barrier, Answer::Table(TableAnswer::Absent { ranks: Vec::new() }));
     assert_eq!(producer.ask(2, partition(0, 0, 2)), Answer::Table(TableAnswer::Partition));
     let (reply, _) = hear(&other.connection);
-    assert!(reply.id == 2 && is_refused(&reply.body), "{reply:?}");
+    assert!(reply.id == 2 && is_refused(&reply.body) && names(&reply.body, 0), "{reply:?}");
     assert!(is_refused(&other.ask(4, partition(0, 0, 9))));
 }
 

@@ -297,6 +297,28 @@ fn names_of_tensors_that_are_elsewhere(address: SocketAddr) -> Vec<TcpStream> {
     vec![control]
 }
 
+/// Partitions that the thread which passes rows on looks at for each connection that it is given.
+const OFFERS: u32 = 4_000;
+/// Connections for rows that are opened one after the other, faster than that.
+const CONNECTIONS: usize = 2_000;
+
+// They waited for that thread, charged to nobody, until the process had no descriptor left for the other tenant.
+fn connections_for_rows_without_end(address: SocketAddr) -> Vec<TcpStream> {
+    let (control, mut first) = (evil_worker(address), items(address));
+    let shape = Shape { slots: 1, row_bytes: 8, propagation: Propagation::Eager };
+    let offer = |table| message(&Message::Offer { partition: PartitionId { table, rank: 0 }, shape });
+    let offers = (0..OFFERS).flat_map(offer).chain(message(&Message::Flush { id: 1 }));
+    first.write_all(&offers.collect::<Vec<u8>>()).unwrap();
+    assert!(first.read(&mut [0; 64]).unwrap() > 0, "all of them were heard");
+    let before = count("/proc/self/fd");
+    for at in 0..CONNECTIONS {
+        drop(items(address));
+        let now = count("/proc/self/fd");
+        assert!(now < before + OWN_DESCRIPTORS, "{} descriptors more for {at} connections", now - before);
+    }
+    vec![control, first]
+}
+
 /// One test, not one for each: they count what the whole process keeps.
 #[test]
 fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other_does_not_notice() {
@@ -317,6 +339,10 @@ fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other
     let most = Some(PROCESS_DESCRIPTORS);
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
     let alone = train(service_with(QUOTA).1);
+    let (service, address) = service_with(2048 * MIB);
+    let open = connections_for_rows_without_end(address);
+    assert!(train(address) == alone, "connections for rows: the honest tenant saw other values");
+    drop((open, service));
     let elsewhere: [(&str, Attack); 2] = [
         ("the largest number", a_tensor_with_the_largest_number),
         ("names", names_of_tensors_that_are_elsewhere),

@@ -87,6 +87,9 @@ struct Table {
     /// Workers that have heard that it failed.
     heard: BTreeSet<Rank>,
     _charge: Charge,
+    /// For its place among the tables that there may be: of who began it, and of the job once all know of it. So nobody takes the
+    /// places of the others' tables with names that only it has.
+    place: Charge,
     /// Whether it is known which worker produces what, and workers are told: from then on no worker's rows change.
     told: bool,
     matched: Matched,
@@ -166,6 +169,7 @@ impl Registry {
             }
             Entry::Vacant(place) => {
                 let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
+                let place_charge = peer.charge(Resource::Tables, 1).map_err(exhausted)?;
                 let id = self.next;
                 self.next += 1;
                 self.names.insert(id, spec.name.clone());
@@ -179,6 +183,7 @@ impl Registry {
                     matched: Matched::Not,
                     ready: BTreeSet::new(),
                     _charge: charge,
+                    place: place_charge,
                 })
             }
         };
@@ -479,6 +484,10 @@ impl Table {
         let inherited = orphan.map(|orphan| self.inherit(orphan, heir, &mut sweep, members)).transpose()?;
         self.matched = Matched::All(sweep.into_sources(inherited.as_ref().map(|it| it.rank)));
         self.told = true;
+        // Where not one place is left for the job to take it before that is given back, it stays the worker's.
+        if let Ok(place) = account.charge(Resource::Tables, 1) {
+            self.place = place;
+        }
         Ok((Settled::Known, inherited))
     }
 
@@ -661,6 +670,32 @@ mod tests {
             let told = registry.told(rank, "U", &Members::of([0, 1]));
             assert!(matches!(told, Some(Err(TableError::Exhausted { .. }))), "{told:?}");
         }
+    }
+
+    // It could take all of them, and the others were told that there were too many tables, and not whose.
+    #[test]
+    fn who_begins_tables_that_nobody_else_declares_leaves_the_others_theirs() {
+        let account = Account::new(Limits::NONE.with(Resource::Tables, 100));
+        let mut registry = Registry::charged_to(account.clone());
+        let named = |name: String| TableSpec { name, ..spec() };
+        let begin =
+            |registry: &mut Registry, rank, name| registry.begin(rank, &named(name), rank, true, &all());
+        let refused = (0..100).find_map(|at| begin(&mut registry, 0, format!("t{at}")).err()).unwrap();
+        let TableError::Exhausted { why, .. } = refused else { panic!("{refused}") };
+        assert_eq!((why.resource, account.taken(Resource::Tables)), (Resource::Tables, 80));
+        begin(&mut registry, 0, "t7".to_owned()).unwrap();
+        // The others go on: what both have declared counts for neither of them.
+        let live = Members::of([1, 2]);
+        for at in 0..18 {
+            let its = named(format!("u{at}"));
+            [1, 2].into_iter().for_each(|rank| declare(&mut registry, rank, &its, &[rank.into()], &[1]));
+            assert!(registry.told(1, &its.name, &live).unwrap().is_ok());
+            assert_eq!(account.worker(1).taken(Resource::Tables), 0, "all know of it: it is the job's");
+        }
+        assert_eq!(account.taken(Resource::Tables), 98);
+        let id = registry.id("u0").unwrap();
+        registry.remove("u0", id);
+        assert_eq!(account.taken(Resource::Tables), 97);
     }
 
     // Who was ready for a table that was given up counted as ready for the next of its name.

@@ -4,6 +4,7 @@
 //! Strangers get little: a deadline, a bounded number of places, of which one host cannot take those of another
 //! ([`penstock_proto::strangers`]), and no thread of any job. A job that does not exist is answered like a wrong secret.
 
+use super::arrivals::Arrival;
 use super::fair_share::{LONG, Shares};
 use super::{Order, Shared, StartError};
 use crate::options::{Options, Security};
@@ -459,7 +460,12 @@ impl Loop {
             return;
         }
         if let Some(job) = self.state.jobs().get(job) {
-            let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose, long });
+            let arrivals = &job.control.arrivals;
+            let more = arrivals.put(Arrival { stream: records.into_stream(), purpose, long });
+            if more && job.orders.send(Order::Enter).is_err() {
+                // The control thread has ended, and may have closed before this came what waited for it.
+                arrivals.clear();
+            }
             job.control.wakeup.ring();
         }
     }

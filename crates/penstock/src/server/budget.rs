@@ -4,6 +4,7 @@
 
 use crate::limits;
 use penstock_proto::account::{Limits, Resource};
+use penstock_proto::items::spec::MAX_TABLES;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,7 @@ pub(super) fn limits(memory: u64, threads: u64, shared: bool) -> Limits {
         .with(Resource::Descriptors, part(limits::descriptors()))
         .with(Resource::Mappings, part(limits::mappings()))
         .with(Resource::Threads, threads)
+        .with(Resource::Tables, MAX_TABLES.into())
 }
 
 /// The budget in bytes for a configured `memory` (0: find out).

@@ -1,9 +1,11 @@
 //! Who is at the other end of a control connection.
 
+use super::arrivals::Newest;
 use super::proof::Proof;
 use crate::wire::Ended;
 use crate::wire::records::RecordStream;
 use penstock_fabric::layout::{Count, page};
+use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
@@ -150,6 +152,9 @@ pub(super) struct Worker {
     pub(super) client: Option<u64>,
     /// What it may have to be told again.
     pub(super) answers: Answers,
+    /// Its connections that wait for each shard, with whether their round trips are long, and for the thread that passes rows on.
+    pub(super) to_shards: Vec<Newest<(Stream, bool)>>,
+    pub(super) to_items: Newest<Stream>,
     /// What its connections and wake-ups were charged.
     _charge: Charge,
 }
@@ -161,6 +166,7 @@ impl Worker {
         session: Session,
         lease: Lease,
         client: u64,
+        shards: usize,
         charge: Charge,
     ) -> Self {
         let (answers, client) = (Answers::default(), Some(client));
@@ -176,6 +182,8 @@ impl Worker {
             ending: None,
             client,
             answers,
+            to_shards: std::iter::repeat_with(Newest::default).take(shards).collect(),
+            to_items: Newest::default(),
             _charge: charge,
         }
     }

@@ -1,6 +1,7 @@
 //! Passes rows of tables on to workers that share no memory with their producer: one thread for each job on a server, started
 //! with the first such worker. [`penstock_proto::items::node`] decides what is sent to which peer.
 
+use super::arrivals::Newest;
 use super::bells;
 use super::shard::Report;
 use super::tables::{PartitionCharges, Sealed};
@@ -39,7 +40,7 @@ pub(super) enum Command {
     /// A peer's connection.
     Enter {
         peer: PeerId,
-        stream: Stream,
+        waiting: Newest<Stream>,
         /// Whether it shares this host's memory: then its rows do not come by this.
         local: bool,
     },
@@ -558,11 +559,13 @@ impl Passer {
                     self.hear_out(peer, Ended::Connection(ErrorKind::ConnectionAborted.into()));
                     self.forget_gone(peer);
                 }
-                Command::Enter { peer, stream, local } => {
+                Command::Enter { peer, waiting, local } => {
                     if local {
                         self.node.host().local.insert(peer);
                     }
-                    self.enter(peer, stream);
+                    if let Some(stream) = waiting.take() {
+                        self.enter(peer, stream);
+                    }
                 }
             }
         }

@@ -22,10 +22,12 @@
 //! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
 //! | [`pace`] | control, one a shard | how much a job may say beside others that moves no values |
 //! | [`acceptor`] | acceptor | accepts network connections and lets them prove which job they belong to |
+//! | [`arrivals`] | all | connections on their way to the threads that hear them |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
 
 pub(crate) mod acceptor;
+mod arrivals;
 mod bells;
 mod budget;
 mod catalog;
@@ -54,11 +56,9 @@ use outcome::{LastWill, Obituary, Shared};
 use penstock_fabric::descriptors;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
-use penstock_fabric::net::stream::Stream;
 use penstock_fabric::socket::{Connection, Listener};
 use penstock_proto::Rank;
 use penstock_proto::error::JobFailure;
-use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
 use std::net::SocketAddr;
@@ -125,12 +125,8 @@ impl Drop for Threads {
 #[derive(Debug)]
 enum Order {
     Accept(Connection),
-    /// A connection from the network that has proved to belong to the job; whether its round trip is long.
-    Enter {
-        stream: Stream,
-        purpose: Purpose,
-        long: bool,
-    },
+    /// One more connection from the network has proved to belong to the job: it is [there](Shared::arrivals).
+    Enter,
     /// The launcher of a worker saw its process end: how, or `None` if it ended well.
     Gone {
         rank: Rank,

@@ -1,5 +1,6 @@
 //! How the job ended at a server: what the control thread says, and what is said if a thread panics.
 
+use super::arrivals::Arrivals;
 use super::{StartError, shard};
 use crate::thread::Wakeup;
 use penstock_proto::error::JobFailure;
@@ -7,12 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// What the control thread shows to others of its process.
+/// What the control thread shows to others of its process, and those to it.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) outcome: Mutex<Option<Result<(), JobFailure>>>,
     pub(super) ended: Condvar,
     pub(super) wakeup: Wakeup,
+    /// Connections that wait for it.
+    pub(super) arrivals: Arrivals,
     /// Workers that are here, and bytes that tensors take.
     pub(super) workers: AtomicU32,
     pub(super) memory: AtomicU64,
@@ -24,6 +27,7 @@ impl Shared {
             outcome: Mutex::default(),
             ended: Condvar::new(),
             wakeup: Wakeup::new().map_err(StartError::system("make a wake-up descriptor"))?,
+            arrivals: Arrivals::default(),
             workers: AtomicU32::new(0),
             memory: AtomicU64::new(0),
         })
@@ -45,6 +49,7 @@ pub(super) struct LastWill {
 
 impl Drop for LastWill {
     fn drop(&mut self) {
+        self.shared.arrivals.clear();
         let mut outcome = self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         outcome.get_or_insert_with(|| {
             let reason = "its control thread panicked, which is a bug in Penstock".to_owned();

@@ -2,6 +2,7 @@
 //! `penstock-proto` decide, folds in shared memory, publishes, wakes the workers that wait, and sleeps when there is nothing to
 //! do.
 
+use super::arrivals::Newest;
 use super::bells;
 use super::pace::Pace;
 use super::ports::{Local, Port, Ports};
@@ -62,8 +63,8 @@ pub(super) enum Command {
     /// It has connected to this shard, for the first time or again.
     Attach {
         peer: PeerId,
-        stream: Stream,
-        long: bool,
+        /// The connection; whether its round trip is long.
+        waiting: Newest<(Stream, bool)>,
     },
     Declare {
         id: TensorId,
@@ -435,7 +436,11 @@ impl Loop {
                 let remote = Remote::new(job, peer, place, self.setup.lease);
                 self.ports.open(peer, Port::Remote(Box::new(remote)));
             }
-            Command::Attach { peer, stream, long } => self.attach(peer, stream, long),
+            Command::Attach { peer, waiting } => {
+                if let Some((stream, long)) = waiting.take() {
+                    self.attach(peer, stream, long);
+                }
+            }
             Command::Declare { id, spec, terms, total, home } => {
                 let chunks = home.chunks().to_vec();
                 self.memory.declare(id, spec.plan(), terms, home, self.setup.workers);

@@ -116,10 +116,11 @@ impl Control {
 
     /// Passes a peer's connection on to the shard that it is for.
     pub(super) fn attach(&mut self, peer: PeerId, session: Session, shard: u32, stream: Stream, long: bool) {
-        if let Some(handle) = self.shards.handles.get(shard as usize)
-            && self.known(peer, session).is_some_and(Worker::is_remote)
+        let Some(worker) = self.known(peer, session).filter(|worker| worker.is_remote()) else { return };
+        if let Some(waiting) = worker.to_shards.get(shard as usize)
+            && waiting.put((stream, long))
         {
-            handle.send(Command::Attach { peer, stream, long });
+            self.shards.handles[shard as usize].send(Command::Attach { peer, waiting: waiting.clone() });
         }
     }
 
@@ -278,7 +279,8 @@ impl Control {
         descriptors: Charge,
     ) {
         let lease = Lease::new(self.lease_ms(), self.clock.now());
-        let worker = Worker::new(peer, page, session, lease, token, descriptors);
+        let shards = self.shards.handles.len();
+        let worker = Worker::new(peer, page, session, lease, token, shards, descriptors);
         self.workers.insert(rank, worker);
         if let Some(client) = self.clients.get_mut(&token) {
             client.peer = Some(peer);

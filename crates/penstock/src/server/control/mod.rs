@@ -9,6 +9,7 @@ mod entry;
 mod requests;
 mod tables;
 
+use super::arrivals::Arrival;
 use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
@@ -331,20 +332,10 @@ impl Control {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Accept(connection) => self.welcome_stranger(Channel::Local(connection)),
-                Order::Enter { stream, purpose: Purpose::Control, .. } => {
-                    self.welcome_stranger(Channel::Remote(Box::new(RecordStream::new(
-                        stream,
-                        MAX_MESSAGE_BYTES,
-                    ))));
-                }
-                // Connections for shards and rows that come when the job has ended are dropped: the worker hears of the end
-                // on its control connection.
-                Order::Enter { .. } if self.ended.is_some() => {}
-                Order::Enter { stream, purpose: Purpose::Shard { peer, session, shard }, long } => {
-                    self.attach(peer, session, shard, stream, long);
-                }
-                Order::Enter { stream, purpose: Purpose::Items { peer, session }, .. } => {
-                    self.attach_items(peer, session, stream);
+                Order::Enter => {
+                    if let Some(arrival) = self.shared.arrivals.take() {
+                        self.let_in(arrival);
+                    }
                 }
                 Order::Gone { rank, how } => self.gone(rank, how),
                 Order::Stop => {
@@ -352,6 +343,20 @@ impl Control {
                     self.end(JobFailure::Stopped { server: self.config.index });
                 }
             }
+        }
+    }
+
+    fn let_in(&mut self, Arrival { stream, purpose, long }: Arrival) {
+        match purpose {
+            Purpose::Control => {
+                let records = RecordStream::new(stream, MAX_MESSAGE_BYTES);
+                self.welcome_stranger(Channel::Remote(Box::new(records)));
+            }
+            // Connections for shards and rows that come when the job has ended are dropped: the worker hears of the end on its
+            // control connection.
+            _ if self.ended.is_some() => {}
+            Purpose::Shard { peer, session, shard } => self.attach(peer, session, shard, stream, long),
+            Purpose::Items { peer, session } => self.attach_items(peer, session, stream),
         }
     }
 

@@ -14,8 +14,9 @@ use std::sync::Arc;
 impl Control {
     /// Hands a peer's connection to the thread that passes rows on.
     pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
+        let Some(worker) = self.known(peer, session) else { return };
         // A worker of this host comes for rows of others.
-        let Some(local) = self.known(peer, session).map(|worker| !worker.is_remote()) else { return };
+        let (waiting, local) = (worker.to_items.clone(), !worker.is_remote());
         if self.items.is_none() {
             match self.start_items() {
                 Ok(items) => self.items = Some(items),
@@ -25,8 +26,10 @@ impl Control {
                 }
             }
         }
-        if let Some(items) = &self.items {
-            items.send(items::Command::Enter { peer, stream, local });
+        if let Some(items) = &self.items
+            && waiting.put(stream)
+        {
+            items.send(items::Command::Enter { peer, waiting, local });
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::server::Shared;
+use crate::server::arrivals::Newest;
 use crate::server::shard::{self, Command, Flags, Handle, Report, Setup};
 use crate::wire::travel::members::terms;
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
@@ -115,7 +116,9 @@ impl Rig {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         let stream = Stream::plain(stream, LEASE).unwrap();
-        self.send(Command::Attach { peer, stream, long: false });
+        let waiting = Newest::default();
+        waiting.put((stream, false));
+        self.send(Command::Attach { peer, waiting });
         socket.set_read_timeout(Some(LEASE)).unwrap();
         socket
     }

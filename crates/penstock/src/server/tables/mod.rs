@@ -16,7 +16,7 @@ mod partitions;
 
 use super::bells::Bells;
 use super::items;
-use partitions::{ELSEWHERE, Homed};
+use partitions::{Homed, elsewhere};
 pub(in crate::server) use partitions::{PartitionCharges, Sealed};
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
@@ -108,7 +108,7 @@ impl Tables {
             std::mem::take(&mut self.partitions).into_iter().partition(|(id, _)| id.rank == rank);
         self.partitions = others;
         let waiting = its.into_values().flat_map(|homed| homed.waiting);
-        waiting.map(|Wait { rank, request, .. }| (rank, request, Err(out_of_turn(ELSEWHERE)))).collect()
+        waiting.map(|Wait { rank: asker, request, .. }| (asker, request, Err(elsewhere(rank)))).collect()
     }
 
     /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
@@ -151,6 +151,10 @@ impl Tables {
             TableAsk::Begin { home, .. } if home >= self.servers => {
                 Some(Err(out_of_turn(&format!("rows at home at server {home} of {}", self.servers))))
             }
+            // At other servers it is found out when somebody asks to map its rows.
+            TableAsk::Begin { home: 0, near: true, .. } if self.first && !asker.local => Some(Err(
+                out_of_turn(&format!("rows in this host's memory of worker {rank}, which is on another")),
+            )),
             TableAsk::Begin { spec, home, near } => {
                 let begun = self.registry.begin(rank, &spec, home, near, &asker.members.live);
                 if begun.is_err() {

@@ -63,7 +63,7 @@ impl Tables {
         // A producer that has gone may have rows that it never had: those that no worker declared. What came from other hosts
         // stays what it is.
         if self.elsewhere.contains(&id.rank) && !asker.members.is_gone(id.rank) {
-            return Err(out_of_turn(ELSEWHERE));
+            return Err(elsewhere(id.rank));
         }
         let none = self.first && self.registry.shape(id, 0) != Some(shape);
         if none || self.freed.contains(id.table.into()) {
@@ -75,7 +75,7 @@ impl Tables {
             for Wait { rank, request, .. } in
                 self.partitions.remove(&id).into_iter().flat_map(|homed| homed.waiting)
             {
-                answers.push((rank, request, Err(out_of_turn(OTHER_ROWS))));
+                answers.push((rank, request, Err(other_rows(id.rank))));
             }
         }
         let homed = match self.partitions.entry(id) {
@@ -86,7 +86,7 @@ impl Tables {
             }
         };
         if homed.shape != shape {
-            return Err(out_of_turn(OTHER_ROWS));
+            return Err(other_rows(id.rank));
         }
         homed.askers.insert(asker.rank);
         if !homed.sealed && asker.rank != id.rank {
@@ -219,8 +219,15 @@ fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
     fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
 }
 
-pub(super) const ELSEWHERE: &str = "a partition of a worker on another host, whose rows come by the network";
-const OTHER_ROWS: &str = "a partition with other rows than it has";
+pub(super) fn elsewhere(rank: Rank) -> Refusal {
+    out_of_turn(&format!(
+        "a partition of worker {rank}, which is on another host: its rows come by the network"
+    ))
+}
+
+fn other_rows(rank: Rank) -> Refusal {
+    out_of_turn(&format!("a partition of worker {rank} with other rows than it has"))
+}
 
 fn no_partition(PartitionId { table, rank }: PartitionId, shape: Shape) -> String {
     let Shape { slots, row_bytes, .. } = shape;

@@ -1,5 +1,7 @@
 use super::*;
+use crate::server::budget;
 use penstock_proto::items::registry::Part;
+use penstock_proto::items::spec::MAX_TABLES;
 use penstock_proto::items::{Propagation, TableSpec};
 
 /// More than is gone over in one turn.
@@ -15,7 +17,11 @@ struct Server {
 
 impl Server {
     fn new() -> Self {
-        let tables = Tables::charged_to(&Account::default(), true, 1);
+        Self::of(&Account::default())
+    }
+
+    fn of(account: &Account) -> Self {
+        let tables = Tables::charged_to(account, true, 1);
         Self { tables, members: Members::of(0..WORKERS), bells: Bells::default(), request: 0 }
     }
 
@@ -78,4 +84,19 @@ fn a_large_table_is_made_in_turns_and_who_waits_for_it_waits_for_no_worker() {
     assert_eq!(told, server.members.live);
     assert_eq!(server.join(1).len(), 1, "what is known is told at once");
     assert_eq!(server.tables.undeclared("U", &server.members.live), [0, 1, 2], "nobody is ready so far");
+}
+
+// One of them began as many as there may be in a job, in four seconds, and the other could make none.
+#[test]
+fn who_takes_all_the_tables_that_it_gets_leaves_the_other_workers_some() {
+    let mut server = Server::of(&Account::new(budget::limits(1 << 40, 4, false)));
+    let mut begin = |rank: Rank, at: u32| {
+        let (name, propagation) = (format!("{rank}.{at}"), Propagation::Eager);
+        let spec = TableSpec { name, rows: 4, row_bytes: 8, sum: None, propagation, holds: String::new() };
+        server.ask(rank, TableAsk::Begin { spec, home: 0, near: true }).remove(0).2
+    };
+    let (begun, refusal) = (0..MAX_TABLES).find_map(|at| Some((at, begin(0, at).err()?))).unwrap();
+    let Refusal::Table(TableError::Exhausted { why, .. }) = refusal else { panic!("{refusal}") };
+    assert_eq!((why.resource, why.left), (Resource::Tables, 0));
+    assert!(begun > MAX_TABLES / 2 && begin(1, 0).is_ok() && begin(2, 0).is_ok());
 }
