@@ -1,9 +1,7 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{
-    Answerable, Copying, Pass, Subscriber, Together, candidates, merged, sift, some_candidates,
-};
+use super::subscriber::{Answerable, Pass, Subscriber, Together, candidates, merged, sift, some_candidates};
 use super::taken::{Batch, Halt, Taken, Taking};
 use super::work::Work;
 use crate::account::{Account, Exhausted};
@@ -329,7 +327,6 @@ pub(super) fn fetched<M: Memory>(
         let pending = &mut subscriber.fetches[at];
         let answerable = match work.is_over() {
             true => Answerable::Unknown,
-            false if pending.copying.is_some() => Answerable::Yes,
             false => pending.look(memory, here, work),
         };
         match answerable {
@@ -349,20 +346,11 @@ pub(super) fn fetched<M: Memory>(
             }
         }
         for _ in 0..ATTEMPTS {
-            let Copying { now, mut batch, mut together } = match pending.copying.take() {
-                Some(begun) => *begun,
-                None => {
-                    let batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
-                    Copying { now: memory.now(), batch, together: Together::default() }
-                }
-            };
+            let now = memory.now();
+            let mut batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
+            let mut together = Together::default();
             let mut torn = None;
             while let Some(&slot) = pending.slots.get(together.looked()) {
-                if work.is_over() {
-                    pending.copying = Some(Box::new(Copying { now, batch, together }));
-                    subscriber.pass = Some(Pass { next: at, turn, since });
-                    return Ok(Fetched::Unknown);
-                }
                 work.copy(row_bytes);
                 let start = batch.room(1)?;
                 let Ok(look) = memory.read(slot, now, &mut batch.values[start..]) else {
@@ -378,6 +366,10 @@ pub(super) fn fetched<M: Memory>(
                 // Where it was overtaken, it is whole at a later moment; where it stays torn, that costs no more than a look.
                 if memory.look(slot, memory.now()).is_err() {
                     break;
+                }
+                if work.is_over() {
+                    subscriber.pass = Some(Pass { next: at, turn, since });
+                    return Ok(Fetched::Unknown);
                 }
                 continue;
             }

@@ -146,7 +146,6 @@ impl<H: Host> Node<H> {
             last: 0,
             together: Together::default(),
             torn: None,
-            copying: None,
             relayed: None,
             answered: false,
             relay_bytes,

@@ -1,7 +1,7 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
 use super::kept::{Kept, Needs, Shared};
-use super::taken::{Batch, Taking};
+use super::taken::Taking;
 use super::work::Work;
 use crate::account::Charge;
 use crate::items::FINAL;
@@ -24,8 +24,6 @@ pub(super) struct Pending {
     pub(super) together: Together,
     /// A slot that was torn when all were to be taken: most likely it still is.
     pub(super) torn: Option<u32>,
-    /// The answer, where not all of it was taken in a step.
-    pub(super) copying: Option<Box<Copying>>,
     /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
@@ -34,15 +32,6 @@ pub(super) struct Pending {
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
     pub(super) _kept: Kept,
-}
-
-/// An answer that is being taken: rows as they were at one moment.
-#[derive(Debug)]
-pub(super) struct Copying {
-    pub(super) now: Moment,
-    pub(super) batch: Batch,
-    /// The rows that it has.
-    pub(super) together: Together,
 }
 
 /// Whether the rows of a fetch were current together, as far as they have been looked at.
