@@ -191,7 +191,7 @@ fn rows_that_come_together_are_noted_together_for_each_that_wants_them() {
     let mut home = Node::new(Here::default());
     home.connected(PRODUCER);
     let peers: Vec<PeerId> = (100..100 + PEERS).map(PeerId::worker).collect();
-    let rows = RowSet::from_ranges([0..ROWS.into()]);
+    let rows = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
     for &peer in &peers {
         home.connected(peer);
         let rows = rows.clone();
