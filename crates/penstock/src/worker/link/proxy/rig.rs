@@ -49,7 +49,9 @@ pub(super) type What = (Vec<u8>, u64, u64, u64, u64);
 impl Seen {
     pub(super) fn what(&self) -> What {
         let mut bytes = vec![0; CHUNK];
-        let published = self.memory.read_chunk(0, &mut bytes[..]).unwrap();
+        // The other thread may be in the middle of writing it.
+        let read = std::iter::repeat_with(|| self.memory.read_chunk(0, &mut bytes[..]));
+        let published = read.into_iter().find_map(Result::ok).expect("it is whole in the end");
         let fetched = self.remote.fetched.load(std::sync::atomic::Ordering::Acquire);
         let (progress, folded) = (self.memory.progress(0, 0), self.memory.folded(0, 0));
         (bytes, published.version, progress.unwrap(), folded.unwrap(), fetched)
