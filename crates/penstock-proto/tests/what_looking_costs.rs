@@ -28,6 +28,8 @@ struct Counted {
 /// Rows that come from a peer one by one, of which each look and each byte that is read is counted.
 struct Mirror {
     rows: Vec<Look>,
+    /// The sets before those that they are of, which can be read beside them.
+    before: Vec<u64>,
     /// Of sets, which change one row each.
     done: Cell<u64>,
     log: RefCell<Vec<Changed>>,
@@ -43,6 +45,7 @@ impl Mirror {
         let rows = vec![Look { number: 0, clock: 0, as_of: 0 }; slots as usize];
         Self {
             rows,
+            before: vec![0; slots as usize],
             done: Cell::default(),
             log: RefCell::default(),
             unlisted: Cell::default(),
@@ -60,6 +63,7 @@ impl Mirror {
     /// A producer of this host sets a row.
     fn set(&mut self, slot: u32) {
         let number = self.done.get() + 1;
+        self.before[slot as usize] = self.rows[slot as usize].number;
         self.rows[slot as usize] = Look { number, clock: 1, as_of: number };
         self.log.borrow_mut().push(Changed { first: slot, count: 1, set: number as u32 });
         self.done.set(number);
@@ -83,7 +87,7 @@ impl Memory for Mirror {
 
     fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.counted.looks.set(self.counted.looks.get() + 1);
-        if self.torn.borrow().contains(&slot) {
+        if self.torn.borrow().contains(&slot) || self.before[slot as usize] > now.done {
             return Err(Torn);
         }
         let look = self.rows[slot as usize];
@@ -215,11 +219,16 @@ impl Net {
 
     /// What the reader is sent in one step, and whether there may be more.
     fn step(&mut self) -> (Vec<Vec<u8>>, bool) {
+        self.step_of(STEP + 10)
+    }
+
+    /// The same of a step that may look at so many rows.
+    fn step_of(&mut self, most: u64) -> (Vec<Vec<u8>>, bool) {
         self.node.collect_all();
         let (mut bytes, before) = (Vec::new(), self.counted.looks.get());
         let more = self.node.transmit(READER, &mut bytes, 1);
         let looks = self.counted.looks.get() - before;
-        assert!(looks <= STEP + 10, "{looks} rows were looked at in one step");
+        assert!(looks <= most, "{looks} rows were looked at in one step");
         (messages(&bytes), more)
     }
 
@@ -513,6 +522,27 @@ fn a_batch_of_more_rows_than_a_step_is_taken_in_several() {
     let sent: Vec<Vec<u8>> = net.settle();
     assert_eq!(rows_in(&sent).len(), ROWS as usize);
     assert_eq!(net.cost(), (0, 0));
+}
+
+// Each batch was overtaken by what its producer set while others had their turns, for as long as it went on.
+#[test]
+fn a_producer_that_sets_rows_again_and_again_does_not_overtake_its_batches_for_ever() {
+    const ROWS: u32 = 50_000;
+    let mut net = here(&[ROWS], Propagation::Eager);
+    (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+    for _ in 0..3 {
+        let mut sent = Vec::new();
+        for steps in 0.. {
+            assert!(steps < 3 * u64::from(ROWS) / STEP, "it is taken at no moment");
+            [ROWS - 1; 2].into_iter().for_each(|slot| net.memory(0).set(slot));
+            // What was overtaken is taken at once.
+            sent.append(&mut net.step_of(u64::MAX).0);
+            if rows_in(&sent).iter().any(|row| row.1 == ROWS - 1) {
+                break;
+            }
+        }
+        (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+    }
 }
 
 /// Fetches, of which all but the last row of each has come, and a flush.

@@ -61,10 +61,10 @@ pub(super) fn eager<M: Memory>(
     account: &Account,
     scratch: &mut Vec<Changed>,
     turn: u64,
-    work: &mut Work,
+    step: &mut Work,
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
-    let mut slots = Vec::new();
+    let (mut slots, mut all) = (Vec::new(), Work::new(u64::MAX));
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
@@ -74,6 +74,8 @@ pub(super) fn eager<M: Memory>(
             return Due::Unknown;
         };
         let lost = ended.is_some();
+        let work = if subscriber.hurried { &mut all } else { &mut *step };
+        let goes_on = subscriber.taking.is_some();
         let last = attempt + 1 == ATTEMPTS || lost && attempt > 0 && work.is_over();
         let mut taking = match subscriber.taking.take() {
             Some(begun) => *begun,
@@ -120,7 +122,12 @@ pub(super) fn eager<M: Memory>(
                 return taken_whole(subscriber, taking, lost, turn);
             }
             Ok(Taken::All) => {}
-            Err(Halt::Torn(slot)) => subscriber.torn = BTreeSet::from([slot]),
+            Err(Halt::Torn(slot)) => {
+                subscriber.torn = BTreeSet::from([slot]);
+                // A producer that sets rows again and again would overtake each batch that others have their turns within.
+                let overtaken = || memory.look(slot, memory.now()).is_ok();
+                subscriber.hurried |= !lost && (goes_on || work.is_over()) && overtaken();
+            }
             Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
         slots = taking.slots;
@@ -155,6 +162,7 @@ pub(super) fn eager<M: Memory>(
 fn taken_whole(subscriber: &mut Subscriber, taking: Taking, lost: bool, turn: u64) -> Due {
     let Taking { now, turn: begun, batch, .. } = taking;
     subscriber.torn.clear();
+    subscriber.hurried = false;
     let more = !subscriber.changed.is_empty() || subscriber.all || !lost && subscriber.waits();
     // What a flush that came since it was begun waits for is known when it has been looked at once more.
     subscriber.dirty = more || begun < turn;

@@ -204,6 +204,8 @@ pub(super) struct Subscriber {
     pub(super) sifted: Option<(u64, bool)>,
     /// Eager: the batch that is being taken, where that takes more than a step.
     pub(super) taking: Option<Box<Taking>>,
+    /// Whether one was overtaken by what its producer set meanwhile: the next is taken at once.
+    pub(super) hurried: bool,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.

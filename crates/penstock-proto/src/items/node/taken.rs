@@ -233,7 +233,7 @@ impl Taking {
                 return Ok(Taken::Some);
             }
             let from = range.start + self.taken;
-            let most = u32::try_from(work.left()).unwrap_or(u32::MAX);
+            let most = u32::try_from(work.rows(self.batch.row_bytes)).unwrap_or(u32::MAX);
             let end = from.saturating_add(most).checked_next_multiple_of(run).unwrap_or(u32::MAX);
             let some = from..end.min(range.end);
             let (place, before) = (rows.place(from.into()).unwrap_or(0) as u32, self.batch.values.len());

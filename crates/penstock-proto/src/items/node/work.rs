@@ -27,6 +27,11 @@ impl Work {
         self.left
     }
 
+    /// How many rows can be copied, at most, and at least one where anything is left.
+    pub(super) fn rows(&self, row_bytes: usize) -> u64 {
+        self.left.div_ceil(1 + (row_bytes / BYTES) as u64)
+    }
+
     /// Whether what is left to do is for the next step.
     pub(super) fn is_over(&self) -> bool {
         self.left == 0
