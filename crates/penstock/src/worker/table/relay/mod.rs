@@ -170,7 +170,9 @@ pub(in crate::worker) struct Relay {
 impl Relay {
     pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
         let answers = Arc::new(Answers::default());
-        let node = Node::new(Mirrors { answers: Arc::clone(&answers) });
+        let mut node = Node::new(Mirrors { answers: Arc::clone(&answers) });
+        // No other job has turns here, and in steps the rows of a set would be overtaken by those of the next.
+        node.look_at_most(u64::MAX);
         let shared = Arc::new(Shared {
             state: Mutex::new(State { node, wire: None, own: Vec::new() }),
             answers,
