@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,40 @@ def test_how_many_elements_are_sent_does_not_depend_on_the_processes_rounding(
         libm.fesetround(0)
     # 3.5 is 4, as everywhere.
     assert np.count_nonzero(w.pull()) == 4
+
+
+# The process was aborted, after all servers had declared the tensor.
+def test_a_carry_that_gets_no_memory_is_an_error_and_the_job_goes_on() -> None:
+    code = """
+    import resource
+    import numpy as np
+    import penstock as ps
+
+    with ps.init() as job:
+        w = job.tensor("w", shape=4)
+        taken = next(line for line in open("/proc/self/status") if line.startswith("VmSize"))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        # The tensor's memory fits, and not what is carried of it, which is twice as large.
+        resource.setrlimit(resource.RLIMIT_AS, (int(taken.split()[1]) * 1024 + (300 << 20), hard))
+        given = ps.Filters(push=ps.TopK(0.1))
+        declare = lambda: job.tensor("x", shape=64 << 20, dtype="float16", filter=given)
+        for _ in range(2):
+            try:
+                declare()
+            except ps.PenstockError as error:
+                assert "carries" in str(error), error
+            else:
+                raise AssertionError("it fits")
+        w.push(np.ones(4, np.float32))
+        assert w.pull().tolist() == [1, 1, 1, 1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        declare()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
