@@ -281,7 +281,12 @@ impl Subscriber {
     /// Rows of sets that have been finished may have changed.
     pub(super) fn ripen(&mut self, now: Moment) {
         let is_ripe = |set: u32| !follows(set, now.done as u32);
+        let eager = self.propagation == Propagation::Eager;
         if self.until.take_if(|until| is_ripe(*until)).is_some() {
+            self.all = true;
+        } else if self.until.is_some() && eager && now.done > self.done {
+            // Some of those that were not listed may be of sets that have been finished since, before the last of them. A batch of
+            // this moment has them, or nobody looks for them again.
             self.all = true;
         }
         if self.unripe.first.is_some_and(is_ripe) {
