@@ -94,6 +94,22 @@ impl<'a> Foreign<'a> {
         u64::from_le_bytes(word)
     }
 
+    /// Copies out whole words of 8 bytes, each as it is now.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many.
+    #[inline]
+    pub fn copy_to_words(&self, to: &mut [u64]) {
+        let source = self.window(0, 8 * to.len()).cast::<u64>();
+        if source.is_aligned() {
+            // SAFETY: good for as many loads (`window`), and aligned (above); `to` is whole words that are ours alone.
+            unsafe { move_words(to.as_mut_ptr().cast(), source.cast(), to.len()) };
+        } else {
+            to.iter_mut().zip((0..).step_by(8)).for_each(|(to, at)| *to = self.word(at));
+        }
+    }
+
     /// Where the `bytes` bytes from byte `at` stand: a pointer that is good for `bytes` loads.
     #[inline(always)]
     pub(crate) fn window(&self, at: usize, bytes: usize) -> *const u8 {
@@ -440,6 +456,24 @@ mod tests {
         let mut out = Aligned::new(&[0xee; 16]);
         ForeignMut::of(&mut out).copy_words_from(Foreign::of(&source));
         assert_eq!(out[..], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 0, 0, 0]);
+    }
+
+    #[test]
+    fn whole_words_are_those_that_stand_there_at_every_alignment() {
+        let source: Vec<u8> = (0..64).collect();
+        let from = Aligned::new(&source);
+        for (shift, count) in (0..9).flat_map(|shift| (0..6).map(move |count| (shift, count))) {
+            let mut words = vec![0; count];
+            Foreign::of(&from[shift..shift + 8 * count]).copy_to_words(&mut words);
+            let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            assert_eq!(bytes, source[shift..shift + 8 * count]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a load must stay inside its memory")]
+    fn a_word_that_is_not_there_whole_is_refused() {
+        Foreign::of(&[0; 15]).copy_to_words(&mut [0; 2]);
     }
 
     #[test]

@@ -142,7 +142,9 @@ impl Held {
 
     /// The buffer's 64-bit words as they are now: what is left over is left out, and the caller's rows are never odd.
     pub(crate) fn words(&self) -> Vec<u64> {
-        words(self.bytes()).collect()
+        let mut words = vec![0; self.view.len as usize / 8];
+        self.bytes().copy_to_words(&mut words);
+        words
     }
 }
 
@@ -151,9 +153,4 @@ impl Drop for Held {
         // SAFETY: filled by `PyObject_GetBuffer`, released once, and by an attached thread: see `Sync`.
         unsafe { ffi::PyBuffer_Release(&raw mut self.view) };
     }
-}
-
-/// 64-bit words as they are now, whole ones.
-pub(crate) fn words(bytes: Foreign<'_>) -> impl Iterator<Item = u64> {
-    (0..bytes.len() / 8).map(move |word| bytes.word(8 * word))
 }

@@ -2,7 +2,7 @@
 //! else is handled in Python (`penstock/table.py`), which also reports what is wrong with it.
 
 use super::{AT_ONCE, Table};
-use crate::buffers::{Held, words};
+use crate::buffers::Held;
 use crate::detach::{Core, Quick, detached, finish};
 use crate::seconds::Seconds;
 use penstock::worker::{Chosen, Error, Table as CoreTable};
@@ -132,8 +132,11 @@ impl TableCalls {
             let dtype = rows.getattr(self.names.dtype.bind(py)).ok()?;
             if self.keys.iter().any(|key| dtype.is(key)) {
                 let held = Held::quick(rows, false)?;
+                let Some(&[count]) = held.shape() else { return None };
                 // 64-bit numbers in a list, as they are now.
-                return matches!(held.shape(), Some([_])).then(|| Rows::Each(words(held.bytes()).collect()));
+                let mut keys = Keys::from_elem(0, count as usize);
+                held.bytes().copy_to_words(&mut keys);
+                return Some(Rows::Each(keys));
             }
         }
         None
