@@ -6,7 +6,6 @@
 
 use super::split::{collect, root_mean_square, split};
 use super::{Made, Moment, SumFilter};
-use crate::control_word::settled;
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -62,14 +61,12 @@ impl Bounded {
 
 impl SumFilter for Bounded {
     fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
-        settled(|| {
-            let low = self.low_at(moment.clock);
-            if !self.relative {
-                return split(self.dtype, Some(sum), sent, carry, low);
-            }
-            collect(self.dtype, sum, carry);
-            let bound = low * root_mean_square(self.dtype, carry);
-            split(self.dtype, None, sent, carry, bound);
-        });
+        let low = self.low_at(moment.clock);
+        if !self.relative {
+            return split(self.dtype, Some(sum), sent, carry, low);
+        }
+        collect(self.dtype, sum, carry);
+        let bound = low * root_mean_square(self.dtype, carry);
+        split(self.dtype, None, sent, carry, bound);
     }
 }

@@ -78,6 +78,9 @@ pub trait SumFilter: fmt::Debug + Send + Sync {
     ///
     /// `carry` has the dtype's accumulator for each element; an empty one is as [`empty`] left it.
     ///
+    /// For callers that are [`settled`](crate::settled): how many elements are sent, and beyond which bound, is worked out here, and
+    /// must come out the same on every worker.
+    ///
     /// # Panics
     ///
     /// If they do not have as many elements.

@@ -5,7 +5,6 @@
 
 use super::split::{collect, send, split};
 use super::{Made, Moment, SumFilter, count, fraction};
-use crate::control_word::settled;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -31,19 +30,16 @@ impl SumFilter for Top {
             return;
         }
         let wanted = count(elements, self.fraction);
-        settled(|| match self.dtype.accumulator_size() {
-            8 => self.send_top::<8>(
-                wanted,
-                |word| u64::from_le_bytes(word) << 1 >> 1,
-                f64::from_bits,
-                sent,
-                carry,
-            ),
+        match self.dtype.accumulator_size() {
+            8 => {
+                let key = |word| u64::from_le_bytes(word) << 1 >> 1;
+                self.send_top::<8>(wanted, key, f64::from_bits, sent, carry);
+            }
             _ => {
                 let key = |word| u64::from(u32::from_le_bytes(word) << 1 >> 1);
                 self.send_top::<4>(wanted, key, |key| f32::from_bits(key as u32).into(), sent, carry);
             }
-        });
+        }
     }
 }
 

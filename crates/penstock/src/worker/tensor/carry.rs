@@ -62,7 +62,7 @@ impl Carry {
             Sum::Given(data) => Some(data.part(chunk.clone())),
             Sum::Lane | Sum::None => None,
         };
-        // A fraction of a chunk's elements is a number of them by rounding, which has to be the same on every worker.
+        // As `SumFilter::split` wants it.
         settled(|| {
             lane.rewrite(chunk, given, |sum_there, sent| match sum {
                 Sum::None => sums::release(*dtype, None, sent, carry),
