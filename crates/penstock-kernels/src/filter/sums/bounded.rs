@@ -5,7 +5,7 @@
 //! the root mean square of what is due of the chunk. That is our addition: it fits gradients of any size, and of each layer.
 
 use super::split::{collect, root_mean_square, split};
-use super::{Made, Moment, SumFilter};
+use super::{Coordinates, Made, SumFilter};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -60,8 +60,8 @@ impl Bounded {
 }
 
 impl SumFilter for Bounded {
-    fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
-        let low = self.low_at(moment.clock);
+    fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+        let low = self.low_at(at.clock);
         if !self.relative {
             return split(self.dtype, Some(sum), sent, carry, low);
         }

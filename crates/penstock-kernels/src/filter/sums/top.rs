@@ -4,7 +4,7 @@
 //! are sent.
 
 use super::split::{collect, send, split};
-use super::{Made, Moment, SumFilter, count, fraction};
+use super::{Coordinates, Made, SumFilter, count, fraction};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Top {
 }
 
 impl SumFilter for Top {
-    fn split(&self, _: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+    fn split(&self, _: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
         collect(self.dtype, sum, carry);
         let elements = sum.len() / self.dtype.size();
         if elements == 0 {
