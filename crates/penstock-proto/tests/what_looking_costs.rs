@@ -23,6 +23,8 @@ const STEP: u64 = 1000;
 struct Counted {
     looks: Cell<u64>,
     bytes: Cell<u64>,
+    /// Looks at change logs.
+    logs: Cell<u64>,
 }
 
 /// Rows that come from a peer one by one, of which each look and each byte that is read is counted.
@@ -72,6 +74,7 @@ impl Mirror {
 
 impl Memory for Mirror {
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        self.counted.logs.set(self.counted.logs.get() + 1);
         let (until, times) = self.unlisted.get();
         if times > 0 {
             self.unlisted.set((until, times - 1));
@@ -654,6 +657,83 @@ fn what_a_peer_needed_that_has_hung_up_is_gone_over_in_steps_before_its_source_i
         }
     }
     assert!(told.is_empty(), "it was flushed");
+}
+
+// Each had all partitions gone over, three times: a megabyte of questions kept the thread for half a minute.
+#[test]
+fn a_question_about_a_partition_has_no_other_gone_over() {
+    const MANY: u32 = 500;
+    let mut net = here(&[1; MANY as usize], Propagation::Lazy);
+    let ids = |table| (0..MANY).map(move |rank| PartitionId { table, rank });
+    for partition in ids(0) {
+        net.say(READER, &Message::Fetch { partition, ticket: 1, version: 99, places: all(1) });
+    }
+    let asked = |net: &mut Net, what: &str, ask: &mut dyn FnMut(&mut Net)| {
+        let before = net.counted.logs.get();
+        ask(net);
+        let logs = net.counted.logs.get() - before;
+        assert!(logs <= 4 * u64::from(MANY), "{what}: {logs} looks");
+        let answers = net.settle().iter().filter(|message| is_flushed(message)).count();
+        assert_eq!(answers, MANY as usize, "{what}");
+    };
+    let shape = Shape { slots: 1, ..net.shape };
+    let ask = |net: &mut Net, table| {
+        for (partition, id) in ids(table).zip(u64::from(table) << 32..) {
+            net.say(READER, &Message::Bring { id, partition });
+        }
+    };
+    let subscribe = |net: &mut Net, table| {
+        for partition in ids(table) {
+            net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows: all(1) });
+        }
+    };
+    asked(&mut net, "that are here", &mut |net| ask(net, 0));
+    subscribe(&mut net, 1);
+    ask(&mut net, 1);
+    asked(&mut net, "that come", &mut |net| {
+        for partition in ids(1) {
+            let (memory, producer) = (Mirror::new(1, &net.counted), PeerId::worker(7 + partition.rank));
+            net.node.produce(partition, producer, shape, memory, None);
+        }
+    });
+    net.node.connected(PRODUCER);
+    let of_one = (2..MANY + 2).map(|table| PartitionId { table, rank: 0 });
+    for partition in of_one.clone() {
+        net.say(PRODUCER, &Message::Offer { partition, shape });
+        net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows: all(1) });
+    }
+    net.settle();
+    net.node.stop_answering(PRODUCER);
+    for (partition, id) in of_one.zip(1 << 40..) {
+        net.say(READER, &Message::Bring { id, partition });
+    }
+    asked(&mut net, "whose source has left", &mut |net| net.node.lost(PRODUCER));
+}
+
+#[test]
+fn questions_about_partitions_that_are_not_here_are_answered_in_steps() {
+    const MANY: u32 = 5 * STEP as u32;
+    let mut net = here(&[1], Propagation::Lazy);
+    let (shape, ids) = (net.shape, (1..=MANY).map(|table| PartitionId { table, rank: 0 }));
+    let shape = Shape { slots: 1, ..shape };
+    for partition in ids {
+        net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows: all(1) });
+        net.say(READER, &Message::Bring { id: partition.table.into(), partition });
+    }
+    // That one was made, and cannot be read.
+    let unreadable = |id: &PartitionId| id.table == 7;
+    for step in 0.. {
+        assert!(step < 10, "it goes on where nothing can be done");
+        let more = net.node.answer_waiting(unreadable);
+        let answers = net.settle().iter().filter(|message| is_flushed(message)).count() as u64;
+        assert!(answers <= STEP);
+        assert_eq!(answers == 0, step > 4, "{answers} in step {step}");
+        if !more {
+            break;
+        }
+    }
+    net.node.drop_table(7);
+    assert!(net.settle().iter().any(|message| is_flushed(message)));
 }
 
 /// What may happen between two subscriptions.

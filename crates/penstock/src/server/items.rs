@@ -203,6 +203,8 @@ struct Passer {
     ending: BTreeSet<PeerId>,
     /// Peers of whom more may have come than their last turn had time for.
     unheard: BTreeSet<PeerId>,
+    /// Whether more was asked about partitions that are not there than the last turn had time for.
+    unanswered: bool,
     /// Peers that have gone for good, but are not heard out.
     gone: BTreeSet<PeerId>,
     /// When peers were last shown that this thread lives, and when it was last asked who is silent.
@@ -275,8 +277,8 @@ impl Turn for Woken<'_> {
     }
 
     fn answer_waiting(&mut self) {
-        let Passer { node, unreadable, .. } = &mut *self.passer;
-        node.answer_waiting(|id| unreadable.contains_key(id));
+        let Passer { node, unreadable, unanswered, .. } = &mut *self.passer;
+        *unanswered = node.answer_waiting(|id| unreadable.contains_key(id));
     }
 }
 
@@ -302,6 +304,7 @@ impl Passer {
             tried: Instant::now(),
             ending: BTreeSet::new(),
             unheard: BTreeSet::new(),
+            unanswered: false,
             gone: BTreeSet::new(),
             shown: Instant::now(),
             watched: Instant::now(),
@@ -452,9 +455,9 @@ impl Passer {
 
     /// Takes what has come, or waits for it; whether anything had.
     fn look(&mut self, longest: Option<Duration>) -> bool {
-        let longest = if self.unheard.is_empty() { longest } else { Some(Duration::ZERO) };
-        let events = wait::events(&self.epoll, 64, longest);
-        let any = !events.is_empty() || !self.unheard.is_empty();
+        let goes_on = !self.unheard.is_empty() || self.unanswered;
+        let events = wait::events(&self.epoll, 64, if goes_on { Some(Duration::ZERO) } else { longest });
+        let any = !events.is_empty() || goes_on;
         if any {
             Woken { passer: self, events }.take_turn();
         }

@@ -8,33 +8,28 @@
 //!   the side that asks knows which one that is. A get after a barrier waits for this kind.
 
 use super::kept::{ENTRY_BYTES, Kept, keep};
-use super::{Broken, Host, Node};
-use crate::items::wire::{Message, PartitionId};
+use super::subscriber::Subscriber;
+use super::{Broken, Connection, Host, Node, collect};
+use crate::items::wire::{Encoder, Message, PartitionId};
 use crate::peer::PeerId;
 use std::collections::BTreeMap;
 
-/// A flush that waits until some partitions' rows have been sent.
+/// A flush of this side that waits until some partitions' rows have been sent: then the peer is asked.
 #[derive(Debug)]
 pub(super) struct Flush {
     pub(super) id: u64,
-    /// Whether the peer asked, or this side asks when it is through.
-    pub(super) asked: bool,
-    /// The partition that is to be brought.
-    pub(super) of: Option<PartitionId>,
     /// By partition: the turn, that or a later one, in which what was due must have been taken.
     pub(super) partitions: BTreeMap<PartitionId, u64>,
     pub(super) _kept: Kept,
 }
 
-impl Flush {
-    /// What the peer is told when it is through.
-    pub(super) fn message(&self) -> Message<'static> {
-        match (self.asked, self.of) {
-            (true, _) => Message::Flushed { id: self.id },
-            (false, None) => Message::Flush { id: self.id },
-            (false, Some(partition)) => Message::Bring { id: self.id, partition },
-        }
-    }
+/// The newest question of a peer whether what is due to it of a partition has been brought, while it has not.
+#[derive(Debug)]
+pub(super) struct Bringing {
+    id: u64,
+    /// The turn, that or a later one, in which what was due must have been taken.
+    turn: u64,
+    _kept: Kept,
 }
 
 /// A flush that was asked for here and is not complete.
@@ -65,40 +60,85 @@ impl<H: Host> Node<H> {
     fn ask_to_flush(&mut self, peer: PeerId, of: Option<PartitionId>) -> u64 {
         self.next += 1;
         self.flushing.insert(self.next, Flushing { peer, of, subscribed: 0, given_up: false });
-        let _ = self.begin_flush(self.next, peer, false, of);
+        let _ = self.begin_flush(self.next, peer, of);
         self.next
     }
 
+    /// Asks a peer once all that it is to know before has been said.
     pub(super) fn begin_flush(
         &mut self,
         id: u64,
         peer: PeerId,
-        asked: bool,
         of: Option<PartitionId>,
     ) -> Result<(), Broken> {
-        // On its next connection it asks again, and is asked again.
+        // On its next connection it is asked again.
         if self.is_deaf(peer) {
             return Ok(());
         }
-        self.collect_all();
-        self.turn += 1;
-        // It is looked at once more behind its last answer: then it is known that none is left before the flush.
-        let subscribers = self.partitions.values_mut().filter_map(|it| it.subscribers.get_mut(&peer));
-        subscribers.for_each(|it| it.dirty |= !it.fetches.is_empty());
-        let mut partitions = self.unsent(peer);
-        partitions.retain(|unsent, _| if asked { of == Some(*unsent) } else { of.is_none() });
-        if let Some(connection) = self.peers.get_mut(&peer) {
-            // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do
-            // not come makes this side keep one.
-            connection.flushes.retain(|flush| !asked || of.is_none() || !flush.asked || flush.of != of);
-            let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
-            let kept = keep(&connection.account, "a flush", bytes)?;
-            connection.flushes.push(Flush { id, asked, of, partitions, _kept: kept });
-            if let Some(flushing) = self.flushing.get_mut(&id).filter(|_| !asked) {
-                flushing.subscribed = connection.subscribed;
+        let partitions = if of.is_none() { self.due_in_all(peer) } else { BTreeMap::new() };
+        let Some(connection) = self.peers.get_mut(&peer) else { return Ok(()) };
+        match of {
+            Some(partition) => connection.say_behind(&Message::Bring { id, partition }),
+            None => {
+                let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
+                let kept = keep(&connection.account, "a flush", bytes)?;
+                connection.flushes.push(Flush { id, partitions, _kept: kept });
             }
         }
+        if let Some(flushing) = self.flushing.get_mut(&id) {
+            flushing.subscribed = connection.subscribed;
+        }
         self.settle(peer);
+        Ok(())
+    }
+
+    /// What is due to a peer by now, of all partitions.
+    fn due_in_all(&mut self, peer: PeerId) -> BTreeMap<PartitionId, u64> {
+        self.collect_all();
+        self.turn += 1;
+        let subscribers = self.partitions.values_mut().filter_map(|it| it.subscribers.get_mut(&peer));
+        subscribers.for_each(Subscriber::look_once_more);
+        self.unsent(peer)
+    }
+
+    /// A peer flushes: what it has set has been heard, and what is wanted of it is said before.
+    pub(super) fn answer_flush(&mut self, id: u64, peer: PeerId) {
+        if !self.is_deaf(peer)
+            && let Some(connection) = self.peers.get_mut(&peer)
+        {
+            connection.say_behind(&Message::Flushed { id });
+        }
+    }
+
+    /// Answers a peer once what is due to it of a partition has been sent. No other partition is looked at: a peer may ask about as
+    /// many as it likes.
+    pub(super) fn begin_bring(&mut self, id: u64, peer: PeerId, of: PartitionId) -> Result<(), Broken> {
+        // On its next connection it asks again.
+        if self.is_deaf(peer) {
+            return Ok(());
+        }
+        let Self { partitions, peers, scratch, turn, .. } = self;
+        let Some(connection) = peers.get_mut(&peer) else { return Ok(()) };
+        let mut due = connection.batch.as_ref().is_some_and(|batch| batch.partition == of);
+        if let Some(partition) = partitions.get_mut(&of).filter(|it| it.subscribers.contains_key(&peer)) {
+            collect(partition, scratch);
+            if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
+                subscriber.look_once_more();
+                due |= subscriber.is_due();
+            }
+        }
+        if !due {
+            connection.brings.remove(&of);
+            connection.say_behind(&Message::Flushed { id });
+            return Ok(());
+        }
+        *turn += 1;
+        // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do not come makes
+        // this side keep one.
+        connection.brings.remove(&of);
+        let bytes = ENTRY_BYTES + 2 * size_of::<PartitionId>() as u64;
+        let kept = keep(&connection.account, "a flush", bytes)?;
+        connection.brings.insert(of, Bringing { id, turn: *turn, _kept: kept });
         Ok(())
     }
 
@@ -113,7 +153,7 @@ impl<H: Host> Node<H> {
             connection.later.insert(partition, id);
             return Ok(());
         }
-        self.begin_flush(id, peer, true, Some(partition))
+        self.begin_bring(id, peer, partition)
     }
 
     /// What a source had left has been heard: of its partitions is brought what others want brought.
@@ -131,7 +171,7 @@ impl<H: Host> Node<H> {
             });
         }
         for (flush, peer, id) in due {
-            if let Err(broken) = self.begin_flush(flush, peer, true, Some(id))
+            if let Err(broken) = self.begin_bring(flush, peer, id)
                 && let Some(connection) = self.peers.get_mut(&peer)
             {
                 connection.overdrawn = Some(broken);
@@ -147,7 +187,7 @@ impl<H: Host> Node<H> {
         };
         let (of, before) = (*of, *subscribed);
         if of.is_none() && self.peers.get(&peer).is_some_and(|it| it.subscribed != before) {
-            return self.begin_flush(id, peer, false, None);
+            return self.begin_flush(id, peer, None);
         }
         // What was due for an earlier one that asks for the same is among what was due for this one.
         let answers = |other: &u64, it: &Flushing| {
@@ -180,5 +220,22 @@ impl<H: Host> Node<H> {
         let waited_for = of.is_some() && all.clone().any(|(_, it)| !it.given_up);
         let newest = all.next_back().map(|(&id, _)| id).filter(|_| waited_for);
         self.flushing.retain(|&id, it| !it.given_up || !same(it) || newest == Some(id));
+    }
+}
+
+impl Connection {
+    /// Says something behind what is wanted of the peer's partitions.
+    fn say_behind(&mut self, message: &Message<'_>) {
+        Encoder::message(&mut self.flushed, message);
+        self.note_messages();
+    }
+
+    /// What was due of a partition up to a turn has been sent.
+    pub(super) fn brought(&mut self, id: PartitionId, turn: u64) {
+        if self.brings.get(&id).is_some_and(|bring| bring.turn <= turn)
+            && let Some(Bringing { id, .. }) = self.brings.remove(&id)
+        {
+            self.say_behind(&Message::Flushed { id });
+        }
     }
 }

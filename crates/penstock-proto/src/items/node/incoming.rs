@@ -80,7 +80,10 @@ impl<H: Host> Node<H> {
                 self.needed(partition, peer, needs)
             }
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
-            Message::Flush { id } => self.begin_flush(id, peer, true, None),
+            Message::Flush { id } => {
+                self.answer_flush(id, peer);
+                Ok(())
+            }
             Message::Bring { id, partition } => {
                 if let Some(waiting) = self.is_waiting(partition, peer) {
                     // The answer to a later one answers those before it.

@@ -56,7 +56,7 @@ use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
 use batch::collect;
-use flush::{Flush, Flushing};
+use flush::{Bringing, Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
 use kept::{Away, FREE_BYTES, Needs, Shared};
@@ -180,6 +180,7 @@ struct Connection {
     /// Why the peer is to be taken for lost.
     overdrawn: Option<Broken>,
     flushes: Vec<Flush>,
+    brings: BTreeMap<PartitionId, Bringing>,
     /// How often this peer has subscribed.
     subscribed: u64,
     /// The partition that had the last turn.
@@ -201,6 +202,8 @@ pub struct Node<H: Host> {
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
     /// Those of them whose peers may have asked whether the rows were brought.
     asking: BTreeSet<(PartitionId, PeerId)>,
+    /// The last of these that was gone over in the step before, where they are more than a step's.
+    answered: Option<(PartitionId, PeerId)>,
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Flushing>,
     /// Fetches of this side that nobody waits for.
@@ -230,6 +233,7 @@ impl<H: Host> Node<H> {
             peers: BTreeMap::new(),
             waiting: BTreeMap::new(),
             asking: BTreeSet::new(),
+            answered: None,
             flushing: BTreeMap::new(),
             ahead: Ahead::default(),
             next: 0,
@@ -304,7 +308,7 @@ impl<H: Host> Node<H> {
         }
         let flushing: Vec<_> = self.flushing.iter().filter(|(_, it)| it.peer == peer).collect();
         let flushing: Vec<_> = flushing.into_iter().map(|(id, it)| (*id, it.of)).collect();
-        flushing.into_iter().for_each(|(id, of)| _ = self.begin_flush(id, peer, false, of));
+        flushing.into_iter().for_each(|(id, of)| _ = self.begin_flush(id, peer, of));
     }
 
     /// The connection to a peer is gone: what it was to be sent, it will ask for again, and what it has fetched. The rows that
@@ -339,6 +343,7 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.deaf = true;
             connection.flushes.clear();
+            connection.brings.clear();
         }
     }
 
@@ -386,7 +391,7 @@ impl<H: Host> Node<H> {
     /// not listened to.
     pub fn drop_table(&mut self, table: u32) {
         self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
-        self.answer_those(|id| id.table == table);
+        self.answer_of(table);
         self.waiting.retain(|id, _| id.table != table);
         let ids = self.partitions.keys().filter(|id| id.table == table).copied().collect();
         self.remove(&ids);
@@ -453,6 +458,7 @@ impl<H: Host> Node<H> {
         for peer in peers {
             if let Some(connection) = self.peers.get_mut(&peer) {
                 let _ = connection.batch.take_if(|batch| ids.contains(&batch.partition));
+                ids.iter().for_each(|id| connection.brought(*id, u64::MAX));
                 for flush in &mut connection.flushes {
                     flush.partitions.retain(|id, _| !ids.contains(id));
                 }

@@ -9,7 +9,7 @@ use super::{Broken, Connection, Given, Host, Node, Partition};
 use crate::account::{Account, Charge, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use crate::items::wire::{Encoder, PartitionId};
+use crate::items::wire::{Encoder, Message, PartitionId};
 use crate::peer::PeerId;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,14 +34,14 @@ impl<H: Host> Node<H> {
         sending.map(|batch| (batch.partition, batch.turn)).into_iter().chain(dirty).collect()
     }
 
-    /// Answers flushes that are through.
+    /// Asks the peer for the answers to flushes that are through.
     pub(super) fn settle(&mut self, peer: PeerId) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
         let Connection { flushes, flushed, .. } = connection;
         flushes.retain(|flush| {
             let through = flush.partitions.is_empty();
             if through {
-                Encoder::message(flushed, &flush.message());
+                Encoder::message(flushed, &Message::Flush { id: flush.id });
             }
             !through
         });
@@ -120,9 +120,10 @@ impl<H: Host> Node<H> {
     }
 
     /// What was due to a peer of some partitions has been sent, of each in some turn. What is not finished yet is not due. It takes as long
-    /// for many partitions as for one: all flushes are gone over.
+    /// for many partitions as for one: all flushes of this side are gone over.
     fn sent(&mut self, peer: PeerId, turns: &BTreeMap<PartitionId, u64>) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
+        turns.iter().for_each(|(&id, &turn)| connection.brought(id, turn));
         let through = |id: &PartitionId, wanted: &mut u64| turns.get(id).is_some_and(|turn| *wanted <= *turn);
         for flush in &mut connection.flushes {
             flush.partitions.retain(|id, wanted| !through(id, wanted));

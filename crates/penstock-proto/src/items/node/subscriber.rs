@@ -223,6 +223,11 @@ impl Subscriber {
         }
     }
 
+    /// It is looked at once more behind its last answer: then it is known that none is left before a flush.
+    pub(super) fn look_once_more(&mut self) {
+        self.dirty |= !self.fetches.is_empty();
+    }
+
     /// Rows have changed.
     pub(super) fn note(&mut self, changed: &[Changed]) {
         let Some(last) = changed.last() else { return };

@@ -4,6 +4,7 @@ use super::batch::collect;
 use super::kept::{Away, Kept, Needs, Shared, keep, wanted_bytes};
 use super::subscriber::{Subscriber, Unripe};
 use super::upstream::Upstream;
+use super::work::Work;
 use super::{Broken, Host, Node, Partition};
 use crate::account::{Account, Charge, Resource};
 use crate::items::row_memory::Changed;
@@ -13,6 +14,7 @@ use crate::items::wire::{PartitionId, Shape};
 use crate::peer::PeerId;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// A subscription to a partition that is not here yet.
@@ -31,6 +33,14 @@ pub(super) struct Waiting {
     /// Whether the peer is not here, and may come again.
     pub(super) away: bool,
     pub(super) kept: Kept,
+}
+
+/// What a subscription changes for the source.
+struct Placed {
+    /// Whether it is the peer's first.
+    first: bool,
+    /// Whether others may be wanted of the source than before.
+    others: bool,
 }
 
 impl<H: Host> Node<H> {
@@ -54,7 +64,7 @@ impl<H: Host> Node<H> {
                 entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
             }
             if let Some(flush) = bring {
-                entered = entered.and_then(|()| self.begin_flush(flush, peer, true, Some(id)));
+                entered = entered.and_then(|()| self.begin_bring(flush, peer, id));
             }
             // It would wait for ever for what it was promised.
             if let (Err(why), Some(connection)) = (entered, self.peers.get_mut(&peer)) {
@@ -66,23 +76,43 @@ impl<H: Host> Node<H> {
     }
 
     /// All partitions that were made on this host before peers asked for their rows are here by now, but for those that were
-    /// made and cannot be read: peers that ask for others are told that nothing of them is due.
-    pub fn answer_waiting(&mut self, is_unreadable: impl Fn(&PartitionId) -> bool) {
-        self.answer_those(|id| !is_unreadable(id));
+    /// made and cannot be read: peers that ask for others are told that nothing of them is due. Whether there may be more to be
+    /// told: that is for the next step.
+    pub fn answer_waiting(&mut self, is_unreadable: impl Fn(&PartitionId) -> bool) -> bool {
+        let (goes_on, mut work) = (self.answered.take(), Work::new(self.step));
+        let mut last = goes_on;
+        loop {
+            let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+            let Some(&asks) = self.asking.range((from, Bound::Unbounded)).next() else { break };
+            if work.is_over() {
+                self.answered = last;
+                return true;
+            }
+            work.look(1);
+            last = Some(asks);
+            if !is_unreadable(&asks.0) {
+                self.asking.remove(&asks);
+                self.answer_one(asks);
+            }
+        }
+        // Some may have asked meanwhile about what comes before.
+        goes_on.is_some()
     }
 
-    /// The same, to those that ask for some partitions.
-    pub(super) fn answer_those(&mut self, which: impl Fn(&PartitionId) -> bool) {
-        let asked = std::mem::take(&mut self.asking);
-        let (answered, kept) = asked.into_iter().partition(|(id, _)| which(id));
-        self.asking = kept;
-        let answered: BTreeSet<(PartitionId, PeerId)> = answered;
-        for (id, peer) in answered {
-            let Some(flush) = self.is_waiting(id, peer).and_then(|it| it.bring.take()) else { continue };
-            let begun = self.begin_flush(flush, peer, true, Some(id));
-            if let (Err(why), Some(connection)) = (begun, self.peers.get_mut(&peer)) {
-                connection.overdrawn = Some(why);
-            }
+    /// The same, at once to all that ask for rows of a table, which is dropped.
+    pub(super) fn answer_of(&mut self, table: u32) {
+        let of_it = |(id, _): &(PartitionId, PeerId)| id.table == table;
+        let asked: Vec<_> = self.asking.iter().copied().filter(of_it).collect();
+        self.asking.retain(|asks| !of_it(asks));
+        for asks in asked {
+            self.answer_one(asks);
+        }
+    }
+
+    /// What is not here owes nothing.
+    fn answer_one(&mut self, (id, peer): (PartitionId, PeerId)) {
+        if let Some(flush) = self.is_waiting(id, peer).and_then(|it| it.bring.take()) {
+            self.answer_flush(flush, peer);
         }
     }
 
@@ -113,14 +143,14 @@ impl<H: Host> Node<H> {
         serial: u64,
         rows: RowSet,
     ) -> Result<(), Broken> {
-        if let Some(first) = self.place(id, peer, shape, done, serial, rows)? {
-            self.ask_source(id, &[peer], first);
+        if let Some(Placed { first, others }) = self.place(id, peer, shape, done, serial, rows)? {
+            // Rows that are wanted already are not compared once more.
+            self.ask_source(id, &[peer][..usize::from(others)], first);
         }
         Ok(())
     }
 
-    /// The same, but for the source, which is to be asked for what it wants; whether it does for the first time, `None` where it is
-    /// sent nothing.
+    /// The same, but for the source, which is to be asked for what it wants; `None` where it is sent nothing.
     fn place(
         &mut self,
         id: PartitionId,
@@ -129,7 +159,7 @@ impl<H: Host> Node<H> {
         done: u64,
         serial: u64,
         rows: RowSet,
-    ) -> Result<Option<bool>, Broken> {
+    ) -> Result<Option<Placed>, Broken> {
         let account = self.host.account(peer);
         let Some(partition) = self.partitions.get_mut(&id) else { return Ok(None) };
         if rows.end() > u64::from(shape.slots) || rows.is_empty() {
@@ -141,7 +171,8 @@ impl<H: Host> Node<H> {
         let before = partition.away.remove(&peer).or(before);
         let same = before.as_ref().is_some_and(|before| before.rows == rows);
         let mut others = false;
-        let wants_less = before.as_ref().is_some_and(|before| differs || !before.rows.is_within(&rows));
+        let wants_less =
+            before.as_ref().is_some_and(|before| differs || !same && !before.rows.is_within(&rows));
         if let Some(upstream) = &mut partition.upstream {
             upstream.surplus |= wants_less;
             others = !same && (upstream.surplus || !rows.is_within(&upstream.rows));
@@ -202,7 +233,7 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.subscribed += 1;
         }
-        Ok(Some(partition.asks(peer, others)))
+        Ok(Some(Placed { first: partition.asks(peer, others), others }))
     }
 
     /// A peer is sent nothing more, at least until it subscribes again. What it has fetched of the source is withdrawn there, one by
