@@ -61,7 +61,7 @@ impl<H: Host> Node<H> {
             }
             for (ticket, version, places, kept) in fetches {
                 drop(kept);
-                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
+                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, places, true));
             }
             if let Some(flush) = bring {
                 entered = entered.and_then(|()| self.begin_bring(flush, peer, id));
@@ -219,6 +219,7 @@ impl<H: Host> Node<H> {
             have,
             needs: Needs::default(),
             fetches: VecDeque::new(),
+            over: 0,
             pass: None,
             unanswerable: None,
             unseen: 0..0,
