@@ -27,6 +27,8 @@ pub(super) enum Due {
     Waits,
     /// Not all has been looked at in this step.
     Unfinished,
+    /// Another partition's batch that is being taken comes first.
+    Behind,
     /// More than the peer can pay for.
     Unpaid(Exhausted),
 }
@@ -65,6 +67,7 @@ pub(super) fn eager<M: Memory>(
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
     let (mut slots, mut all) = (Vec::new(), Work::new(u64::MAX));
+    let most = step.is_closed().then(|| step.most_rows(row_bytes));
     for attempt in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
@@ -106,15 +109,35 @@ pub(super) fn eager<M: Memory>(
                 // As long as no later set is finished, each row that its producer left whole can be read.
                 let torn_stays = lost && (last || torn) && memory.now().done <= now.done;
                 let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
+                if let Some(most) = most
+                    && (u64::from(rows) > most || attempt == 0 && u64::from(rows) > work.rows(row_bytes))
+                {
+                    subscriber.put_back(slots, now);
+                    subscriber.behind = u64::from(rows) > most;
+                    // In the next step there may be enough left.
+                    return if subscriber.behind { Due::Behind } else { Due::Unfinished };
+                }
                 let batch = match Batch::new(id, row_bytes, rows as usize, account) {
                     Ok(batch) => batch,
-                    Err(why) => return Due::Unpaid(why),
+                    Err(why) => {
+                        subscriber.put_back(slots, now);
+                        return Due::Unpaid(why);
+                    }
                 };
                 Taking::new(now, turn, torn_stays, std::mem::take(&mut slots), batch)
             }
         };
         match taking.go_on(memory, &subscriber.rows, subscriber.done, work) {
+            // More than what is left of the step after all.
+            Ok(Taken::Some) if most.is_some() => {
+                subscriber.put_back(taking.slots, now);
+                subscriber.behind = true;
+                return Due::Behind;
+            }
             Ok(Taken::Some) => {
+                if let Err(why) = taking.keep(account) {
+                    return Due::Unpaid(why);
+                }
                 subscriber.taking = Some(Box::new(taking));
                 return Due::Unfinished;
             }
@@ -128,7 +151,10 @@ pub(super) fn eager<M: Memory>(
                 let overtaken = || memory.look(slot, memory.now()).is_ok();
                 subscriber.hurried |= !lost && (goes_on || work.is_over()) && overtaken();
             }
-            Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
+            Err(Halt::Exhausted(why)) => {
+                subscriber.put_back(taking.slots, now);
+                return Due::Unpaid(why);
+            }
         }
         slots = taking.slots;
         let later = memory.now();
@@ -210,13 +236,13 @@ pub(super) fn bounded<M: Memory>(
     let slots = some_candidates(subscriber, now, work.left());
     // Where all that can be done is, those that were torn are looked at once more, a few at a time.
     let again = subscriber.some_torn(1 + work.left() / TORN).into_iter().map(|slot| slot..slot + 1);
-    let (mut left, mut looked) = (Vec::new(), false);
+    let (mut left, mut looked, mut unpaid) = (Vec::new(), false, None);
     let ranges = slots.into_iter().map(|range| (range, false)).chain(again.map(|range| (range, true)));
     for (range, again) in ranges {
         let places = subscriber.rows.place(range.start.into()).unwrap_or(0)..;
         for (slot, place) in range.clone().zip(places) {
             // One at least, so that each step leaves fewer.
-            if std::mem::replace(&mut looked, true) && work.is_over() {
+            if std::mem::replace(&mut looked, true) && (work.is_over() || unpaid.is_some()) {
                 if !again {
                     left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
                 }
@@ -232,7 +258,20 @@ pub(super) fn bounded<M: Memory>(
             }
             let Some(need) = need else { continue };
             work.copy(row_bytes);
-            let start = batch.room(1)?;
+            let start = match batch.room(1) {
+                Ok(start) => start,
+                Err(why) if work.is_closed() => {
+                    // What is there is sent, and the rest when the other partition's batch is through.
+                    unpaid = Some(why);
+                    if again {
+                        subscriber.torn.insert(slot);
+                    } else {
+                        left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
+                    }
+                    break;
+                }
+                Err(why) => return Err(why),
+            };
             let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
             // What a lost producer has overwritten since is taken as it is by now: each row says until when it was current.
             let look = read(now).or_else(|torn| if ended { read(memory.now()) } else { Err(torn) });
@@ -257,6 +296,9 @@ pub(super) fn bounded<M: Memory>(
     let more = !subscriber.changed.is_empty() || !subscriber.unseen.is_empty() || subscriber.all;
     subscriber.dirty = more || subscriber.waits();
     let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+    if let Some(why) = unpaid.filter(|_| batch.rows.is_empty()) {
+        return Err(why);
+    }
     match (batch.rows.is_empty(), more) {
         (false, _) => Ok(Needed::Rows(batch.whole(head))),
         (true, true) => Ok(Needed::Unfinished),

@@ -285,6 +285,9 @@ pub(super) struct Subscriber {
     pub(super) sifted: Option<(u64, bool)>,
     /// Eager: the batch that is being taken, where that takes more than a step.
     pub(super) taking: Option<Box<Taking>>,
+    /// Whether what is due to it cannot be taken before the batch of another partition that is being taken for the peer is through:
+    /// that takes more than a step, or the two cannot be paid at once.
+    pub(super) behind: bool,
     /// Whether one was overtaken by what its producer set meanwhile: the next is taken at once.
     pub(super) hurried: bool,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.

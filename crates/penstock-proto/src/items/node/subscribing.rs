@@ -225,6 +225,7 @@ impl<H: Host> Node<H> {
             unseen: 0..0,
             sifted: None,
             taking: None,
+            behind: false,
             hurried: false,
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,

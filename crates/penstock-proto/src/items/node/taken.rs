@@ -205,6 +205,8 @@ pub(super) struct Taking {
     /// The first of the ranges that has not been taken whole, and how many of its slots have been.
     at: usize,
     taken: u32,
+    /// For the slots, where they are kept from one step to the next.
+    slots_charge: Charge,
 }
 
 impl Taking {
@@ -215,7 +217,16 @@ impl Taking {
         slots: Vec<Range<u32>>,
         batch: Batch,
     ) -> Self {
-        Self { now, turn, torn_stays, slots, batch, at: 0, taken: 0 }
+        Self { now, turn, torn_stays, slots, batch, at: 0, taken: 0, slots_charge: Charge::default() }
+    }
+
+    /// It is kept until the next step, with its slots: they may be as many as there are rows.
+    pub(super) fn keep(&mut self, account: &Account) -> Result<(), Exhausted> {
+        if self.slots_charge.amount() == 0 {
+            let bytes = self.slots.capacity() * size_of::<Range<u32>>();
+            self.slots_charge = account.charge(Resource::Bytes, bytes as u64)?;
+        }
+        Ok(())
     }
 
     /// Takes those that have changed after set `after`, as many as there is `work` for, and some more. `rows`: those that have places.

@@ -11,11 +11,22 @@ const BYTES: usize = 256;
 pub(super) struct Work {
     whole: u64,
     left: u64,
+    /// Whether nothing may be begun that is kept from this step to the next.
+    closed: bool,
 }
 
 impl Work {
     pub(super) fn new(rows: u64) -> Self {
-        Self { whole: rows, left: rows }
+        Self { whole: rows, left: rows, closed: false }
+    }
+
+    /// From now on, or not any more, nothing may be begun that is kept from this step to the next.
+    pub(super) fn close(&mut self, closed: bool) {
+        self.closed = closed;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// What a step is at most.
@@ -30,6 +41,11 @@ impl Work {
     /// How many rows can be copied, at most, and at least one where anything is left.
     pub(super) fn rows(&self, row_bytes: usize) -> u64 {
         self.left.div_ceil(1 + (row_bytes / BYTES) as u64)
+    }
+
+    /// The same of a whole step.
+    pub(super) fn most_rows(&self, row_bytes: usize) -> u64 {
+        Self::new(self.whole).rows(row_bytes)
     }
 
     /// Whether what is left to do is for the next step.
