@@ -725,6 +725,24 @@ fn a_question_about_a_partition_has_no_other_gone_over() {
 }
 
 #[test]
+fn a_question_about_rows_that_are_on_their_way_is_answered_behind_them() {
+    const ROWS: u32 = 100_000;
+    let mut net = here(&[ROWS], Propagation::Eager);
+    net.node.look_at_most(u64::MAX);
+    (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+    let mut bytes = Vec::new();
+    assert!(net.node.transmit(READER, &mut bytes, 1), "they take several messages");
+    net.say(READER, &Message::Bring { id: 1, partition: PARTITION });
+    while net.node.transmit(READER, &mut bytes, usize::MAX) {}
+    let (sent, head) = (messages(&bytes), |message: &[u8]| match Message::decode(message) {
+        Ok(Message::Rows { head, .. }) => head.last,
+        _ => false,
+    });
+    let [.., rows, flushed] = &sent[..] else { panic!("{} messages", sent.len()) };
+    assert!(head(rows) && is_flushed(flushed) && rows_in(&sent).len() == ROWS as usize);
+}
+
+#[test]
 fn questions_about_partitions_that_are_not_here_are_answered_in_steps() {
     const MANY: u32 = 5 * STEP as u32;
     let mut net = here(&[1], Propagation::Lazy);

@@ -119,26 +119,28 @@ impl<H: Host> Node<H> {
         }
         let Self { partitions, peers, scratch, turn, .. } = self;
         let Some(connection) = peers.get_mut(&peer) else { return Ok(()) };
-        let mut due = connection.batch.as_ref().is_some_and(|batch| batch.partition == of);
+        // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do not come makes
+        // this side keep one.
+        connection.brings.remove(&of);
+        let under_way = connection.batch.as_ref().filter(|batch| batch.partition == of);
+        let mut until = under_way.map(|batch| batch.turn);
         if let Some(partition) = partitions.get_mut(&of).filter(|it| it.subscribers.contains_key(&peer)) {
             collect(partition, scratch);
             if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
                 subscriber.look_once_more();
-                due |= subscriber.is_due();
+                if subscriber.is_due() {
+                    *turn += 1;
+                    until = Some(*turn);
+                }
             }
         }
-        if !due {
-            connection.brings.remove(&of);
+        let Some(turn) = until else {
             connection.say_behind(&Message::Flushed { id });
             return Ok(());
-        }
-        *turn += 1;
-        // The answer to the later one answers the earlier one too: a peer that asks again and again for rows which do not come makes
-        // this side keep one.
-        connection.brings.remove(&of);
+        };
         let bytes = ENTRY_BYTES + 2 * size_of::<PartitionId>() as u64;
         let kept = keep(&connection.account, "a flush", bytes)?;
-        connection.brings.insert(of, Bringing { id, turn: *turn, _kept: kept });
+        connection.brings.insert(of, Bringing { id, turn, _kept: kept });
         Ok(())
     }
 
