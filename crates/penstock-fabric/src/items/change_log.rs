@@ -61,6 +61,11 @@ impl Position {
         mut take: impl FnMut(u64),
     ) -> Result<(), Unlisted> {
         let (from, logged) = (self.0, progress.logged());
+        if logged == from {
+            // Nothing is read, so it is all the same how many entries are being written: while a set has more of them than there is
+            // room for, all rows would be looked at again and again.
+            return Ok(());
+        }
         if logged.wrapping_sub(from) <= capacity {
             (from..logged).for_each(|at| take(entry(at)));
             if progress.stands(from, capacity) {
