@@ -348,7 +348,7 @@ impl Subscriber {
         if self.all {
             return;
         }
-        if self.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
+        if self.changed.len() + self.unripe.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
             return self.note_all(set);
         }
         let changed = |range: Range<u32>| Changed { first: range.start, count: range.end - range.start, set };
