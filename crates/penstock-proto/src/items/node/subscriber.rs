@@ -340,7 +340,7 @@ impl Subscriber {
         if self.all {
             return;
         }
-        if self.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
+        if self.changed.len() + self.unripe.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
             return self.note_all(set);
         }
         let changed = |range: Range<u32>| Changed { first: range.start, count: range.end - range.start, set };
@@ -375,7 +375,8 @@ impl Subscriber {
         }
     }
 
-    /// No set is finished any more. What waits for one, or is being taken, may be many rows: all are looked at, in steps.
+    /// No set is finished any more. What waits for one, or is being taken, may be many rows, of sets that were finished
+    /// too: all are looked at, in steps.
     pub(super) fn end(&mut self) {
         (self.pass, self.unanswerable) = (None, None);
         let Unripe { first, .. } = std::mem::take(&mut self.unripe);
