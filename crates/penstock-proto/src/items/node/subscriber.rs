@@ -383,7 +383,8 @@ impl Subscriber {
         }
     }
 
-    /// No set is finished any more. What waits for one, or is being taken, may be many rows: all are looked at, in steps.
+    /// No set is finished any more. What waits for one, or is being taken, may be many rows, of sets that were finished
+    /// too: all are looked at, in steps.
     pub(super) fn end(&mut self) {
         (self.pass, self.unanswerable) = (None, None);
         let Unripe { first, .. } = std::mem::take(&mut self.unripe);
