@@ -23,9 +23,9 @@ pub(super) enum Due {
     Rows(Batch),
     /// Nothing of what was finished in this turn.
     Nothing { turn: u64 },
-    /// That cannot be told yet.
-    Unknown,
-    /// It was not found out in this step.
+    /// Something that cannot be taken yet: a row is torn, or not all rows have come.
+    Waits,
+    /// Not all has been looked at in this step.
     Unfinished,
     /// Another partition's batch that is being taken comes first.
     Behind,
@@ -74,7 +74,7 @@ pub(super) fn eager<M: Memory>(
         collect(partition, scratch);
         let Partition { memory, subscribers, ended, .. } = &mut *partition;
         let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
-            return Due::Unknown;
+            return Due::Waits;
         };
         let lost = ended.is_some();
         let work = if subscriber.hurried { &mut all } else { &mut *step };
@@ -88,7 +88,7 @@ pub(super) fn eager<M: Memory>(
                 if now.done < subscriber.done {
                     subscriber.put_back(slots, now);
                     subscriber.dirty = !lost;
-                    return if lost { Due::Nothing { turn } } else { Due::Unknown };
+                    return if lost { Due::Nothing { turn } } else { Due::Waits };
                 }
                 subscriber.ripen(now);
                 let torn = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err());
@@ -96,7 +96,7 @@ pub(super) fn eager<M: Memory>(
                 if torn && !lost {
                     subscriber.put_back(slots, now);
                     subscriber.dirty = true;
-                    return Due::Unknown;
+                    return Due::Waits;
                 }
                 if !sift(subscriber, memory, now, work, attempt > 0) {
                     subscriber.put_back(slots, now);
@@ -163,7 +163,7 @@ pub(super) fn eager<M: Memory>(
             let stays = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, later).is_err());
             subscriber.put_back(slots, now);
             subscriber.dirty = true;
-            return if stays { Due::Unknown } else { Due::Unfinished };
+            return if stays { Due::Waits } else { Due::Unfinished };
         }
         if lost && later.done > now.done {
             // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
@@ -181,7 +181,7 @@ pub(super) fn eager<M: Memory>(
         subscriber.put_back(slots, now);
         subscriber.dirty = true;
     }
-    Due::Unknown
+    Due::Waits
 }
 
 /// A batch has been taken whole.
@@ -210,8 +210,8 @@ pub(super) enum Needed {
     Rows(Batch),
     /// It lacks none.
     None,
-    /// None of those that have been looked at.
-    Unknown,
+    /// None of those that have been looked at, and these are not all.
+    Unfinished,
 }
 
 /// Rows that those behind a subscriber need and it lacks, as far as they are found by as much `work` as is left: they come one by
@@ -303,7 +303,7 @@ pub(super) fn bounded<M: Memory>(
     }
     match (batch.rows.is_empty(), more) {
         (false, _) => Ok(Needed::Rows(batch.whole(head))),
-        (true, true) => Ok(Needed::Unknown),
+        (true, true) => Ok(Needed::Unfinished),
         (true, false) => Ok(Needed::None),
     }
 }
@@ -349,11 +349,27 @@ pub(super) enum Fetched {
     /// None can be answered of those that had come by this turn.
     None { turn: u64 },
     /// Not all have been looked at.
-    Unknown,
+    Unfinished,
 }
 
-/// The answer to a subscriber's first fetch that can be answered, if that is found by as much `work` as is left.
+/// The answer to a subscriber's first fetch that can be answered, if that is found by as much `work` as is left. Those that never
+/// will be are kept no more.
 pub(super) fn fetched<M: Memory>(
+    partition: &mut Partition<M>,
+    peer: PeerId,
+    id: PartitionId,
+    account: &Account,
+    turn: u64,
+    work: &mut Work,
+) -> Result<Fetched, Exhausted> {
+    let found = first_answer(partition, peer, id, account, turn, work);
+    if let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|it| it.over > 0) {
+        subscriber.drop_what_is_over(!matches!(found, Ok(Fetched::Rows(_))));
+    }
+    found
+}
+
+fn first_answer<M: Memory>(
     partition: &mut Partition<M>,
     peer: PeerId,
     id: PartitionId,
@@ -368,7 +384,7 @@ pub(super) fn fetched<M: Memory>(
         subscriber.pass = None;
         return Ok(Fetched::None { turn });
     }
-    let here = partition.upstream.is_none();
+    let (here, ended) = (partition.upstream.is_none(), partition.ended.is_some());
     let before = memory.now();
     let goes_on = subscriber.pass.take();
     if goes_on.is_none() && subscriber.unanswerable == Some(before) {
@@ -378,8 +394,9 @@ pub(super) fn fetched<M: Memory>(
     for at in next..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
         let answerable = match work.is_over() {
-            true => Answerable::Unknown,
-            false => pending.look(memory, here, work),
+            true => Answerable::Unfinished,
+            false if pending.is_over => Answerable::NotYet,
+            false => pending.look(memory, &subscriber.rows, here, ended, work),
         };
         match answerable {
             Answerable::Yes => {}
@@ -387,14 +404,19 @@ pub(super) fn fetched<M: Memory>(
                 work.look(1);
                 continue;
             }
+            Answerable::Never => {
+                work.look(1);
+                subscriber.over += 1;
+                continue;
+            }
             Answerable::Apart => {
                 work.look(1);
                 pending.ask_again();
                 continue;
             }
-            Answerable::Unknown => {
+            Answerable::Unfinished => {
                 subscriber.pass = Some(Pass { next: at, turn, since });
-                return Ok(Fetched::Unknown);
+                return Ok(Fetched::Unfinished);
             }
         }
         for _ in 0..ATTEMPTS {
@@ -421,7 +443,7 @@ pub(super) fn fetched<M: Memory>(
                 }
                 if work.is_over() {
                     subscriber.pass = Some(Pass { next: at, turn, since });
-                    return Ok(Fetched::Unknown);
+                    return Ok(Fetched::Unfinished);
                 }
                 continue;
             }
