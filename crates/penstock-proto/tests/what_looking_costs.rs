@@ -758,6 +758,7 @@ fn a_question_about_rows_that_are_on_their_way_is_answered_behind_them() {
     let mut net = here(&[ROWS], Propagation::Eager);
     net.node.look_at_most(u64::MAX);
     (0..ROWS).for_each(|slot| net.memory(0).set(slot));
+    net.node.collect_all();
     let mut bytes = Vec::new();
     assert!(net.node.transmit(READER, &mut bytes, 1), "they take several messages");
     net.say(READER, &Message::Bring { id: 1, partition: PARTITION });
