@@ -224,8 +224,8 @@ impl Mapping {
 
     /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
     pub fn touch(&self) -> io::Result<()> {
-        let starts = (0..self.bytes).step_by(TOUCHED_AT_ONCE);
-        starts.into_iter().try_for_each(|at| self.touch_part(at..self.bytes.min(at + TOUCHED_AT_ONCE)))
+        let mut starts = (0..self.bytes).step_by(TOUCHED_AT_ONCE);
+        starts.try_for_each(|at| self.touch_part(at..self.bytes.min(at + TOUCHED_AT_ONCE)))
     }
 
     /// The same for the pages of `range`, which starts with one.
