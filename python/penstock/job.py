@@ -422,7 +422,8 @@ class Job(Sealed):
         Complete an iteration.
 
         Waits first for the asynchronous pushes made before, so that they carry this iteration's stamp. Warns
-        about contributions that were pushed with `more=True` and never sent: they are lost.
+        about contributions that were pushed with `more=True` and never sent: they are lost. Where warnings
+        are errors it raises instead, and the iteration is not completed.
 
         Returns
         -------
@@ -446,9 +447,13 @@ class Job(Sealed):
         """
         if self._pushes:
             self._settle()
+        # Before the clock: where warnings are errors, the next call would be a second one.
+        unsent = set(self._unsent) if self._unsent else None
+        if unsent:
+            _warn_of_unsent(unsent, "the iteration ends")
         clock = self._core.clock()
-        if self._unsent:
-            self._warn_of_unsent("the iteration has ended")
+        if unsent:
+            self._unsent -= unsent
         return clock
 
     def barrier(self, timeout: float | None = None, *, what: str = "") -> None:
@@ -766,19 +771,9 @@ class Job(Sealed):
             raise
         self._line.end()
         _is_left(self)
-        self._warn_of_unsent("the job was closed")
-
-    def _warn_of_unsent(self, since: str) -> None:
-        """Warns about what was pushed in part, if anything, now that its last part can no longer come."""
-        if not self._unsent:
-            return
-        names = ", ".join(f"`{name}`" for name in sorted(self._unsent))
-        self._unsent = set()
-        warnings.warn(
-            f"{names}: {since}, and what was pushed with more=True is lost; leave out `more` in the last "
-            f"push of an iteration, or call push() without an argument, which sends what is in the lane",
-            stacklevel=3,
-        )
+        unsent, self._unsent = self._unsent, set()
+        if unsent:
+            _warn_of_unsent(unsent, "the job was closed")
 
     def __enter__(self) -> Job:
         return self
@@ -1022,6 +1017,16 @@ def _leave_at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
+
+
+def _warn_of_unsent(names: set[str], why: str) -> None:
+    """Warns about tensors of which parts were pushed that will not be sent."""
+    listed = ", ".join(f"`{name}`" for name in sorted(names))
+    warnings.warn(
+        f"{listed}: {why}, and what was pushed with more=True is lost; leave out `more` in the last push of "
+        f"an iteration, or call push() without an argument before its clock, which sends the sum",
+        stacklevel=3,
+    )
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -746,6 +747,21 @@ def test_a_load_does_not_overwrite_a_contribution_that_has_not_been_sent(job: ps
     w.load(value=100 * ONE)
     w.push(ONE)
     np.testing.assert_array_equal(w.pull(), 101 * ONE)
+
+
+# It raised after the iteration was completed: the next attempt of the caller was a second clock.
+def test_a_clock_whose_warning_is_an_error_completes_no_iteration(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3)
+    w.push(ONE, more=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(UserWarning, match="more=True"):
+                job.clock()
+        assert job.iteration == 0
+        w.push()
+        assert job.clock() == 1
+    np.testing.assert_array_equal(w.pull(), ONE)
 
 
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:
