@@ -621,7 +621,7 @@ def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
 def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
     """The prefixes of models of the kind that no worker has any more. Collective."""
     mine = _dropped.setdefault(job, {}).setdefault(kind, [])
-    # Its waits are among those of which circles are found, which a gather's are not.
+    # First: who waits at it, or finds it in a circle, reads what it is for.
     job._barrier_of_all(timeout, "distributing its model")
     told = "\n".join([kind, *mine[:_MOST_DROPPED]]).encode()
     gathering = _gatherings.setdefault(job, Gathering("penstock/torch"))
