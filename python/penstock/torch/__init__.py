@@ -45,7 +45,7 @@ from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..gather import Gathering
-from ..job import Job, after_the_last, current
+from ..job import Job, after_the_last, before_leaving, current
 from .arrivals import look_away
 from .arrivals import owners_of_parameters as _owned
 from .broadcast import _described, broadcast
@@ -98,6 +98,13 @@ def _look_away() -> None:
 
 
 after_the_last["torch"] = _look_away
+
+
+def _look_back() -> None:
+    """A job is about to be left."""
+    for owner in [found() for found in _distributed.values() if isinstance(found, weakref.ref)]:
+        if owner is not None:
+            owner.warn_of_no_step()
 
 
 def __getattr__(name: str) -> Any:
@@ -641,6 +648,8 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
         _owned[parameter] = weakref.ref(owner)
+    if isinstance(owner, DistributedOptimizer):
+        before_leaving["torch"] = _look_back
     if isinstance(owner, DistributedOptimizer) and not _looked_after:
         _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
         _looked_after.append(register_optimizer_step_post_hook(_look_after_wrapper))
