@@ -50,7 +50,8 @@ T = TypeVar("T")
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 before_leaving: dict[str, Callable[[], None]] = {}
 """
-What an adapter does before a job is left in order, by its name: it waits for calls that it has under way, or warns.
+What an adapter does before a job is left in order, by its name: it waits for calls that are under way, or
+warns.
 """
 after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""

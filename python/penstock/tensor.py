@@ -202,7 +202,7 @@ class Tensor(Sealed):
         self._job._await_pushes()
         if self._name in self._job._unsent:
             raise OptionError(
-                f"what was pushed to `{self._name}` with more=True waits in the lane: filled, it would be lost",
+                f"what was pushed to `{self._name}` with more=True waits in the lane: this would lose it",
                 "push an array, which is added to it; push() without an argument sends it",
             )
         memory = self._core.lane()

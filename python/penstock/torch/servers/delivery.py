@@ -18,8 +18,8 @@ average. So what happens to a gradient between backward and `step()` is looked f
 
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 
-A script that steps by hand never comes to `step()`, where parameters are compared: so one is, now and then, in
-backward passes that no step follows.
+A script that steps by hand never comes to `step()`, where parameters are compared: so they are, now and then,
+in backward passes that no step follows.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ next.
 LOOK_EVERY = 8
 """
 Backward passes since the last step after which a parameter is looked at, and again. A script may change
-parameters between passes and put them back before it steps, as SAM does, or with more values a few inner steps:
-those must not be taken for a training that goes on so.
+parameters between passes and put them back before it steps, as SAM does, or with more values a few inner
+steps: those must not be taken for a training that goes on so.
 """
 
 

@@ -56,8 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
     - changing gradients before `step`, with several workers: `step` raises; the average would not change;
-    - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before; with several
-      workers, changing them again and again, as in steps by hand, without a `step`: a later `backward` raises;
+    - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before; with
+      several workers, in steps by hand that go on without a `step`: a later `backward` raises;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
     - stepping the original optimizer, or another one of the model's parameters: raises.
@@ -622,8 +622,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if found is not None:
             self._warned = True
             warnings.warn(
-                f"parameter `{found.name}` was changed outside of step(), and the optimizer that `distribute` "
-                f"returned never stepped, in {found.additions} backward passes: this worker has trained alone; "
+                f"parameter `{found.name}` was changed outside of step(), and in {found.additions} backward "
+                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone; "
                 'call its step(), or pass where="gradients", where a script may step by hand',
                 stacklevel=4,
             )
