@@ -45,14 +45,14 @@ from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..gather import Gathering
-from ..job import Job, after_the_last, before_leaving, current
+from ..job import Job, after_the_last, before_leaving, current, flag
 from .arrivals import look_away
 from .arrivals import owners_of_parameters as _owned
 from .broadcast import _described, broadcast
 from .counters import Times, stop_counting
 from .data import loader, sampler
 from .gradients import Averaging
-from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
+from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY, check_shapes
 from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
@@ -284,6 +284,8 @@ def distribute(
         _refuse_others(where, check=check, lr_scale=lr_scale)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
+    check_shapes(parameters)
+    refuse_nonfinite = flag("refuse_nonfinite", refuse_nonfinite)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     chosen = prefix is None
     if prefix is None:

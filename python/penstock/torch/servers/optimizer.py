@@ -623,8 +623,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._warned = True
             warnings.warn(
                 f"parameter `{found.name}` was changed outside of step(), and in {found.additions} backward "
-                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone; "
-                'call its step(), or pass where="gradients", where a script may step by hand',
+                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone"
+                '. Call its step(), or pass where="gradients", where a script may step by hand',
                 stacklevel=4,
             )
 
