@@ -22,6 +22,8 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+import numpy as np
+
 from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
@@ -50,7 +52,8 @@ T = TypeVar("T")
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 before_leaving: dict[str, Callable[[], None]] = {}
 """
-What is waited for before a job is left in order: calls that an adapter has under way, by the adapter's name.
+What an adapter does before a job is left in order, by its name: it waits for calls that are under way, or
+warns.
 """
 after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
@@ -248,7 +251,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `rescale`, `clip` or `filter` is out of range. Nothing was declared.
+            `reduce`, `consistency`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none that it may be.
+            Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -295,7 +299,7 @@ class Job(Sealed):
             reduce == "mean",
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),
-            bool(refuse_nonfinite),
+            flag("refuse_nonfinite", refuse_nonfinite),
             *filters.spelled(filter),
             limit.left(),
         )
@@ -911,6 +915,13 @@ def _number(what: str, value: object) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise OptionError(f"expected {what} as a number, got {value!r}")
+
+
+def flag(what: str, value: object) -> bool:
+    """`value` as a boolean; what only counts as one, such as the word "no", is refused."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise OptionError(f"expected {what} as True or False, got {value!r}")
 
 
 class _Gone:
