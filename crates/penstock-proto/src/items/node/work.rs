@@ -9,27 +9,16 @@ const BYTES: usize = 256;
 /// What is left of a step, in rows that are looked at.
 #[derive(Debug)]
 pub(super) struct Work {
-    whole: u64,
     left: u64,
 }
 
 impl Work {
     pub(super) fn new(rows: u64) -> Self {
-        Self { whole: rows, left: rows }
-    }
-
-    /// What a step is at most.
-    pub(super) fn whole(&self) -> u64 {
-        self.whole
+        Self { left: rows }
     }
 
     pub(super) fn left(&self) -> u64 {
         self.left
-    }
-
-    /// How many rows can be copied, at most, and at least one where anything is left.
-    pub(super) fn rows(&self, row_bytes: usize) -> u64 {
-        self.left.div_ceil(1 + (row_bytes / BYTES) as u64)
     }
 
     /// Whether what is left to do is for the next step.
