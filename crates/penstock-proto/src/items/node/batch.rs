@@ -27,6 +27,8 @@ pub(super) enum Due {
     Unknown,
     /// It was not found out in this step.
     Unfinished,
+    /// Another partition's batch that is being taken comes first.
+    Behind,
     /// More than the peer can pay for.
     Unpaid(Exhausted),
 }
@@ -64,6 +66,7 @@ pub(super) fn eager<M: Memory>(
     work: &mut Work,
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
+    let is_whole = work.is_whole();
     for _ in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
@@ -106,10 +109,7 @@ pub(super) fn eager<M: Memory>(
         };
         match take(&mut taking, subscriber, memory, work) {
             Ok(true) => {}
-            Ok(false) => {
-                subscriber.taking = Some(taking);
-                return Due::Unfinished;
-            }
+            Ok(false) => return goes_on(taking, subscriber, account, is_whole, work),
             Err(why) => {
                 subscriber.give_up(taking);
                 return Due::Unpaid(why);
@@ -138,11 +138,40 @@ pub(super) fn eager<M: Memory>(
             subscriber.taking = Some(taking);
         }
         if work.is_over() {
-            return Due::Unfinished;
+            break;
         }
     }
-    // Torn again and again: it goes on at the next turn.
-    Due::Unknown
+    let subscriber = partition.subscribers.get_mut(&peer);
+    let Some((taking, subscriber)) = subscriber.and_then(|it| Some((it.taking.take()?, it))) else {
+        return Due::Unknown;
+    };
+    match goes_on(taking, subscriber, account, is_whole, work) {
+        // Torn again and again: at the next turn.
+        Due::Unfinished if !work.is_over() => Due::Unknown,
+        due => due,
+    }
+}
+
+/// A batch goes on in the next step. `is_whole`: it had a whole one.
+fn goes_on(
+    mut taking: Box<Taking>,
+    subscriber: &mut Subscriber,
+    account: &Account,
+    is_whole: bool,
+    work: &Work,
+) -> Due {
+    if work.is_closed() {
+        subscriber.give_up(taking);
+        // In the next step there may be enough left.
+        subscriber.behind = is_whole;
+        return if is_whole { Due::Behind } else { Due::Unfinished };
+    }
+    if let Err(why) = taking.keep(account) {
+        subscriber.give_up(taking);
+        return Due::Unpaid(why);
+    }
+    subscriber.taking = Some(taking);
+    Due::Unfinished
 }
 
 /// Takes rows as of the batch's moment, as many as there is work for; whether that was all.
@@ -232,13 +261,13 @@ pub(super) fn bounded<M: Memory>(
     let slots = some_candidates(subscriber, now, work.left());
     // Where all that can be done is, those that were torn are looked at once more, a few at a time.
     let again = subscriber.some_torn(1 + work.left() / TORN).into_iter().map(|slot| slot..slot + 1);
-    let (mut left, mut looked) = (Vec::new(), false);
+    let (mut left, mut looked, mut unpaid) = (Vec::new(), false, None);
     let ranges = slots.into_iter().map(|range| (range, false)).chain(again.map(|range| (range, true)));
     for (range, again) in ranges {
         let places = subscriber.rows.place(range.start.into()).unwrap_or(0)..;
         for (slot, place) in range.clone().zip(places) {
             // One at least, so that each step leaves fewer.
-            if std::mem::replace(&mut looked, true) && work.is_over() {
+            if std::mem::replace(&mut looked, true) && (work.is_over() || unpaid.is_some()) {
                 if !again {
                     left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
                 }
@@ -254,7 +283,20 @@ pub(super) fn bounded<M: Memory>(
             }
             let Some(need) = need else { continue };
             work.copy(row_bytes);
-            let start = batch.room(1)?;
+            let start = match batch.room(1) {
+                Ok(start) => start,
+                Err(why) if work.is_closed() => {
+                    // What is there is sent, and the rest when the other partition's batch is through.
+                    unpaid = Some(why);
+                    if again {
+                        subscriber.torn.insert(slot);
+                    } else {
+                        left.push(Changed { first: slot, count: range.end - slot, set: now.done as u32 });
+                    }
+                    break;
+                }
+                Err(why) => return Err(why),
+            };
             let mut read = |moment| memory.read(slot, moment, &mut batch.values[start..]);
             // What a lost producer has overwritten since is taken as it is by now: each row says until when it was current.
             let look = read(now).or_else(|torn| if ended { read(memory.now()) } else { Err(torn) });
@@ -279,6 +321,9 @@ pub(super) fn bounded<M: Memory>(
     let more = !subscriber.changed.is_empty() || !subscriber.unseen.is_empty() || subscriber.all;
     subscriber.dirty = more || subscriber.waits();
     let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+    if let Some(why) = unpaid.filter(|_| batch.rows.is_empty()) {
+        return Err(why);
+    }
     match (batch.rows.is_empty(), more) {
         (false, _) => Ok(Needed::Rows(batch.whole(head))),
         (true, true) => Ok(Needed::Unknown),

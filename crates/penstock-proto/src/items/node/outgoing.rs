@@ -136,7 +136,9 @@ impl<H: Host> Node<H> {
         subscriber.is_some_and(|subscriber| subscriber.handing_over)
     }
 
-    /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
+    /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns. Of the batches that take more
+    /// than a step one is begun at a time, or a peer would have to pay for as many as there are partitions. A partition that has to wait
+    /// for it gives it its own turn; once it is through, the next that waits comes after it in the order of partitions.
     fn next_batch(&mut self, peer: PeerId) -> Result<Next, Exhausted> {
         let Some(connection) = self.peers.get_mut(&peer) else { return Ok(Next::Nothing) };
         let (turn, account) = (connection.turn, connection.account.clone());
@@ -151,17 +153,31 @@ impl<H: Host> Node<H> {
         if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
             ids.drain(..at);
         }
+        let begun = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(|it| it.taking.is_some())
+        };
+        let begun = self.partitions.iter().find(|(_, partition)| begun(partition)).map(|(id, _)| *id);
         let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
         for (at, id) in ids.into_iter().enumerate() {
-            let due = match work.is_over() {
+            let mut of = id;
+            let mut due = match work.is_over() {
                 true => Due::Unfinished,
-                false => self.batch(peer, id, &account, &mut work),
+                false => self.batch_beside(peer, id, begun, &account, &mut work),
             };
+            if let (Due::Behind, Some(begun)) = (&due, begun) {
+                // It is looked at once more, whatever comes of the other.
+                next = Ok(Next::Unknown);
+                of = begun;
+                due = match work.is_over() {
+                    true => Due::Unfinished,
+                    false => self.batch_beside(peer, begun, Some(begun), &account, &mut work),
+                };
+            }
             work.look(1);
             match due {
                 Due::Rows(batch) => {
                     if let Some(connection) = self.peers.get_mut(&peer) {
-                        connection.turn = Some(id);
+                        connection.turn = Some(of);
                     }
                     next = Ok(Next::Rows(batch));
                     break;
@@ -175,9 +191,9 @@ impl<H: Host> Node<H> {
                     if turn < self.turn {
                         next = Ok(Next::Unknown);
                     }
-                    through.insert(id, turn);
+                    through.insert(of, turn);
                 }
-                Due::Unknown => {}
+                Due::Unknown | Due::Behind => {}
                 Due::Unfinished => {
                     // What took a whole step goes on when others have had their turn.
                     if let Some(connection) = self.peers.get_mut(&peer) {
@@ -195,6 +211,35 @@ impl<H: Host> Node<H> {
             self.sent(peer, &through);
         }
         next
+    }
+
+    /// The same of one partition, while a batch of `begun` is being taken.
+    fn batch_beside(
+        &mut self,
+        peer: PeerId,
+        id: PartitionId,
+        begun: Option<PartitionId>,
+        account: &Account,
+        work: &mut Work,
+    ) -> Due {
+        let beside = begun.is_some_and(|begun| begun != id);
+        let subscriber = self.partitions.get_mut(&id).and_then(|it| it.subscribers.get_mut(&peer));
+        let behind = subscriber.is_some_and(|it| {
+            it.behind &= beside;
+            it.behind
+        });
+        if behind {
+            return Due::Behind;
+        }
+        work.close(beside);
+        match self.batch(peer, id, account, work) {
+            Due::Unpaid(_) if beside => {
+                let subscriber = self.partitions.get_mut(&id).and_then(|it| it.subscribers.get_mut(&peer));
+                subscriber.map(|it| it.behind = true);
+                Due::Behind
+            }
+            due => due,
+        }
     }
 
     fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account, work: &mut Work) -> Due {

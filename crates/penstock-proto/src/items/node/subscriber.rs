@@ -201,6 +201,9 @@ pub(super) struct Subscriber {
     pub(super) unseen: Range<u64>,
     /// Eager: the batch that is being taken, where that takes more than a step.
     pub(super) taking: Option<Box<Taking>>,
+    /// Whether what is due to it cannot be taken before the batch of another partition that is being taken for the peer is through:
+    /// that takes more than a step, or the two cannot be paid at once.
+    pub(super) behind: bool,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -252,7 +255,16 @@ impl Subscriber {
     /// A batch is not taken after all: which rows are due is found out once more.
     pub(super) fn give_up(&mut self, mut taking: Box<Taking>) {
         self.changed.append(&mut taking.changed);
-        self.all = true;
+        let most = self.rows.len() as usize + 1024;
+        match taking.slots(&self.rows, most.saturating_sub(self.changed.len())) {
+            Some(slots) if !self.all => {
+                let set = taking.now.done as u32;
+                let changed =
+                    |slots: Range<u32>| Changed { first: slots.start, count: slots.end - slots.start, set };
+                self.changed.extend(slots.into_iter().map(changed));
+            }
+            _ => self.all = true,
+        }
     }
 
     /// Changes that `taking` is to have if it is a batch of this moment. None of an earlier moment is taken any more.

@@ -192,6 +192,7 @@ impl<H: Host> Node<H> {
             unanswerable: None,
             unseen: 0..0,
             taking: None,
+            behind: false,
             handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             kept,
             _noted: noted,

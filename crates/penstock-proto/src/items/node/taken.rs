@@ -269,7 +269,7 @@ impl Batch {
         let end = self.next + count;
         self.head.last = end == self.rows.len() && self.pieces.is_empty();
         let mut message = Encoder::rows(out, self.partition, &self.head);
-        for &Sent { place, count, look, value } in &self.rows[self.next..end] {
+        for &Sent { place, count, look, value, .. } in &self.rows[self.next..end] {
             let value = value.then(|| {
                 let start = self.value;
                 self.value += self.row_bytes * count as usize;
@@ -309,6 +309,8 @@ pub(super) struct Taking {
     many_torn: bool,
     /// Slots that were torn in earlier rounds: they change often, so each round begins with them.
     often: RowSet,
+    /// For the slots, where they are kept from one step to the next.
+    slots_charge: Charge,
 }
 
 impl Taking {
@@ -326,7 +328,30 @@ impl Taking {
             torn: Vec::new(),
             many_torn: false,
             often: RowSet::default(),
+            slots_charge: Charge::default(),
         }
+    }
+
+    /// It is kept until the next step, with its slots.
+    pub(super) fn keep(&mut self, account: &Account) -> Result<(), Exhausted> {
+        let bytes = (self.due.capacity() + self.torn.capacity()) * size_of::<Range<u32>>();
+        self.slots_charge = account.charge(Resource::Bytes, bytes as u64 + self.often.kept_bytes())?;
+        Ok(())
+    }
+
+    /// The slots of all that is due or is in the batch, if these are about `most` ranges or less and all are known.
+    pub(super) fn slots(&self, rows: &RowSet, most: usize) -> Option<Vec<Range<u32>>> {
+        let Self { batch, due, torn, often, .. } = self;
+        let taken = batch.pieces.values().map(|piece| piece.rows.len()).sum::<usize>() + batch.rows.len();
+        let ranges = taken + due.len() + torn.len() + often.ranges().len();
+        if self.many_torn || !self.unseen.is_empty() || ranges > most {
+            return None;
+        }
+        let places = batch.pieces.values().flat_map(|piece| &piece.rows).chain(&batch.rows);
+        let places = places.map(|sent| sent.place.into()..u64::from(sent.place + sent.count));
+        let taken = places.flat_map(|places| rows.at(places)).chain(often.ranges().iter().cloned());
+        let taken = taken.map(|range| range.start as u32..range.end as u32);
+        Some(due.iter().chain(torn).cloned().chain(taken).collect())
     }
 
     /// Whether nothing is due.

@@ -9,12 +9,29 @@ const BYTES: usize = 256;
 /// What is left of a step, in rows that are looked at.
 #[derive(Debug)]
 pub(super) struct Work {
+    whole: u64,
     left: u64,
+    /// Whether nothing may be begun that is kept from this step to the next.
+    closed: bool,
 }
 
 impl Work {
     pub(super) fn new(rows: u64) -> Self {
-        Self { left: rows }
+        Self { whole: rows, left: rows, closed: false }
+    }
+
+    /// From now on, or not any more, nothing may be begun that is kept from this step to the next.
+    pub(super) fn close(&mut self, closed: bool) {
+        self.closed = closed;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Whether nothing of the step has been done.
+    pub(super) fn is_whole(&self) -> bool {
+        self.left == self.whole
     }
 
     pub(super) fn left(&self) -> u64 {
