@@ -256,7 +256,7 @@ impl Subscriber {
     pub(super) fn give_up(&mut self, mut taking: Box<Taking>) {
         self.changed.append(&mut taking.changed);
         let most = self.rows.len() as usize + 1024;
-        match taking.slots(&self.rows, most.saturating_sub(self.changed.len())) {
+        match taking.slots(&self.rows, most.saturating_sub(self.changed.len() + self.unripe.changed.len())) {
             Some(slots) if !self.all => {
                 let set = taking.now.done as u32;
                 let changed =
@@ -313,7 +313,9 @@ impl Subscriber {
             self.give_up(taking);
         }
         self.ripen(now, self.done);
-        (self.until, self.unripe) = (None, Unripe::default());
+        // Some of those that were not listed may be of sets that were finished.
+        self.all |= self.until.take().is_some();
+        self.unripe = Unripe::default();
     }
 
     /// Whether there is something that waits for its producer to go on.
