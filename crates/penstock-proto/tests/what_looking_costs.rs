@@ -6,6 +6,7 @@ use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::spec::Propagation;
 use penstock_proto::items::wire::{Encoder, Entries, Entry, Head, Message, PartitionId, Shape};
+use penstock_proto::message::MAX_WORKERS;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
 use proptest::prelude::*;
@@ -299,6 +300,19 @@ fn rows_in<'a>(messages: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<(u32, u32
 
 fn is_flushed(message: &[u8]) -> bool {
     matches!(Message::decode(message), Ok(Message::Flushed { .. }))
+}
+
+/// Of the fetch that rows answer.
+fn ticket_of(message: &[u8]) -> Option<u64> {
+    match Message::decode(message) {
+        Ok(Message::Rows { head, .. }) => Some(head.ticket),
+        _ => None,
+    }
+}
+
+/// Bytes of the first message, with its length.
+fn first_length(bytes: &[u8]) -> usize {
+    LENGTH_BYTES + messages(bytes)[0].len()
 }
 
 fn is_rows(message: &[u8]) -> bool {
@@ -767,6 +781,141 @@ fn what_a_peer_needed_that_has_hung_up_is_gone_over_in_steps_before_its_source_i
         }
     }
     assert!(told.is_empty(), "it was flushed");
+}
+
+// All rows of all fetches were gone over in the turn in which it was told: readers of other producers' rows waited for seconds.
+#[test]
+fn what_a_producer_that_has_gone_leaves_unanswered_is_given_up_in_steps() {
+    const FETCHES: u64 = 20;
+    let mut net = fetched_in_steps();
+    let all = all(50_000);
+    // One row of each is too old, or was never current together with the others.
+    net.row(0, Look { number: 20, clock: 7, as_of: 20 });
+    let rest = RowSet::from_ranges(std::iter::once(1..50_000));
+    (1..=FETCHES).for_each(|ticket| net.fetch(ticket, 7, all.clone()));
+    (1..=FETCHES).for_each(|ticket| net.fetch(FETCHES + ticket, 8, rest.clone()));
+    net.settle();
+    net.node.lost(PRODUCER);
+    let before = net.counted.looks.get();
+    net.node.forget(PRODUCER);
+    (1..=FETCHES).for_each(|ticket| net.fetch(2 * FETCHES + ticket, 7, all.clone()));
+    let looks = net.counted.looks.get() - before;
+    assert!(looks <= STEP, "{looks} rows were looked at before anybody else had a turn");
+    // What can still be answered is, and a flush comes back behind it.
+    let last = 3 * FETCHES + 1;
+    net.fetch(last, 7, RowSet::from_ranges(std::iter::once(1..500)));
+    net.say(READER, &Message::Bring { id: 1, partition: PARTITION });
+    let sent = net.settle();
+    let tickets: BTreeSet<u64> = sent.iter().filter_map(|message| ticket_of(message)).collect();
+    assert_eq!(tickets, BTreeSet::from([last]));
+    let flushed = sent.iter().position(|message| is_flushed(message)).unwrap();
+    assert!(sent[flushed..].iter().all(|message| !is_rows(message)));
+    assert_eq!(net.cost(), (0, 0), "what can never be answered was kept");
+}
+
+// What was fetched of many rows was put together, and said, in one go.
+#[test]
+fn what_a_source_is_asked_to_fetch_is_put_together_and_said_in_steps() {
+    const ROWS: u64 = 50_000;
+    const FETCHES: u64 = 20;
+    let mut net = Net::new(ROWS as u32, 8, Propagation::Lazy, all(ROWS));
+    let rows = RowSet::from_rows((0..ROWS).step_by(2));
+    let fetches = |bytes: &[u8]| {
+        let fetches = messages(bytes).into_iter().map(|message| match Message::decode(&message) {
+            Ok(Message::Fetch { places, .. }) => places,
+            _ => panic!("nothing else is wanted"),
+        });
+        fetches.collect::<Vec<RowSet>>()
+    };
+    (1..=FETCHES).for_each(|ticket| net.fetch(ticket, 1, rows.clone()));
+    let (mut told, mut bytes, mut more) = (0, Vec::new(), true);
+    while more {
+        more = net.step().1;
+        bytes.clear();
+        while net.node.transmit(PRODUCER, &mut bytes, usize::MAX) {}
+        let fetches = fetches(&bytes).len() as u64;
+        assert!(fetches <= 1, "{fetches} of many rows were put together in one step");
+        told += fetches;
+    }
+    assert_eq!(told, FETCHES);
+    // On a new connection they are said anew.
+    net.node.connected(PRODUCER);
+    let shape = net.shape;
+    net.say(PRODUCER, &Message::Offer { partition: PARTITION, shape });
+    bytes.clear();
+    assert!(net.node.transmit(PRODUCER, &mut bytes, usize::MAX), "a step is a small part of them");
+    assert!(messages(&bytes).len() <= 2);
+    let mut told = fetches(&bytes[first_length(&bytes)..]);
+    more = true;
+    while more {
+        bytes.clear();
+        more = net.node.transmit(PRODUCER, &mut bytes, usize::MAX);
+        let mut some = fetches(&bytes);
+        assert!(some.len() <= 1, "{} of many rows were said in one step", some.len());
+        told.append(&mut some);
+    }
+    assert_eq!(told, vec![rows; FETCHES as usize]);
+}
+
+impl Net {
+    /// What the source is asked for, each time anew.
+    fn asked_for(&mut self) -> Vec<RowSet> {
+        let mut bytes = Vec::new();
+        while self.node.transmit(PRODUCER, &mut bytes, usize::MAX) {}
+        let asked = messages(&bytes).into_iter().filter_map(|message| match Message::decode(&message) {
+            Ok(Message::Subscribe { rows, .. }) => Some(rows),
+            _ => None,
+        });
+        asked.collect()
+    }
+}
+
+// Each of them may want other rows a few times, and a flush of their producer is repeated for each.
+#[test]
+fn however_many_want_other_rows_again_what_is_wanted_of_their_producer_changes_a_bounded_number_of_times() {
+    const PEERS: u32 = 600;
+    const SLOTS: u32 = 2 * PEERS + 2;
+    let mut net = Net::new(SLOTS, 8, Propagation::Lazy, RowSet::from_rows([0]));
+    let ranks = 2..PEERS + 2;
+    for rank in ranks.clone() {
+        net.node.connected(PeerId::worker(rank));
+        net.subscribe(PeerId::worker(rank), RowSet::from_rows([rank.into()]));
+    }
+    net.asked_for();
+    let mut asked = Vec::new();
+    for time in 1..=4 {
+        for rank in ranks.clone() {
+            let row = rank + time % 2 * PEERS;
+            net.subscribe(PeerId::worker(rank), RowSet::from_rows([row.into()]));
+            asked.append(&mut net.asked_for());
+        }
+    }
+    assert_eq!(asked.len() as u32, 2 * MAX_WORKERS + 1, "each of them may change it four times");
+    assert_eq!(asked.last(), Some(&all(SLOTS.into())), "from then on all is wanted");
+}
+
+// The same for one that wants other rows of many tables.
+#[test]
+fn however_many_tables_one_wants_other_rows_of_they_change_a_bounded_number_of_times_together() {
+    const TABLES: u32 = 2 * MAX_WORKERS + 52;
+    let mut net = Net::new(4, 8, Propagation::Lazy, RowSet::from_rows([0]));
+    let shape = net.shape;
+    let tables = 1..=TABLES;
+    for table in tables.clone() {
+        net.say(PRODUCER, &Message::Offer { partition: PartitionId { table, rank: 0 }, shape });
+    }
+    let mut asked = Vec::new();
+    for time in 0..=4 {
+        for table in tables.clone() {
+            let (partition, rows) = (PartitionId { table, rank: 0 }, RowSet::from_rows([1 + time % 2]));
+            net.say(READER, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows });
+        }
+        let now = net.asked_for();
+        assert_eq!(now.len() as u32, TABLES);
+        asked.extend(now.into_iter().filter(|_| time > 0));
+    }
+    let all = asked.iter().filter(|&rows| *rows == all(4)).count() as u32;
+    assert_eq!(asked.len() as u32 - all, 8 * MAX_WORKERS, "it may change each of them four times");
 }
 
 /// What may happen between two subscriptions.

@@ -235,6 +235,7 @@ fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_tha
         net.settle();
         assert!(entries(&mut net) > before, "near: {near}");
         net.go(PRODUCER);
+        net.settle();
         assert_eq!(entries(&mut net), before, "near: {near}");
         for version in 4..40 {
             net.want_version(ONE, 4, version);

@@ -193,6 +193,7 @@ fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
     net.workers.remove(&PRODUCER);
     net.home.lost(PRODUCER);
     net.home.forget(PRODUCER);
+    net.settle();
     assert_eq!(entries(&mut net), before, "nobody is asked any more, and nobody can answer");
     net.home.lost(ONE);
     assert_eq!(entries(&mut net), 0);

@@ -84,14 +84,16 @@ impl<'a> Run<'a> {
         let rows: u64 = scenario.workers.iter().map(|plan| u64::from(plan.slots)).sum();
         // A long row counts as several.
         let rows = rows * (1 + u64::from(scenario.row_bytes) / 256);
-        let step =
-            [u64::MAX, rows / 24, rows / 8, rows / 3, rows][(hash(&[scenario.seed, STEPS]) % 5) as usize];
-        let node = || {
+        let step = |drawn: u64| [u64::MAX, rows / 24, rows / 8, rows / 3, rows][(drawn % 5) as usize];
+        let drawn = hash(&[scenario.seed, STEPS]);
+        let node = |step| {
             let mut node = Node::new(here());
             node.look_at_most(step);
             node
         };
-        let mut home = node();
+        let mut home = node(step(drawn));
+        // A worker's own node takes no steps in a real job, and is still held to the same promises where it does.
+        let own = if drawn / 5 % 2 == 0 { u64::MAX } else { step(drawn / 10) };
         let count = scenario.workers.len();
         let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
         let producer = |(plan, rank): (&Plan, u32)| {
@@ -101,7 +103,7 @@ impl<'a> Run<'a> {
         let producers: Vec<Shared> = scenario.workers.iter().zip(0..).map(producer).collect();
         let seen = Rc::new(RefCell::new(Seen::default()));
         let worker = |(plan, rank): (&Plan, u32)| {
-            let mut node = node();
+            let mut node = node(own);
             let producer = Rc::clone(&producers[rank as usize]);
             if plan.slots > 0 {
                 let rows = producer.borrow().rows().clone();

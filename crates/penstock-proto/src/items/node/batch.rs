@@ -23,9 +23,9 @@ pub(super) enum Due {
     Rows(Batch),
     /// Nothing of what was finished in this turn.
     Nothing { turn: u64 },
-    /// That cannot be told yet.
-    Unknown,
-    /// It was not found out in this step.
+    /// Something that cannot be taken yet: a row is torn, or not all rows have come.
+    Waits,
+    /// Not all has been looked at in this step.
     Unfinished,
     /// Another partition's batch that is being taken comes first.
     Behind,
@@ -73,7 +73,7 @@ pub(super) fn eager<M: Memory>(
         collect(partition, scratch);
         let Partition { memory, subscribers, ended, .. } = &mut *partition;
         let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
-            return Due::Unknown;
+            return Due::Waits;
         };
         let lost = ended.is_some();
         subscriber.dirty = true;
@@ -81,7 +81,7 @@ pub(super) fn eager<M: Memory>(
         let before = subscriber.taking.as_ref().map_or(subscriber.done, |taking| taking.now.done);
         if now.done < before {
             subscriber.dirty = !lost;
-            return if lost { Due::Nothing { turn } } else { Due::Unknown };
+            return if lost { Due::Nothing { turn } } else { Due::Waits };
         }
         let mut taking = match subscriber.taking.take() {
             Some(mut begun) => {
@@ -93,7 +93,7 @@ pub(super) fn eager<M: Memory>(
             None => {
                 // As long as it is torn, nothing can be taken.
                 if !lost && subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err()) {
-                    return Due::Unknown;
+                    return Due::Waits;
                 }
                 subscriber.torn.clear();
                 let batch = match Batch::new(id, row_bytes, 0, account) {
@@ -133,7 +133,7 @@ pub(super) fn eager<M: Memory>(
             // It was not overtaken: its producer has left it so.
             subscriber.torn = BTreeSet::from([torn]);
             subscriber.give_up(taking);
-            return Due::Unknown;
+            return Due::Waits;
         } else {
             subscriber.taking = Some(taking);
         }
@@ -143,11 +143,11 @@ pub(super) fn eager<M: Memory>(
     }
     let subscriber = partition.subscribers.get_mut(&peer);
     let Some((taking, subscriber)) = subscriber.and_then(|it| Some((it.taking.take()?, it))) else {
-        return Due::Unknown;
+        return Due::Waits;
     };
     match goes_on(taking, subscriber, account, is_whole, work) {
         // Torn again and again: at the next turn.
-        Due::Unfinished if !work.is_over() => Due::Unknown,
+        Due::Unfinished if !work.is_over() => Due::Waits,
         due => due,
     }
 }
@@ -235,8 +235,8 @@ pub(super) enum Needed {
     Rows(Batch),
     /// It lacks none.
     None,
-    /// None of those that have been looked at.
-    Unknown,
+    /// None of those that have been looked at, and these are not all.
+    Unfinished,
 }
 
 /// Rows that those behind a subscriber need and it lacks, as far as they are found by as much `work` as is left: they come one by
@@ -328,7 +328,7 @@ pub(super) fn bounded<M: Memory>(
     }
     match (batch.rows.is_empty(), more) {
         (false, _) => Ok(Needed::Rows(batch.whole(head))),
-        (true, true) => Ok(Needed::Unknown),
+        (true, true) => Ok(Needed::Unfinished),
         (true, false) => Ok(Needed::None),
     }
 }
@@ -375,11 +375,27 @@ pub(super) enum Fetched {
     /// None can be answered of those that had come by this turn.
     None { turn: u64 },
     /// Not all have been looked at.
-    Unknown,
+    Unfinished,
 }
 
-/// The answer to a subscriber's first fetch that can be answered, if that is found by as much `work` as is left.
+/// The answer to a subscriber's first fetch that can be answered, if that is found by as much `work` as is left. Those that never
+/// will be are kept no more.
 pub(super) fn fetched<M: Memory>(
+    partition: &mut Partition<M>,
+    peer: PeerId,
+    id: PartitionId,
+    account: &Account,
+    turn: u64,
+    work: &mut Work,
+) -> Result<Fetched, Exhausted> {
+    let found = first_answer(partition, peer, id, account, turn, work);
+    if let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|it| it.over > 0) {
+        subscriber.drop_what_is_over(!matches!(found, Ok(Fetched::Rows(_))));
+    }
+    found
+}
+
+fn first_answer<M: Memory>(
     partition: &mut Partition<M>,
     peer: PeerId,
     id: PartitionId,
@@ -394,7 +410,7 @@ pub(super) fn fetched<M: Memory>(
         subscriber.pass = None;
         return Ok(Fetched::None { turn });
     }
-    let here = partition.upstream.is_none();
+    let (here, ended) = (partition.upstream.is_none(), partition.ended.is_some());
     let before = memory.now();
     let goes_on = subscriber.pass.take();
     if goes_on.is_none() && subscriber.unanswerable == Some(before) {
@@ -404,8 +420,9 @@ pub(super) fn fetched<M: Memory>(
     for at in next..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
         let answerable = match work.is_over() {
-            true => Answerable::Unknown,
-            false => pending.look(memory, here, work),
+            true => Answerable::Unfinished,
+            false if pending.is_over => Answerable::NotYet,
+            false => pending.look(memory, &subscriber.rows, here, ended, work),
         };
         match answerable {
             Answerable::Yes => {}
@@ -413,14 +430,19 @@ pub(super) fn fetched<M: Memory>(
                 work.look(1);
                 continue;
             }
+            Answerable::Never => {
+                work.look(1);
+                subscriber.over += 1;
+                continue;
+            }
             Answerable::Apart => {
                 work.look(1);
                 pending.ask_again();
                 continue;
             }
-            Answerable::Unknown => {
+            Answerable::Unfinished => {
                 subscriber.pass = Some(Pass { next: at, turn, since });
-                return Ok(Fetched::Unknown);
+                return Ok(Fetched::Unfinished);
             }
         }
         for _ in 0..ATTEMPTS {
@@ -447,7 +469,7 @@ pub(super) fn fetched<M: Memory>(
                 }
                 if work.is_over() {
                     subscriber.pass = Some(Pass { next: at, turn, since });
-                    return Ok(Fetched::Unknown);
+                    return Ok(Fetched::Unfinished);
                 }
                 continue;
             }

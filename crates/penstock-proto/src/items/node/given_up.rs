@@ -1,5 +1,6 @@
 //! What nobody waits for any more, or ever did: it is kept neither here nor at the peer that was asked.
 
+use super::upstream::Asked;
 use super::{Host, Node};
 use crate::items::rows::RowSet;
 use crate::items::wire::PartitionId;
@@ -81,7 +82,7 @@ impl<H: Host> Node<H> {
     pub(super) fn withdraw(&mut self, id: PartitionId, ticket: u64) {
         let partition = self.partitions.get_mut(&id);
         let Some(upstream) = partition.and_then(|partition| partition.upstream.as_mut()) else { return };
-        let Some((_, _, paid)) = upstream.fetches.remove(&ticket) else { return };
+        let Some(Asked { paid, .. }) = upstream.fetches.remove(&ticket) else { return };
         // Whoever asked for it pays until a source that has heard of it hears that it is withdrawn.
         if upstream.has_told(ticket) {
             upstream.withdrawn.push((ticket, paid));
@@ -91,7 +92,7 @@ impl<H: Host> Node<H> {
 
     /// A peer no longer waits for what it has fetched. It may have been answered meanwhile.
     pub(super) fn take_back(&mut self, id: PartitionId, peer: PeerId, ticket: u64) {
-        // Tickets ascend: a peer whose do not does without.
+        // A peer whose tickets do not ascend does without.
         if let Some(waiting) = self.is_waiting(id, peer) {
             if let Ok(at) = waiting.fetches.binary_search_by_key(&ticket, |fetch| fetch.0) {
                 waiting.fetches.remove(at);
@@ -100,9 +101,9 @@ impl<H: Host> Node<H> {
         }
         let partition = self.partitions.get_mut(&id);
         let Some(subscriber) = partition.and_then(|it| it.subscribers.get_mut(&peer)) else { return };
-        let found = subscriber.fetches.binary_search_by_key(&ticket, |pending| pending.ticket);
-        let Ok(at) = found else { return };
+        let Some(at) = subscriber.place_of(ticket) else { return };
         let Some(pending) = subscriber.fetches.remove(at) else { return };
+        subscriber.over -= usize::from(pending.is_over);
         if let Some(pass) = subscriber.pass.as_mut().filter(|pass| pass.next > at) {
             pass.next -= 1;
         }

@@ -1,11 +1,11 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
-use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, fetch_bytes, keep, most_needs};
-use super::subscriber::{Pending, Subscriber, Together};
+use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
+use super::subscriber::{Pending, Subscriber};
 use super::subscribing::Waiting;
 use super::upstream::Upstream;
-use super::work::STEP;
-use super::{Broken, Host, Node, Partition, answers};
+use super::work::{STEP, Work};
+use super::{Broken, Host, Node, Partition};
 use crate::items::row_memory::Changed;
 use crate::items::row_memory::Memory;
 use crate::items::rows::RowSet;
@@ -66,7 +66,7 @@ impl<H: Host> Node<H> {
                     waiting.fetches.push((ticket, version, places, kept));
                     return Ok(());
                 }
-                self.wanted(partition, peer, ticket, version, &places)
+                self.wanted(partition, peer, ticket, version, places, false)
             }
             Message::Need { partition, versions } => {
                 if versions.len() > most_needs(peer) {
@@ -102,13 +102,15 @@ impl<H: Host> Node<H> {
         self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
     }
 
+    /// A peer fetches rows. If the fetch has `waited` for the partition, so may have many, which are all let in at once.
     pub(super) fn wanted(
         &mut self,
         id: PartitionId,
         peer: PeerId,
         ticket: u64,
         version: u64,
-        places: &RowSet,
+        places: RowSet,
+        waited: bool,
     ) -> Result<(), Broken> {
         let (account, turn) = (self.host.account(peer), self.turn);
         let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
@@ -120,38 +122,15 @@ impl<H: Host> Node<H> {
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
         }
-        // A few bytes may name any number of rows, and here each row takes memory.
-        let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
-        let kept = keep(&account, "a fetch", bytes)?;
-        // Range by range: a search for each row would take many times as long.
-        let mut slots = Vec::with_capacity(places.len() as usize);
-        for range in places.ranges().iter().flat_map(|places| subscriber.rows.at(places.clone())) {
-            slots.extend(range.start as u32..range.end as u32);
+        // A few bytes may name any number of rows, which are written down when it is looked at. Where they are as many as the bytes, they
+        // take less when they are written down.
+        let at_once = !waited && Pending::bytes(&places, false) > Pending::bytes(&places, true);
+        let kept = keep(&account, "a fetch", Pending::bytes(&places, at_once))?;
+        let mut pending = Pending::new(ticket, version, places, turn, kept);
+        if at_once {
+            pending.unfold(&subscriber.rows, &mut Work::new(0));
         }
-        let Some(Partition { memory, ended, subscribers, .. }) = self.partitions.get_mut(&id) else {
-            return Ok(());
-        };
-        // Rows that are not here will never come. A peer that asks for them learns that from the processes that know which
-        // workers have gone.
-        if ended.is_some() && !answers(memory, &slots, version) {
-            return Ok(());
-        }
-        let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
-        let relay_bytes = fetch_bytes(&slots);
-        subscriber.fetches.push_back(Pending {
-            ticket,
-            version,
-            slots,
-            fresh: 0,
-            last: 0,
-            together: Together::default(),
-            torn: None,
-            relayed: None,
-            answered: false,
-            relay_bytes,
-            turn,
-            _kept: kept,
-        });
+        subscriber.fetches.push_back(pending);
         subscriber.news();
         subscriber.dirty = true;
         Ok(())
@@ -292,8 +271,12 @@ impl<H: Host> Node<H> {
             subscriber.dirty = true;
         }
         memory.wake();
-        if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
-            for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
+        if head.apart
+            && let Some(asked) = upstream.fetches.remove(&head.ticket)
+        {
+            if let Some((peer, ticket)) = asked.of
+                && let Some(pending) = subscribers.get_mut(&peer).and_then(|it| it.fetched_by(ticket))
+            {
                 pending.answered |= pending.relayed == Some(head.ticket);
             }
             self.ahead.remove(head.ticket);

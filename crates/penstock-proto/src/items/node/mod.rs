@@ -362,7 +362,7 @@ impl<H: Host> Node<H> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
         let slots =
             RowSet::from_ranges(places.ranges().iter().flat_map(|range| upstream.rows.at(range.clone())));
-        self.fetch_slots(id, slots, version, Shared::default())
+        self.fetch_slots(id, slots, version, Shared::default(), None)
     }
 
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
@@ -511,7 +511,8 @@ impl<M: Memory> Partition<M> {
     }
 
     /// No peer is asked any more, and no reader waits for rows that have not come by now: it is as if those had never been set.
-    /// That it has gone may be said more than once, and what it has set between is not followed.
+    /// That it has gone may be said more than once, and what it has set between is not followed. Rows and fetches may be many, and
+    /// so may be those who wait for them: none is looked at here.
     fn end_with_its_producer(&mut self, scratch: &mut Vec<Changed>) {
         if self.ended.is_some() {
             return;
@@ -525,27 +526,9 @@ impl<M: Memory> Partition<M> {
         let now = self.memory.now();
         collect(self, scratch);
         self.ended = Some(now);
-        let memory = &self.memory;
-        for subscriber in self.subscribers.values_mut() {
-            subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
-            (subscriber.pass, subscriber.unanswerable) = (None, None);
-            subscriber.end(now);
-        }
+        // What each of them waits for is gone over in steps.
+        self.subscribers.values_mut().for_each(Subscriber::end);
     }
-}
-
-/// Whether the rows of a producer that has gone answer a fetch: they are fresh enough, and were current
-/// together. If that is uncertain, they do.
-fn answers<M: Memory>(memory: &M, slots: &[u32], version: u64) -> bool {
-    let now = memory.now();
-    let (mut newest, mut as_of) = (0, u64::MAX);
-    for look in slots.iter().filter_map(|&slot| memory.look(slot, now).ok()) {
-        if look.clock < version {
-            return false;
-        }
-        (newest, as_of) = (look.number.max(newest), look.as_of.min(as_of));
-    }
-    newest <= as_of
 }
 
 impl Connection {

@@ -2,7 +2,7 @@
 
 use super::batch::{Due, Fetched, Needed, bounded, collect, eager, fetched, whole};
 use super::kept::{FREE_BYTES, Shared, keep};
-use super::subscriber::{Pending, Subscriber, Unripe};
+use super::subscriber::{Subscriber, Unripe};
 use super::taken::Batch;
 use super::work::Work;
 use super::{Broken, Connection, Given, Host, Node, Partition};
@@ -100,7 +100,7 @@ impl<H: Host> Node<H> {
                     connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
                     return false;
                 }
-                Ok(Next::Unknown) => return true,
+                Ok(Next::Unfinished) => return true,
                 // A fetch may have been relayed to this very peer.
                 Ok(Next::Nothing) => {
                     let more = self.peers.get(&peer).is_some_and(Connection::has_messages);
@@ -166,7 +166,7 @@ impl<H: Host> Node<H> {
             };
             if let (Due::Behind, Some(begun)) = (&due, begun) {
                 // It is looked at once more, whatever comes of the other.
-                next = Ok(Next::Unknown);
+                next = Ok(Next::Unfinished);
                 of = begun;
                 due = match work.is_over() {
                     true => Due::Unfinished,
@@ -189,11 +189,11 @@ impl<H: Host> Node<H> {
                 Due::Nothing { turn } => {
                     // It was begun before the last flush came, and that waits for another look.
                     if turn < self.turn {
-                        next = Ok(Next::Unknown);
+                        next = Ok(Next::Unfinished);
                     }
                     through.insert(of, turn);
                 }
-                Due::Unknown | Due::Behind => {}
+                Due::Waits | Due::Behind => {}
                 Due::Unfinished => {
                     // What took a whole step goes on when others have had their turn.
                     if let Some(connection) = self.peers.get_mut(&peer) {
@@ -202,7 +202,7 @@ impl<H: Host> Node<H> {
                             _ => connection.stopped = Some(id),
                         }
                     }
-                    next = Ok(Next::Unknown);
+                    next = Ok(Next::Unfinished);
                     break;
                 }
             }
@@ -248,20 +248,20 @@ impl<H: Host> Node<H> {
         let turn = match fetched(partition, peer, id, account, *turn, work) {
             Ok(Fetched::Rows(batch)) => return Due::Rows(batch),
             // Before it is known which can be answered, a flush that waits for the answers is not through.
-            Ok(Fetched::Unknown) => return Due::Unfinished,
+            Ok(Fetched::Unfinished) => return Due::Unfinished,
             Ok(Fetched::None { turn }) => turn,
             Err(why) => return Due::Unpaid(why),
         };
         let due = match whole(partition, peer, id, account) {
             Ok(Some(batch)) => Due::Rows(batch),
             Err(why) => Due::Unpaid(why),
-            Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
+            Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Waits,
             Ok(None) => match partition.shape.propagation {
                 Propagation::Eager => return eager(partition, peer, id, account, scratch, turn, work),
                 Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
                     Ok(Needed::Rows(batch)) => Due::Rows(batch),
                     Ok(Needed::None) => Due::Nothing { turn },
-                    Ok(Needed::Unknown) => Due::Unfinished,
+                    Ok(Needed::Unfinished) => Due::Unfinished,
                     Err(why) => Due::Unpaid(why),
                 },
                 Propagation::Lazy => {
@@ -287,27 +287,38 @@ impl<H: Host> Node<H> {
                 batch.turn = turn;
                 Due::Rows(batch)
             }
-            due => {
-                self.relay(peer, id);
-                due
-            }
+            Due::Unpaid(why) => Due::Unpaid(why),
+            due => match self.relay(peer, id, work) {
+                true => due,
+                false => Due::Unfinished,
+            },
         }
     }
 
     /// Asks the source for what a peer fetches and is not fresh enough here: for one fetch after the other, each paid for before
-    /// its rows are put together. Where one cannot be paid it is asked for later, and with it those behind it.
-    fn relay(&mut self, peer: PeerId, id: PartitionId) {
+    /// its rows are put together. Where one cannot be paid it is asked for later, and with it those behind it. Whether it was done for
+    /// as many as it can be, and not for as many as `work` allows.
+    fn relay(&mut self, peer: PeerId, id: PartitionId, work: &mut Work) -> bool {
         let account = self.host.account(peer);
+        // Some of it in any case: the fetches were looked at first, and will be once more.
+        let mut own = Work::new(work.left().max(work.whole() / 8).max(1));
         let mut at = 0;
         while let Some(partition) = self.partitions.get_mut(&id).filter(|it| it.upstream.is_some())
             && let Some(subscriber) = partition.subscribers.get_mut(&peer)
             && let Some(open) = subscriber.fetches.range(at..).position(|it| it.relayed.is_none())
         {
+            if own.is_over() {
+                return false;
+            }
             at += open;
-            let Pending { version, slots, relay_bytes, .. } = &subscriber.fetches[at];
-            let (version, Ok(kept)) = (*version, keep(&account, "a fetch", *relay_bytes)) else { return };
+            let pending = &subscriber.fetches[at];
+            let (of, (version, slots, bytes)) = (Some((peer, pending.ticket)), pending.asks_for());
+            let Ok(kept) = keep(&account, "a fetch", bytes) else { return true };
+            // That takes a quarter of a look for each.
+            let looks = 1 + slots.len() as u64 / 4;
+            [&mut own, &mut *work].into_iter().for_each(|work| work.look(looks));
             let slots = RowSet::from_sorted(slots.iter().map(|&slot| u64::from(slot)..u64::from(slot) + 1));
-            let ticket = self.fetch_slots(id, slots, version, Shared::new(kept));
+            let ticket = self.fetch_slots(id, slots, version, Shared::new(kept), of);
             let partition = self.partitions.get_mut(&id);
             let subscriber = partition.and_then(|it| it.subscribers.get_mut(&peer));
             if let Some(pending) = subscriber.and_then(|it| it.fetches.get_mut(at)) {
@@ -315,6 +326,7 @@ impl<H: Host> Node<H> {
             }
             at += 1;
         }
+        true
     }
 }
 
@@ -324,7 +336,7 @@ enum Next {
     /// Nothing is due.
     Nothing,
     /// Not all has been looked at.
-    Unknown,
+    Unfinished,
 }
 
 /// Moves messages, and the room for many.

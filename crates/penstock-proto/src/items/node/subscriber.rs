@@ -1,6 +1,6 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
-use super::kept::{Kept, Needs, Shared};
+use super::kept::{ENTRY_BYTES, Kept, Needs, Shared, fetch_bytes};
 use super::taken::Taking;
 use super::work::Work;
 use crate::account::Charge;
@@ -11,16 +11,21 @@ use crate::items::spec::Propagation;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+/// Rows of a fetch that take as long to write down, and to free, as a look at one.
+const UNFOLDED: u64 = 16;
+
 /// A fetch that a subscriber waits for.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) ticket: u64,
-    pub(super) version: u64,
+    version: u64,
+    /// What it names, until it is first looked at: a few bytes may name any number of rows.
+    places: Option<RowSet>,
     pub(super) slots: Vec<u32>,
     /// Slots before this one have the version.
-    pub(super) fresh: usize,
+    fresh: usize,
     /// Slots before this one have a version that is their last.
-    pub(super) last: usize,
+    last: usize,
     pub(super) together: Together,
     /// A slot that was torn when all were to be taken: most likely it still is.
     pub(super) torn: Option<u32>,
@@ -28,10 +33,12 @@ pub(super) struct Pending {
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
     /// Bytes that the source's being asked takes.
-    pub(super) relay_bytes: u64,
+    relay_bytes: u64,
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
-    pub(super) _kept: Kept,
+    /// Whether no answer will ever come.
+    pub(super) is_over: bool,
+    kept: Kept,
 }
 
 /// Whether the rows of a fetch were current together, as far as they have been looked at.
@@ -85,11 +92,61 @@ pub(super) enum Answerable {
     NotYet,
     /// Its rows were not current together.
     Apart,
-    /// It was not found out in this step.
-    Unknown,
+    /// Nor ever: their producer has gone.
+    Never,
+    /// Not all has been looked at in this step.
+    Unfinished,
 }
 
 impl Pending {
+    /// Bytes of what is kept for one: here each row takes memory. Until it is first looked at it may take more, if it is scattered.
+    pub(super) fn bytes(places: &RowSet, is_looked_at: bool) -> u64 {
+        let slots = places.len() * size_of::<u32>() as u64;
+        ENTRY_BYTES + if is_looked_at { slots } else { slots.max(places.kept_bytes()) }
+    }
+
+    /// It came in this `turn`.
+    pub(super) fn new(ticket: u64, version: u64, places: RowSet, turn: u64, kept: Kept) -> Self {
+        Self {
+            ticket,
+            version,
+            places: Some(places),
+            slots: Vec::new(),
+            fresh: 0,
+            last: 0,
+            together: Together::default(),
+            torn: None,
+            relayed: None,
+            answered: false,
+            relay_bytes: 0,
+            turn,
+            is_over: false,
+            kept,
+        }
+    }
+
+    /// What its source is to be asked for, once it has been looked at: the version, slots, ascending, and what being asked takes.
+    pub(super) fn asks_for(&self) -> (u64, &[u32], u64) {
+        debug_assert!(
+            self.places.is_none(),
+            "it is relayed where a look has shown that it cannot be answered"
+        );
+        (self.version, &self.slots, self.relay_bytes)
+    }
+
+    /// Its slots are known from now on, of a subscriber that wants `rows`.
+    pub(super) fn unfold(&mut self, rows: &RowSet, work: &mut Work) {
+        let Some(places) = self.places.take() else { return };
+        work.look(1 + places.ranges().len() as u64 + places.len() / UNFOLDED);
+        let mut slots = Vec::with_capacity(places.len() as usize);
+        // Range by range: a search for each row would take many times as long.
+        for range in places.ranges().iter().flat_map(|places| rows.at(places.clone())) {
+            slots.extend(range.start as u32..range.end as u32);
+        }
+        self.kept[0].shrink_to(Self::bytes(&places, true));
+        (self.relay_bytes, self.slots) = (fetch_bytes(&slots), slots);
+    }
+
     /// Its rows were not current together, also if the source has been asked: then that is asked once more.
     pub(super) fn ask_again(&mut self) {
         if std::mem::take(&mut self.answered) {
@@ -97,10 +154,31 @@ impl Pending {
         }
     }
 
-    /// Looks whether it can be answered, without a look at any value. `here`: its rows are written on this host, or by nobody.
-    pub(super) fn look<M: Memory>(&mut self, memory: &M, here: bool, work: &mut Work) -> Answerable {
+    /// Looks whether it can be answered, without a look at any value. `here`: its rows are written on this host, or by nobody. With
+    /// `ended` their producer has gone: what is too old stays so, and what was never current together. A peer that asks for such rows
+    /// learns that from the processes that know which workers have gone.
+    pub(super) fn look<M: Memory>(
+        &mut self,
+        memory: &M,
+        rows: &RowSet,
+        here: bool,
+        ended: bool,
+        work: &mut Work,
+    ) -> Answerable {
+        self.unfold(rows, work);
+        let found = match self.judge(memory, here, ended, work) {
+            Answerable::Apart if ended => Answerable::Never,
+            found => found,
+        };
+        if found == Answerable::Never {
+            self.is_over = true;
+            work.look(self.slots.len() as u64 / UNFOLDED);
+        }
+        found
+    }
+
+    fn judge<M: Memory>(&mut self, memory: &M, here: bool, ended: bool, work: &mut Work) -> Answerable {
         let now = memory.now();
-        let least = |slot: u32, version| memory.look(slot, now).is_ok_and(|look| look.clock >= version);
         if let Some(slot) = self.torn {
             work.look(1);
             if memory.look(slot, now).is_err() {
@@ -116,13 +194,14 @@ impl Pending {
             }
             while let Some(&slot) = self.slots.get(*at) {
                 if work.is_over() {
-                    return Answerable::Unknown;
+                    return Answerable::Unfinished;
                 }
                 work.look(1);
-                if !least(slot, version) {
-                    return Answerable::NotYet;
+                match memory.look(slot, now) {
+                    Ok(look) if look.clock >= version => *at += 1,
+                    Ok(_) if ended => return Answerable::Never,
+                    Ok(_) | Err(Torn) => return Answerable::NotYet,
                 }
-                *at += 1;
             }
         }
         let together = &mut self.together;
@@ -135,7 +214,7 @@ impl Pending {
         }
         while let Some(&slot) = self.slots.get(together.looked) {
             if work.is_over() {
-                return Answerable::Unknown;
+                return Answerable::Unfinished;
             }
             work.look(1);
             match memory.look(slot, now) {
@@ -192,6 +271,8 @@ pub(super) struct Subscriber {
     /// Bounded: versions needed by those behind it, ascending.
     pub(super) needs: Needs,
     pub(super) fetches: VecDeque<Pending>,
+    /// Of these, those that will never be answered and are still among them.
+    pub(super) over: usize,
     /// Where not all of them were looked at.
     pub(super) pass: Option<Pass>,
     /// The moment from which on none of them could be answered, as long as nothing else has come: where it takes more than a step to
@@ -307,15 +388,44 @@ impl Subscriber {
         }
     }
 
-    /// No set is finished any more.
-    pub(super) fn end(&mut self, now: Moment) {
-        if let Some(taking) = self.taking.take() {
-            self.give_up(taking);
+    /// No set is finished any more. What waits for one, or is being taken, may be many rows, of sets that were finished
+    /// too: all are looked at, in steps.
+    pub(super) fn end(&mut self) {
+        (self.pass, self.unanswerable) = (None, None);
+        let Unripe { first, .. } = std::mem::take(&mut self.unripe);
+        let (until, taking) = (self.until.take(), self.taking.take());
+        if first.is_some() || until.is_some() || taking.is_some() {
+            (self.all, self.changed) = (true, VecDeque::new());
+            self.dirty = true;
         }
-        self.ripen(now, self.done);
-        // Some of those that were not listed may be of sets that were finished.
-        self.all |= self.until.take().is_some();
-        self.unripe = Unripe::default();
+    }
+
+    /// Where a fetch stands among its own. Their tickets ascend: a peer whose do not does without.
+    pub(super) fn place_of(&self, ticket: u64) -> Option<usize> {
+        self.fetches.binary_search_by_key(&ticket, |pending| pending.ticket).ok()
+    }
+
+    /// That fetch.
+    pub(super) fn fetched_by(&mut self, ticket: u64) -> Option<&mut Pending> {
+        let at = self.place_of(ticket)?;
+        self.fetches.get_mut(at)
+    }
+
+    /// Fetches that will never be answered are kept no more. Those behind others that are kept go together, unless `all` do at once:
+    /// for each of them all behind it would be moved.
+    pub(super) fn drop_what_is_over(&mut self, all: bool) {
+        let gone = self.fetches.iter().take_while(|pending| pending.is_over).count();
+        self.fetches.drain(..gone);
+        self.over -= gone;
+        let mut next = self.pass.map_or(0, |pass| pass.next - gone);
+        if self.over > 0 && (all || 2 * self.over > self.fetches.len()) {
+            next -= self.fetches.range(..next).filter(|pending| pending.is_over).count();
+            self.fetches.retain(|pending| !pending.is_over);
+            self.over = 0;
+        }
+        if let Some(pass) = &mut self.pass {
+            pass.next = next;
+        }
     }
 
     /// Whether there is something that waits for its producer to go on.

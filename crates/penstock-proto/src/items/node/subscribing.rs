@@ -51,7 +51,7 @@ impl<H: Host> Node<H> {
             }
             for (ticket, version, places, kept) in fetches {
                 drop(kept);
-                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
+                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, places, true));
             }
             if let Some(flush) = bring {
                 entered = entered.and_then(|()| self.begin_flush(flush, peer, true, Some(id)));
@@ -188,6 +188,7 @@ impl<H: Host> Node<H> {
             have,
             needs: Needs::default(),
             fetches: VecDeque::new(),
+            over: 0,
             pass: None,
             unanswerable: None,
             unseen: 0..0,

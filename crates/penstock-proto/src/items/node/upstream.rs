@@ -30,6 +30,17 @@ fn most_changes(peer: PeerId) -> u32 {
     }
 }
 
+/// What a source is asked to fetch.
+#[derive(Debug)]
+pub(super) struct Asked {
+    version: u64,
+    /// Of the source.
+    slots: RowSet,
+    pub(super) paid: Shared,
+    /// The peer for which it is asked, if not for this side, and that one's ticket.
+    pub(super) of: Option<(PeerId, u64)>,
+}
+
 /// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
 pub(super) struct Upstream {
@@ -53,8 +64,8 @@ pub(super) struct Upstream {
     pub(super) needed: Vec<Needs>,
     /// Whether this connection has heard them.
     pub(super) needs_told: bool,
-    /// Fetches without an answer: ticket, version, slots of the source.
-    pub(super) fetches: BTreeMap<u64, (u64, RowSet, Shared)>,
+    /// Fetches without an answer, by ticket.
+    pub(super) fetches: BTreeMap<u64, Asked>,
     /// The last of them that this connection has heard of, if it has heard the subscription: tickets ascend.
     pub(super) told: u64,
     /// Fetches that the source has heard of and need not answer any more, as it does not know yet.
@@ -134,13 +145,15 @@ impl Upstream {
     }
 
     /// Says what the source does not know yet of what is wanted of it; all of it on a new connection, or for a new subscription.
-    fn say(&mut self, id: PartitionId, out: &mut Vec<u8>, told: &mut Told) {
+    /// Whether it was all of that, and not as much as `work` allows.
+    fn say(&mut self, id: PartitionId, out: &mut Vec<u8>, told: &mut Told, work: &mut Work) -> bool {
         if self.rows.is_empty() {
-            return;
+            return true;
         }
         if !std::mem::replace(&mut self.heard, true) {
             let Self { shape, done, serial, .. } = *self;
             let rows = self.rows.clone();
+            work.look(rows.ranges().len() as u64);
             Encoder::message(out, &Message::Subscribe { partition: id, shape, done, serial, rows });
             told.paid.extend(self.paid.iter().cloned());
             // It replaces all that was said before.
@@ -156,12 +169,20 @@ impl Upstream {
             Encoder::message(out, &Message::Withdraw { partition: id, ticket });
             told.paid.push(paid);
         }
-        for (&ticket, (version, slots, paid)) in self.fetches.range(self.told + 1..) {
+        let mut last = self.told;
+        for (&ticket, Asked { version, slots, paid, .. }) in self.fetches.range(self.told + 1..) {
+            if work.is_over() {
+                self.told = last;
+                return false;
+            }
+            work.look(1 + slots.ranges().len() as u64);
             let (version, places) = (*version, self.places(slots));
             Encoder::message(out, &Message::Fetch { partition: id, ticket, version, places });
             told.paid.push(Shared::clone(paid));
+            last = ticket;
         }
-        self.told = self.fetches.last_key_value().map_or(self.told, |(&last, _)| last.max(self.told));
+        self.told = last;
+        true
     }
 }
 
@@ -172,11 +193,12 @@ impl<H: Host> Node<H> {
         slots: RowSet,
         version: u64,
         paid: Shared,
+        of: Option<(PeerId, u64)>,
     ) -> Option<u64> {
         self.next += 1;
         let ticket = self.next;
         let upstream = self.partitions.get_mut(&id)?.upstream.as_mut()?;
-        upstream.fetches.insert(ticket, (version, slots, paid));
+        upstream.fetches.insert(ticket, Asked { version, slots, paid, of });
         // Before the source has heard of the subscription it is told with that.
         if upstream.heard {
             self.want(id);
@@ -194,8 +216,8 @@ impl<H: Host> Node<H> {
 
     /// Appends what a source does not know yet of what is wanted of its partitions now. Nothing of it is put together before: so
     /// however often it changes, or is asked for and given up, meanwhile, and however slowly the source reads, nothing is kept here
-    /// but what is wanted, which was paid for by those who want it. Whether it was all of that: what peers needed that have gone may
-    /// take more than a step.
+    /// but what is wanted, which was paid for by those who want it. Whether it was all of that: what peers needed that have gone, and
+    /// what they fetch, may take more than a step.
     pub(super) fn say_wanted(&mut self, source: PeerId, out: &mut Vec<u8>) -> bool {
         let Some(connection) = self.peers.get_mut(&source) else { return true };
         let (before, mut work) = (out.len(), Work::new(self.step));
@@ -222,7 +244,10 @@ impl<H: Host> Node<H> {
                     break;
                 }
             }
-            upstream.say(id, out, &mut connection.given.told);
+            if !upstream.say(id, out, &mut connection.given.told, &mut work) {
+                connection.wanted.insert(id);
+                break;
+            }
         }
         connection.given.told.bytes += (out.len() - before) as u64;
         connection.wanted.is_empty()

@@ -29,6 +29,11 @@ impl Work {
         self.closed
     }
 
+    /// What a step is at most.
+    pub(super) fn whole(&self) -> u64 {
+        self.whole
+    }
+
     /// Whether nothing of the step has been done.
     pub(super) fn is_whole(&self) -> bool {
         self.left == self.whole
