@@ -313,10 +313,10 @@ fn one_that_is_not_taken_any_more_holds_up_no_other() {
 }
 
 #[test]
-fn which_rows_are_left_of_one_is_paid_for_too() {
+fn which_rows_are_left_of_one_is_not_kept() {
     const MANY: u32 = 1 << 14;
     let mut net = Net::new(&[(MANY, EAGER)], bytes(2 * MANY) + 24 * u64::from(MANY));
-    // Every second row is set, of more than are looked at in a step: those that have changed are listed one by one.
+    // Every second row is set, of more than are looked at in a step: listed one by one, those that are left would take much.
     net.rows[0] = Rc::new(Rows { scattered: true, ..Rows::default() });
     net.rows[0].done.set(1);
     let shape = net.shapes[0];
@@ -334,5 +334,5 @@ fn which_rows_are_left_of_one_is_paid_for_too() {
     }
     let charged = net.account.taken(Resource::Bytes) - before;
     let slots = u64::from(MANY / 2) * 8;
-    assert!(charged >= 256 * 1024 + slots, "{charged} bytes for a step's rows and {slots} of what is left");
+    assert!((256 * 1024..256 * 1024 + slots / 8).contains(&charged), "{charged} bytes for a step's rows");
 }

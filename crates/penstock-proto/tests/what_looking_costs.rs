@@ -70,7 +70,7 @@ impl Mirror {
     fn set(&mut self, slot: u32) {
         let number = self.done.get() + 1;
         self.before[slot as usize] = self.rows[slot as usize].number;
-        self.rows[slot as usize] = Look { number, clock: 1, as_of: number };
+        self.rows[slot as usize] = Look { number, clock: 1, as_of: 0 };
         self.log.borrow_mut().push(Changed { first: slot, count: 1, set: number as u32 });
         self.done.set(number);
     }
@@ -102,7 +102,9 @@ impl Memory for Mirror {
             return Err(Torn);
         }
         let look = self.rows[slot as usize];
-        Ok(Look { as_of: look.as_of.max(now.done), ..look })
+        let as_of = look.as_of.max(now.done);
+        let number = if look.number <= as_of { look.number } else { self.before[slot as usize] };
+        Ok(Look { number, as_of, ..look })
     }
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
@@ -400,11 +402,14 @@ fn which_rows_a_new_subscriber_lacks_is_found_bit_by_bit_and_they_are_sent_as_of
     // Before and behind what has been looked at.
     [3, 7, ROWS - 1].into_iter().for_each(|slot| net.node.memory(PARTITION).unwrap().set(slot));
     let sent: Vec<Vec<u8>> = net.settle().into_iter().filter(|message| is_rows(message)).collect();
-    let [batch] = &sent[..] else { panic!("{} batches", sent.len()) };
-    let Ok(Message::Rows { head, entries, .. }) = Message::decode(batch) else { panic!("rows") };
-    let entries = Entries::new(entries, 8, false).map(|entry| entry.unwrap());
-    let rows: Vec<(u32, u64)> = entries.map(|entry| (entry.place, entry.number)).collect();
-    assert_eq!((head.done, rows), (5, vec![(3, 3), (7, 4), (ROWS - 2, 2), (ROWS - 1, 5)]));
+    let batch = |message: &Vec<u8>| {
+        let Ok(Message::Rows { head, .. }) = Message::decode(message) else { panic!("rows") };
+        let rows = rows_in([message]).into_iter().map(|(_, place, number)| (place, number));
+        (head.done, rows.collect::<Vec<(u32, u64)>>())
+    };
+    let first = (2, vec![(7, 1), (ROWS - 2, 2)]);
+    let then = (5, vec![(3, 3), (7, 4), (ROWS - 1, 5)]);
+    assert_eq!(sent.iter().map(batch).collect::<Vec<_>>(), [first, then]);
     assert_eq!(net.cost(), (0, 0));
 }
 
@@ -569,25 +574,105 @@ fn a_batch_of_more_rows_than_a_step_is_taken_in_several() {
     assert_eq!(net.cost(), (0, 0));
 }
 
-// Each batch was overtaken by what its producer set while others had their turns, for as long as it went on.
-#[test]
-fn a_producer_that_sets_rows_again_and_again_does_not_overtake_its_batches_for_ever() {
+/// A producer of rows some of which it sets twice between any two steps, one of another partition that sets a row as often, and what
+/// the reader has.
+struct Often {
+    net: Net,
+    often: Vec<u32>,
+    /// The slot that each set wrote.
+    sets: Vec<u32>,
+    /// The number of each row that the reader has.
+    has: Vec<u64>,
+    begun: bool,
+    /// Batches that came whole, and rows of the other partition.
+    came: (usize, usize),
+}
+
+impl Often {
     const ROWS: u32 = 50_000;
-    let mut net = here(&[ROWS], Propagation::Eager);
-    (0..ROWS).for_each(|slot| net.memory(0).set(slot));
-    for _ in 0..3 {
-        let mut sent = Vec::new();
-        for steps in 0.. {
-            assert!(steps < 3 * u64::from(ROWS) / STEP, "it is taken at no moment");
-            [ROWS - 1; 2].into_iter().for_each(|slot| net.memory(0).set(slot));
-            // What was overtaken is taken at once.
-            sent.append(&mut net.step_of(u64::MAX).0);
-            if rows_in(&sent).iter().any(|row| row.1 == ROWS - 1) {
-                break;
+
+    fn new(often: Vec<u32>) -> Self {
+        let net = here(&[Self::ROWS, 3], Propagation::Eager);
+        let (sets, has) = (Vec::new(), vec![0; Self::ROWS as usize]);
+        Self { net, often, sets, has, begun: false, came: (0, 0) }
+    }
+
+    fn set(&mut self, slot: u32) {
+        self.net.memory(0).set(slot);
+        self.sets.push(slot);
+    }
+
+    /// Between two steps; `listed`: what is set is.
+    fn step(&mut self, listed: bool) {
+        for slot in self.often.clone() {
+            self.set(slot);
+            self.set(slot);
+        }
+        if !listed {
+            let memory = self.net.memory(0);
+            memory.log.get_mut().clear();
+            memory.unlisted.set((memory.done.get() as u32, 1));
+        }
+        self.net.memory(1).set(2);
+        let sent = self.net.step_of(STEP + 10 + self.often.len() as u64).0;
+        for message in &sent {
+            let Ok(Message::Rows { partition, head, .. }) = Message::decode(message) else { continue };
+            let rows = rows_in([message]);
+            if partition.rank == 1 {
+                self.came.1 += rows.len();
+                continue;
+            }
+            assert_eq!(head.first, !std::mem::replace(&mut self.begun, !head.last), "one after the other");
+            for (_, place, number) in rows {
+                self.has[place as usize] = number;
+            }
+            if head.last {
+                self.came.0 += 1;
+                let mut then = vec![0; Self::ROWS as usize];
+                for (number, &slot) in (1..=head.done).zip(&self.sets) {
+                    then[slot as usize] = number;
+                }
+                let differs = (0..Self::ROWS as usize).find(|&row| then[row] != self.has[row]);
+                assert_eq!(differs, None, "as they were after set {}", head.done);
             }
         }
-        (0..ROWS).for_each(|slot| net.memory(0).set(slot));
     }
+}
+
+// Each batch was overtaken by what its producer set while others had their turns. Then it was taken at once, and others had none.
+#[test]
+fn rows_that_are_set_again_and_again_are_sent_as_of_a_moment_and_others_have_their_turns_meanwhile() {
+    const LAST: u32 = Often::ROWS - 1;
+    for listed in [true, false] {
+        for often in [vec![LAST], vec![0, LAST / 2, LAST], (0..LAST).step_by(997).collect()] {
+            let mut net = Often::new(often);
+            for _ in 0..3 {
+                (0..=LAST).for_each(|slot| net.set(slot));
+                net.came = (0, 0);
+                let most = 20 * u64::from(Often::ROWS) / STEP;
+                let steps = (1..=most).find(|_| {
+                    net.step(listed);
+                    net.came.0 > 0
+                });
+                let steps =
+                    steps.unwrap_or_else(|| panic!("{:?}, {listed}: it is taken at no moment", net.often));
+                assert!(net.came.1 as u64 >= steps / 3, "{} of the other's in {steps} steps", net.came.1);
+            }
+        }
+    }
+}
+
+// What is torn, and what has changed since, was taken anew only with all the others.
+#[test]
+fn of_rows_that_were_overtaken_only_those_that_have_changed_are_read_once_more() {
+    let mut net = Often::new(vec![Often::ROWS - 1]);
+    (0..Often::ROWS).for_each(|slot| net.set(slot));
+    let before = net.net.counted.bytes.get();
+    while net.came.0 == 0 {
+        net.step(true);
+    }
+    let read = (net.net.counted.bytes.get() - before) / 8;
+    assert!(read < u64::from(Often::ROWS) + 1000, "{read} rows were read");
 }
 
 /// Fetches, of which all but the last row of each has come, and a flush.

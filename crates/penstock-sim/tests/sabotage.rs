@@ -292,6 +292,11 @@ fn rows_that_the_change_log_could_not_list_and_that_are_forgotten_are_seen() {
 }
 
 #[test]
+fn what_changed_while_a_batch_was_overtaken_is_not_forgotten() {
+    is_seen_in_tables(items::Sabotage::ForgetsWhatChangedMeanwhile, 240, "were never like this", 2);
+}
+
+#[test]
 fn a_torn_row_is_seen() {
     is_seen_in_tables(items::Sabotage::TearsRows, 120, "is torn", 30);
 }

@@ -7,6 +7,8 @@ pub enum Sabotage {
     LosesRows,
     /// Takes what the change log could not list for nothing.
     ForgetsTheUnlisted,
+    /// Where a row was overtaken, does not list one of those that have changed meanwhile.
+    ForgetsWhatChangedMeanwhile,
     /// Mixes a row that came with another.
     TearsRows,
     /// Brings back what a row was before.

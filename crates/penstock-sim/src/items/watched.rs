@@ -7,6 +7,7 @@ use super::sabotage::Sabotage;
 use penstock_fabric::items::partition::Rows;
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 pub(super) struct Watched {
@@ -19,11 +20,21 @@ pub(super) struct Watched {
     /// What was written first, by slot.
     first: BTreeMap<u32, Vec<u8>>,
     writes: u64,
+    /// Whether a row was torn since what has changed was last listed.
+    torn: Cell<bool>,
 }
 
 impl Watched {
     pub(super) fn new(memory: PartitionMemory, producer: Option<Shared>, sabotage: Option<Sabotage>) -> Self {
-        Self { memory, producer, sabotage, reader: None, first: BTreeMap::new(), writes: 0 }
+        Self {
+            memory,
+            producer,
+            sabotage,
+            reader: None,
+            first: BTreeMap::new(),
+            writes: 0,
+            torn: Cell::default(),
+        }
     }
 
     pub(super) fn rows(&self) -> &Rows {
@@ -97,6 +108,12 @@ impl Memory for Watched {
                 changed.truncate(before);
                 Ok(())
             }
+            Some(Sabotage::ForgetsWhatChangedMeanwhile) => {
+                if self.torn.take() && changed.len() > before {
+                    changed.remove(before);
+                }
+                listed
+            }
             _ => listed,
         }
     }
@@ -113,7 +130,9 @@ impl Memory for Watched {
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
         self.meanwhile();
-        let look = self.memory.read(slot, self.moment(now), out)?;
+        let look = self.memory.read(slot, self.moment(now), out);
+        self.torn.set(self.torn.get() || look.is_err());
+        let look = look?;
         // As of the moment that was asked for, or so it says.
         let number = if self.is(Sabotage::SplitsSets) { look.number.min(now.done) } else { look.number };
         Ok(Look { number, ..look })

@@ -1,15 +1,15 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
-use super::subscriber::{Answerable, Pass, Subscriber, Together, candidates, merged, sift, some_candidates};
-use super::taken::{Batch, Halt, Taken, Taking};
+use super::subscriber::{Answerable, Pass, Subscriber, Together, ripe, some_candidates, subscribed};
+use super::taken::{Batch, Taking};
 use super::work::Work;
 use crate::account::{Account, Exhausted};
-use crate::items::row_memory::{Changed, Memory, Torn, Unlisted};
+use crate::items::row_memory::{Changed, Memory, Moment, Torn, Unlisted};
 use crate::items::spec::Propagation;
 use crate::items::wire::{Head, PartitionId};
 use crate::peer::PeerId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Attempts to take a batch at one moment, before others get their turn.
 const ATTEMPTS: usize = 8;
@@ -63,12 +63,11 @@ pub(super) fn eager<M: Memory>(
     account: &Account,
     scratch: &mut Vec<Changed>,
     turn: u64,
-    step: &mut Work,
+    work: &mut Work,
 ) -> Due {
     let row_bytes = partition.shape.row_bytes as usize;
-    let (mut slots, mut all) = (Vec::new(), Work::new(u64::MAX));
-    let most = step.is_closed().then(|| step.most_rows(row_bytes));
-    for attempt in 0..ATTEMPTS {
+    let is_whole = work.is_whole();
+    for _ in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
         collect(partition, scratch);
@@ -77,122 +76,148 @@ pub(super) fn eager<M: Memory>(
             return Due::Waits;
         };
         let lost = ended.is_some();
-        let work = if subscriber.hurried { &mut all } else { &mut *step };
-        let goes_on = subscriber.taking.is_some();
-        let last = attempt + 1 == ATTEMPTS || lost && attempt > 0 && work.is_over();
+        subscriber.dirty = true;
+        // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the protocol.
+        let before = subscriber.taking.as_ref().map_or(subscriber.done, |taking| taking.now.done);
+        if now.done < before {
+            subscriber.dirty = !lost;
+            return if lost { Due::Nothing { turn } } else { Due::Waits };
+        }
         let mut taking = match subscriber.taking.take() {
-            Some(begun) => *begun,
-            None => {
-                // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the
-                // protocol.
-                if now.done < subscriber.done {
-                    subscriber.put_back(slots, now);
-                    subscriber.dirty = !lost;
-                    return if lost { Due::Nothing { turn } } else { Due::Waits };
+            Some(mut begun) => {
+                if begun.is_through() {
+                    subscriber.due(&mut begun, now, turn);
                 }
-                subscriber.ripen(now);
-                let torn = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err());
-                // As long as it is, nothing can be taken.
-                if torn && !lost {
-                    subscriber.put_back(slots, now);
-                    subscriber.dirty = true;
+                begun
+            }
+            None => {
+                // As long as it is torn, nothing can be taken.
+                if !lost && subscriber.torn.first().is_some_and(|&slot| memory.look(slot, now).is_err()) {
                     return Due::Waits;
                 }
-                if !sift(subscriber, memory, now, work, attempt > 0) {
-                    subscriber.put_back(slots, now);
-                    return Due::Unfinished;
-                }
-                slots.append(&mut candidates(subscriber, now));
-                if attempt > 0 {
-                    slots = merged(slots);
-                }
-                // As long as no later set is finished, each row that its producer left whole can be read.
-                let torn_stays = lost && (last || torn) && memory.now().done <= now.done;
-                let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
-                if let Some(most) = most
-                    && (u64::from(rows) > most || attempt == 0 && u64::from(rows) > work.rows(row_bytes))
-                {
-                    subscriber.put_back(slots, now);
-                    subscriber.behind = u64::from(rows) > most;
-                    // In the next step there may be enough left.
-                    return if subscriber.behind { Due::Behind } else { Due::Unfinished };
-                }
-                let batch = match Batch::new(id, row_bytes, rows as usize, account) {
+                subscriber.torn.clear();
+                let batch = match Batch::new(id, row_bytes, 0, account) {
                     Ok(batch) => batch,
-                    Err(why) => {
-                        subscriber.put_back(slots, now);
-                        return Due::Unpaid(why);
-                    }
+                    Err(why) => return Due::Unpaid(why),
                 };
-                Taking::new(now, turn, torn_stays, std::mem::take(&mut slots), batch)
+                // It has what the batch before had.
+                let before = Moment { done: subscriber.done, ..now };
+                let mut taking = Box::new(Taking::new(before, turn, lost, batch));
+                subscriber.due(&mut taking, now, turn);
+                taking
             }
         };
-        match taking.go_on(memory, &subscriber.rows, subscriber.done, work) {
-            // More than what is left of the step after all.
-            Ok(Taken::Some) if most.is_some() => {
-                subscriber.put_back(taking.slots, now);
-                subscriber.behind = true;
-                return Due::Behind;
-            }
-            Ok(Taken::Some) => {
-                if let Err(why) = taking.keep(account) {
-                    return Due::Unpaid(why);
-                }
-                subscriber.taking = Some(Box::new(taking));
-                return Due::Unfinished;
-            }
-            Ok(Taken::All) if !taking.torn_stays || memory.now().done <= taking.now.done => {
-                return taken_whole(subscriber, taking, lost, turn);
-            }
-            Ok(Taken::All) => {}
-            Err(Halt::Torn(slot)) => {
-                subscriber.torn = BTreeSet::from([slot]);
-                // A producer that sets rows again and again would overtake each batch that others have their turns within.
-                let overtaken = || memory.look(slot, memory.now()).is_ok();
-                subscriber.hurried |= !lost && (goes_on || work.is_over()) && overtaken();
-            }
-            Err(Halt::Exhausted(why)) => {
-                subscriber.put_back(taking.slots, now);
+        match take(&mut taking, subscriber, memory, work) {
+            Ok(true) => {}
+            Ok(false) => return goes_on(taking, subscriber, account, is_whole, work),
+            Err(why) => {
+                subscriber.give_up(taking);
                 return Due::Unpaid(why);
             }
         }
-        slots = taking.slots;
-        let later = memory.now();
-        if !lost && work.is_over() {
-            // Where it was overtaken, it is whole at a later moment.
-            let stays = subscriber.torn.first().is_some_and(|&slot| memory.look(slot, later).is_err());
-            subscriber.put_back(slots, now);
-            subscriber.dirty = true;
-            return if stays { Due::Waits } else { Due::Unfinished };
-        }
-        if lost && later.done > now.done {
+        let Some(torn) = taking.torn() else { return taken_whole(subscriber, *taking, lost, turn) };
+        if lost {
+            let later = memory.now();
+            // Each row that it left whole can be read as long as it has finished no later set.
+            if later.done <= now.done {
+                return taken_whole(subscriber, *taking, lost, turn);
+            }
             // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All
             // of them may have been set by then, and no subscriber that is still sent some goes back behind that.
             *ended = Some(later);
             subscribers.values_mut().for_each(|it| (it.all, it.taking) = (true, None));
+            if let Some(subscriber) = subscribers.get_mut(&peer) {
+                subscriber.taking = Some(taking);
+            }
+        } else if (0..ATTEMPTS).all(|_| memory.look(torn, memory.now()).is_err()) {
+            // It was not overtaken: its producer has left it so.
+            subscriber.torn = BTreeSet::from([torn]);
+            subscriber.give_up(taking);
+            return Due::Waits;
+        } else {
+            subscriber.taking = Some(taking);
         }
-        if last {
+        if work.is_over() {
             break;
         }
     }
-    // Torn again and again: it is tried once more at the next turn.
-    let now = partition.memory.now();
-    if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
-        subscriber.put_back(slots, now);
-        subscriber.dirty = true;
+    let subscriber = partition.subscribers.get_mut(&peer);
+    let Some((taking, subscriber)) = subscriber.and_then(|it| Some((it.taking.take()?, it))) else {
+        return Due::Waits;
+    };
+    match goes_on(taking, subscriber, account, is_whole, work) {
+        // Torn again and again: at the next turn.
+        Due::Unfinished if !work.is_over() => Due::Waits,
+        due => due,
     }
-    Due::Waits
+}
+
+/// A batch goes on in the next step. `is_whole`: it had a whole one.
+fn goes_on(
+    mut taking: Box<Taking>,
+    subscriber: &mut Subscriber,
+    account: &Account,
+    is_whole: bool,
+    work: &Work,
+) -> Due {
+    if work.is_closed() {
+        subscriber.give_up(taking);
+        // In the next step there may be enough left.
+        subscriber.behind = is_whole;
+        return if is_whole { Due::Behind } else { Due::Unfinished };
+    }
+    if let Err(why) = taking.keep(account) {
+        subscriber.give_up(taking);
+        return Due::Unpaid(why);
+    }
+    subscriber.taking = Some(taking);
+    Due::Unfinished
+}
+
+/// Takes rows as of the batch's moment, as many as there is work for; whether that was all.
+fn take<M: Memory>(
+    taking: &mut Taking,
+    subscriber: &mut Subscriber,
+    memory: &M,
+    work: &mut Work,
+) -> Result<bool, Exhausted> {
+    loop {
+        if !taking.take(memory, &subscriber.rows, subscriber.done, work)? {
+            return Ok(false);
+        }
+        if taking.is_through() {
+            return Ok(true);
+        }
+        if work.is_over() {
+            return Ok(false);
+        }
+        let unseen = &mut taking.unseen;
+        if !unseen.is_empty() {
+            let places = unseen.start..unseen.end.min(unseen.start.saturating_add(work.left()));
+            unseen.start = places.end;
+            let slots = subscriber.rows.at(places).map(|range| subscribed(&range)).collect();
+            taking.is_due(slots, true);
+            continue;
+        }
+        // They are sorted, which takes as long as a look at each.
+        let some = taking.changed.len().min(work.left().div_ceil(2) as usize);
+        work.look(some as u64);
+        let slots = ripe(subscriber, taking.changed.drain(..some), taking.now);
+        if taking.changed.is_empty() {
+            taking.changed = VecDeque::new();
+        }
+        taking.is_due(slots, false);
+    }
 }
 
 /// A batch has been taken whole.
 fn taken_whole(subscriber: &mut Subscriber, taking: Taking, lost: bool, turn: u64) -> Due {
     let Taking { now, turn: begun, batch, .. } = taking;
     subscriber.torn.clear();
-    subscriber.hurried = false;
     let more = !subscriber.changed.is_empty() || subscriber.all || !lost && subscriber.waits();
     // What a flush that came since it was begun waits for is known when it has been looked at once more.
     subscriber.dirty = more || begun < turn;
-    let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
+    let nothing = batch.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
     if nothing && std::mem::replace(&mut subscriber.begun, true) {
         return Due::Nothing { turn: begun };
     }
@@ -232,7 +257,7 @@ pub(super) fn bounded<M: Memory>(
     let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     let Partition { memory, subscribers, .. } = partition;
     let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(Needed::None) };
-    subscriber.ripen(now);
+    subscriber.ripen(now, 0);
     subscriber.floor = now.floor;
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
     let slots = some_candidates(subscriber, now, work.left());
@@ -323,20 +348,21 @@ pub(super) fn whole<M: Memory>(
         let ended = partition.ended.filter(|_| attempt == 0);
         let now = ended.unwrap_or_else(|| partition.memory.now());
         let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize, account)?;
-        let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
+        let mut torn = false;
+        for (slot, place) in subscriber.rows.iter().zip(0..) {
             let start = batch.room(1)?;
-            let look = partition.memory.read(slot as u32, now, &mut batch.values[start..]);
-            batch.push(place, look.map_err(|Torn| Halt::Torn(slot as u32))?, true);
-            Ok(())
-        });
-        match taken {
-            Ok(()) => {
-                subscriber.handing_over = false;
-                let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-                return Ok(Some(batch.whole(head)));
+            match partition.memory.read(slot as u32, now, &mut batch.values[start..]) {
+                Ok(look) => batch.push(place, look, true),
+                Err(Torn) => torn = true,
             }
-            Err(Halt::Torn(_)) => {}
-            Err(Halt::Exhausted(why)) => return Err(why),
+            if torn {
+                break;
+            }
+        }
+        if !torn {
+            subscriber.handing_over = false;
+            let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+            return Ok(Some(batch.whole(head)));
         }
     }
     Ok(None)

@@ -280,16 +280,11 @@ pub(super) struct Subscriber {
     pub(super) unanswerable: Option<Moment>,
     /// Bounded: places of rows that are still to be looked at, since any of them may have to be sent.
     pub(super) unseen: Range<u64>,
-    /// Eager: the place from which on rows are still to be looked at, where all may have changed and that takes more than a step, and
-    /// whether it was begun anew.
-    pub(super) sifted: Option<(u64, bool)>,
     /// Eager: the batch that is being taken, where that takes more than a step.
     pub(super) taking: Option<Box<Taking>>,
     /// Whether what is due to it cannot be taken before the batch of another partition that is being taken for the peer is through:
     /// that takes more than a step, or the two cannot be paid at once.
     pub(super) behind: bool,
-    /// Whether one was overtaken by what its producer set meanwhile: the next is taken at once.
-    pub(super) hurried: bool,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
     /// For its rows.
@@ -317,7 +312,8 @@ impl Subscriber {
         let Some(last) = changed.last() else { return };
         self.news();
         let most = self.rows.len() as usize + 1024;
-        let many = self.changed.len() + self.unripe.changed.len() + changed.len() > most;
+        let taken = self.taking.as_ref().map_or(0, |taking| taking.changed.len());
+        let many = self.changed.len() + self.unripe.changed.len() + taken + changed.len() > most;
         if many || self.all && self.until.is_some() {
             self.note_all(changed.iter().fold(last.set, |newest, other| later(newest, other.set)));
         } else {
@@ -342,17 +338,31 @@ impl Subscriber {
         }
     }
 
-    /// Rows that could not be taken are looked for again.
-    pub(super) fn put_back(&mut self, slots: Vec<Range<u32>>, now: Moment) {
-        let set = now.done as u32;
-        if self.all {
-            return;
+    /// A batch is not taken after all: which rows are due is found out once more.
+    pub(super) fn give_up(&mut self, mut taking: Box<Taking>) {
+        self.changed.append(&mut taking.changed);
+        let most = self.rows.len() as usize + 1024;
+        match taking.slots(&self.rows, most.saturating_sub(self.changed.len() + self.unripe.changed.len())) {
+            Some(slots) if !self.all => {
+                let set = taking.now.done as u32;
+                let changed =
+                    |slots: Range<u32>| Changed { first: slots.start, count: slots.end - slots.start, set };
+                self.changed.extend(slots.into_iter().map(changed));
+            }
+            _ => self.all = true,
         }
-        if self.changed.len() + self.unripe.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
-            return self.note_all(set);
+    }
+
+    /// Changes that `taking` is to have if it is a batch of this moment. None of an earlier moment is taken any more.
+    pub(super) fn due(&mut self, taking: &mut Taking, now: Moment, turn: u64) {
+        self.ripen(now, taking.now.done);
+        let all = std::mem::take(&mut self.all);
+        if all {
+            self.changed.retain(|changed| follows(changed.set, now.done as u32));
+        } else {
+            taking.changed.append(&mut self.changed);
         }
-        let changed = |range: Range<u32>| Changed { first: range.start, count: range.end - range.start, set };
-        self.changed.extend(slots.into_iter().map(changed));
+        taking.move_to(now, turn, all, &self.rows);
     }
 
     /// Some of the slots that were torn, in turns, about `most`.
@@ -367,13 +377,13 @@ impl Subscriber {
         some
     }
 
-    /// Rows of sets that have been finished may have changed.
-    pub(super) fn ripen(&mut self, now: Moment) {
+    /// Rows of sets that have been finished may have changed. Those of sets up to `looked` have been looked for.
+    pub(super) fn ripen(&mut self, now: Moment, looked: u64) {
         let is_ripe = |set: u32| !follows(set, now.done as u32);
         let eager = self.propagation == Propagation::Eager;
         if self.until.take_if(|until| is_ripe(*until)).is_some() {
             self.all = true;
-        } else if self.until.is_some() && eager && now.done > self.done {
+        } else if self.until.is_some() && eager && now.done > looked {
             // Some of those that were not listed may be of sets that have been finished since, before the last of them. A batch of
             // this moment has them, or nobody looks for them again.
             self.all = true;
@@ -390,7 +400,7 @@ impl Subscriber {
         let Unripe { first, .. } = std::mem::take(&mut self.unripe);
         let (until, taking) = (self.until.take(), self.taking.take());
         if first.is_some() || until.is_some() || taking.is_some() {
-            (self.all, self.changed, self.sifted) = (true, VecDeque::new(), None);
+            (self.all, self.changed) = (true, VecDeque::new());
             self.dirty = true;
         }
     }
@@ -455,15 +465,6 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
     set.wrapping_sub(other) as i32 > 0
 }
 
-/// Rows that have changed, as slots, ascending, apart from those whose set is not finished at `now`, which are kept.
-pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
-    if std::mem::take(&mut subscriber.all) {
-        return subscriber.rows.ranges().iter().map(subscribed).collect();
-    }
-    let changed = std::mem::take(&mut subscriber.changed);
-    ripe(subscriber, changed, now)
-}
-
 /// Some of the rows that may have changed, as slots, ascending: about `most`. Those that are left stay for later.
 pub(super) fn some_candidates(subscriber: &mut Subscriber, now: Moment, most: u64) -> Vec<Range<u32>> {
     let most = most.max(1);
@@ -487,7 +488,7 @@ pub(super) fn some_candidates(subscriber: &mut Subscriber, now: Moment, most: u6
 }
 
 /// Of some that have changed those whose set is finished, as slots, ascending. The others are kept.
-fn ripe(
+pub(super) fn ripe(
     subscriber: &mut Subscriber,
     changed: impl IntoIterator<Item = Changed>,
     now: Moment,
@@ -503,58 +504,6 @@ fn ripe(
 }
 
 /// A range of slots.
-fn subscribed(range: &Range<u64>) -> Range<u32> {
+pub(super) fn subscribed(range: &Range<u64>) -> Range<u32> {
     range.start as u32..range.end as u32
-}
-
-/// Eager, where all rows may have changed and that are more than a step's: which of them have is found out in steps, whatever changes
-/// meanwhile is listed, and then they are taken at one moment. Whether it is done, or needs not, or cannot be done: then all are taken
-/// that may have changed. `goes_on`: more has been done in this step for the same rows.
-pub(super) fn sift<M: Memory>(
-    subscriber: &mut Subscriber,
-    memory: &M,
-    now: Moment,
-    work: &mut Work,
-    goes_on: bool,
-) -> bool {
-    if subscriber.all {
-        let again = subscriber.sifted.take();
-        if subscriber.rows.len() <= work.whole() {
-            // In the next step there may be enough left.
-            let waits = !goes_on && subscriber.rows.len() > work.left() && work.left() < work.whole();
-            return !waits;
-        }
-        // So many have changed meanwhile that they could not be listed: not again and again.
-        if again.is_some_and(|(_, again)| again) {
-            return true;
-        }
-        subscriber.all = false;
-        subscriber.torn.clear();
-        subscriber.sifted = Some((0, again.is_some()));
-    }
-    let Some((next, again)) = subscriber.sifted else { return true };
-    let end = subscriber.rows.len().min(next.saturating_add(work.left().max(1)));
-    work.look(end - next);
-    for slot in subscriber.rows.at(next..end).flatten().map(|slot| slot as u32) {
-        let has = memory.look(slot, now).is_ok_and(|look| look.number <= subscriber.done);
-        if has {
-            continue;
-        }
-        let set = now.done as u32;
-        match subscriber.changed.back_mut() {
-            Some(last) if last.set == set && last.first.checked_add(last.count) == Some(slot) => {
-                last.count += 1
-            }
-            _ => subscriber.changed.push_back(Changed { first: slot, count: 1, set }),
-        }
-    }
-    subscriber.sifted = (end < subscriber.rows.len()).then_some((end, again));
-    subscriber.sifted.is_none()
-}
-
-/// All slots of some ranges, ascending.
-pub(super) fn merged(ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    let ranges = ranges.into_iter().map(|range| range.start.into()..range.end.into());
-    let all = RowSet::from_ranges(ranges);
-    all.ranges().iter().map(|range| range.start as u32..range.end as u32).collect()
 }

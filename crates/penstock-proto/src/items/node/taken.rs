@@ -2,30 +2,30 @@
 
 use super::work::Work;
 use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::items::row_memory::{Look, Memory, Moment, Torn};
+use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn};
 use crate::items::rows::RowSet;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// Most bytes of rows that are sent as one entry.
 const RUN_BYTES: usize = 64 * 1024;
 
+/// Bytes of an entry beside its values, about.
+const ENTRY_BYTES: usize = 32;
+
+/// Rows of a piece at most, and bytes of their values, about. Where one of them is taken anew the others are moved: these are as many
+/// as take little longer than a look at a row that is far from others.
+const PIECE_ROWS: usize = 1024;
+const PIECE_BYTES: usize = 32 * 1024;
+/// Bytes that are moved in the time of a look at a row.
+const MOVED: u64 = 1024;
+
+/// Ranges of rows that were torn, at most: where there are more, all rows are looked at.
+const TORN: usize = 4096;
+
 /// Bytes that are charged at once for rows of a batch.
 const STEP_BYTES: usize = 256 * 1024;
-
-/// Why a batch was not taken whole.
-#[derive(Debug)]
-pub(super) enum Halt {
-    /// This slot is.
-    Torn(u32),
-    Exhausted(Exhausted),
-}
-
-impl From<Exhausted> for Halt {
-    fn from(why: Exhausted) -> Self {
-        Self::Exhausted(why)
-    }
-}
 
 /// Rows of a batch that follow each other and carry the same.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +35,95 @@ pub(super) struct Sent {
     look: Look,
     /// Whether their values are sent.
     value: bool,
+    /// In a piece: how many rows have their values before those.
+    at: u32,
+}
+
+/// Rows of a batch whose slots lie near each other, in the order of their places.
+#[derive(Debug, Default)]
+struct Piece {
+    rows: Vec<Sent>,
+    /// Of each row, in the same order.
+    values: Vec<u8>,
+}
+
+impl Piece {
+    fn kept_bytes(&self) -> usize {
+        if self.rows.is_empty() {
+            return 0;
+        }
+        size_of::<(u32, Self)>() + self.values.len() + self.rows.len() * size_of::<Sent>()
+    }
+
+    /// The entry that has the row at a place, if one has.
+    fn entry_of(&self, place: u32) -> Option<usize> {
+        let at = self.rows.partition_point(|sent| sent.place <= place).checked_sub(1)?;
+        (place - self.rows[at].place < self.rows[at].count).then_some(at)
+    }
+
+    /// The row at a place, which `entry` has, is another by now.
+    fn overwrite(&mut self, entry: usize, place: u32, look: Look, value: &[u8]) {
+        let sent = self.rows[entry];
+        let before = place - sent.place;
+        let start = (sent.at + before) as usize * value.len();
+        self.values[start..start + value.len()].copy_from_slice(value);
+        let part = |from: u32, count, look| {
+            let (place, at) = (sent.place + from, sent.at + from);
+            (count > 0).then_some(Sent { place, count, look, at, ..sent })
+        };
+        let behind = sent.count - before - 1;
+        let parts = [part(0, before, sent.look), part(before, 1, look), part(before + 1, behind, sent.look)];
+        self.rows.splice(entry..=entry, parts.into_iter().flatten());
+    }
+
+    /// About what it is on the wire.
+    fn sent_bytes(&self) -> usize {
+        self.values.len() + self.rows.len() * ENTRY_BYTES
+    }
+}
+
+/// The rows of a piece, one stretch after the other.
+struct Stretches<'a> {
+    piece: &'a Piece,
+    row_bytes: usize,
+    /// The entry that is next, how many of its rows are through, and where the values of the others begin.
+    next: usize,
+    through: u32,
+    value: usize,
+}
+
+impl<'a> Stretches<'a> {
+    fn of(piece: &'a Piece, row_bytes: usize) -> Self {
+        Self { piece, row_bytes, next: 0, through: 0, value: 0 }
+    }
+
+    /// The next rows that one entry has, up to `place`.
+    fn before(&mut self, place: u32) -> Option<(Sent, &'a [u8])> {
+        let sent = *self.piece.rows.get(self.next)?;
+        let first = sent.place + self.through;
+        let count = (sent.count - self.through).min(place.checked_sub(first)?);
+        if count == 0 {
+            return None;
+        }
+        let start = self.value;
+        self.value += count as usize * self.row_bytes;
+        self.through += count;
+        if self.through == sent.count {
+            (self.next, self.through) = (self.next + 1, 0);
+        }
+        Some((Sent { place: first, count, ..sent }, &self.piece.values[start..self.value]))
+    }
+
+    /// Passes by all up to `place`.
+    fn skip(&mut self, place: u32) {
+        while self.before(place).is_some() {}
+    }
+
+    /// The set that wrote the row at `place`, where that is the next.
+    fn number(&self, place: u32) -> Option<u64> {
+        let sent = self.piece.rows.get(self.next)?;
+        (sent.place + self.through == place).then_some(sent.look.number)
+    }
 }
 
 /// Rows on their way to a peer.
@@ -45,12 +134,15 @@ pub(super) struct Batch {
     /// The turn in which all that was due was taken. For a batch that answers a fetch, the turn in which the fetch came, since
     /// earlier fetches are answered first.
     pub(super) turn: u64,
-    /// Their values stand in `values` one after the other.
+    /// Those that are sent next, or are being taken. Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
     pub(super) values: Vec<u8>,
     pub(super) next: usize,
     pub(super) value: usize,
     pub(super) row_bytes: usize,
+    /// Those behind them, and the bytes that they take.
+    pieces: BTreeMap<u32, Piece>,
+    kept: usize,
     /// Of values and rows: charged before they are taken.
     charge: Charge,
 }
@@ -66,12 +158,18 @@ impl Batch {
         let (head, charge) = (Head::default(), account.charge(Resource::Bytes, 0)?);
         let room = (rows * row_bytes).min(STEP_BYTES);
         let (values, next, value) = (Vec::with_capacity(room), 0, 0);
-        Ok(Self { partition, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes, charge })
+        let (rows, pieces) = (Vec::new(), BTreeMap::new());
+        Ok(Self { partition, head, turn: 0, rows, values, next, value, row_bytes, pieces, kept: 0, charge })
     }
 
     /// Bytes that it takes.
     fn kept_bytes(&self) -> usize {
-        self.values.len() + self.rows.len() * size_of::<Sent>()
+        self.kept + self.values.len() + self.rows.len() * size_of::<Sent>()
+    }
+
+    /// Whether it has no row.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.pieces.is_empty()
     }
 
     /// Makes room for the values of `rows` more rows, if it is paid for. Returns where it begins.
@@ -95,79 +193,83 @@ impl Batch {
 
     /// Appends a row by itself, whose value stands in `values` if it is sent.
     pub(super) fn push(&mut self, place: u32, look: Look, value: bool) {
-        self.rows.push(Sent { place, count: 1, look, value });
+        self.rows.push(Sent { place, count: 1, look, value, at: 0 });
     }
 
-    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they carry the same. Entries before
-    /// `from` are of slots that these do not follow.
-    fn extend(&mut self, from: usize, place: u32, count: u32, look: Look) {
-        if let Some(last) = self.rows[from..].last_mut()
+    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they follow them and carry the same.
+    fn extend(&mut self, place: u32, count: u32, look: Look) {
+        if let Some(last) = self.rows.last_mut()
             && (last.place + last.count, last.look) == (place, look)
             && (last.count + count) as usize * self.row_bytes <= RUN_BYTES
         {
             last.count += count;
             return;
         }
-        self.rows.push(Sent { place, count, look, value: true });
+        let at = self.rows.last().map_or(0, |last| last.at + last.count);
+        self.rows.push(Sent { place, count, look, value: true, at });
     }
 
-    /// Takes the rows of some slots that changed after set `after`, as they were at one moment. With `torn_stays` those that are
-    /// torn are left out: their writer has gone, so they are never made whole.
-    fn take<M: Memory>(
-        &mut self,
-        memory: &M,
-        slots: Range<u32>,
-        mut place: u32,
-        now: Moment,
-        after: u64,
-        torn_stays: bool,
-    ) -> Result<(), Halt> {
-        let (run, from) = (memory.run(), self.rows.len());
-        let mut slot = slots.start;
-        while slot < slots.end {
-            let whole = run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run;
-            let mut count = if whole { run } else { 1 };
-            let start = self.room(count)?;
-            let together = match whole {
-                true => memory.read_run(slot, now, &mut self.values[start..]),
-                false => Ok(None),
-            };
-            let look = match together {
-                Ok(Some(look)) => Ok(look),
-                Err(Torn) if !torn_stays => Err(Torn),
-                Ok(None) | Err(Torn) => {
-                    count = 1;
-                    self.values.truncate(start + self.row_bytes);
-                    memory.read(slot, now, &mut self.values[start..])
-                }
-            };
-            match look {
-                // Rows that come in whole sets have no limits of their own. Where their producer has written one all the same, in
-                // memory that it shares, a row may carry a set that is not finished: a peer that is sent such a row takes this
-                // side for one that breaks the protocol.
-                Ok(look) if look.number > after && look.number <= now.done => {
-                    self.extend(from, place, count, look);
-                }
-                Err(Torn) if !torn_stays => return Err(Halt::Torn(slot)),
-                Ok(_) | Err(Torn) => self.values.truncate(start),
-            }
-            (slot, place) = (slot + count, place + count);
+    /// Appends rows that were taken before.
+    fn keep(&mut self, (sent, values): (Sent, &[u8])) {
+        self.values.extend_from_slice(values);
+        self.extend(sent.place, sent.count, sent.look);
+    }
+
+    /// What has been appended takes the place of piece `number`, which was `before`.
+    fn replace(&mut self, number: u32, before: &Piece) {
+        self.kept -= before.kept_bytes();
+        if self.rows.is_empty() {
+            return;
         }
-        Ok(())
+        // Long values are not copied once more.
+        let piece = match self.values.len() < PIECE_BYTES {
+            true => Piece { rows: self.rows.clone(), values: self.values.clone() },
+            false => Piece { rows: self.rows.clone(), values: std::mem::take(&mut self.values) },
+        };
+        self.rows.clear();
+        self.values.clear();
+        self.kept += piece.kept_bytes();
+        self.pieces.insert(number, piece);
+    }
+
+    /// The rows of the next pieces, as many as one message has, are sent next.
+    fn load(&mut self) {
+        self.rows.clear();
+        self.values.clear();
+        (self.next, self.value) = (0, 0);
+        let mut bytes = 0;
+        while let Some(piece) = self.pieces.first_entry() {
+            bytes += piece.get().sent_bytes();
+            if !self.rows.is_empty() && bytes > BATCH_BYTES {
+                break;
+            }
+            let piece = piece.remove();
+            if self.rows.is_empty() {
+                (self.rows, self.values) = (piece.rows, piece.values);
+                continue;
+            }
+            let mut rows = Stretches::of(&piece, self.row_bytes);
+            while let Some(stretch) = rows.before(u32::MAX) {
+                self.keep(stretch);
+            }
+        }
     }
 
     /// Appends the next message; whether it was the last.
     pub(super) fn send(&mut self, out: &mut Vec<u8>) -> bool {
+        if self.next == self.rows.len() {
+            self.load();
+        }
         let mut bytes = 0;
         let count = self.rows[self.next..].iter().take_while(|sent| {
-            bytes += sent.count as usize * self.row_bytes + 32;
+            bytes += sent.count as usize * self.row_bytes + ENTRY_BYTES;
             bytes <= BATCH_BYTES
         });
         let count = count.count().max(1).min(self.rows.len() - self.next);
         let end = self.next + count;
-        self.head.last = end == self.rows.len();
+        self.head.last = end == self.rows.len() && self.pieces.is_empty();
         let mut message = Encoder::rows(out, self.partition, &self.head);
-        for &Sent { place, count, look, value } in &self.rows[self.next..end] {
+        for &Sent { place, count, look, value, .. } in &self.rows[self.next..end] {
             let value = value.then(|| {
                 let start = self.value;
                 self.value += self.row_bytes * count as usize;
@@ -183,77 +285,294 @@ impl Batch {
     }
 }
 
-/// How a batch ends that is taken bit by bit.
-#[derive(Debug)]
-pub(super) enum Taken {
-    All,
-    /// The rest is for the next step.
-    Some,
-}
-
-/// A batch that is being taken: some rows, as they were at one moment, however long that takes.
+/// A batch that is being taken bit by bit: some rows as they were at one moment. Rows that their producer overtakes meanwhile, so that
+/// they cannot be read as of that moment any more, make it a batch of a later moment: once the others have been taken, what has changed
+/// since is taken anew, and so on, until none is torn. Each round is as long as what has changed during the one before, so it ends
+/// where fewer rows change than can be taken in that time.
 #[derive(Debug)]
 pub(super) struct Taking {
+    /// The moment. Each row that is not due is in the batch as of then, if it has changed since the batch before.
     pub(super) now: Moment,
-    /// The turn in which it was begun.
+    /// The turn in which that was.
     pub(super) turn: u64,
-    /// Whether rows that are torn are left out.
-    pub(super) torn_stays: bool,
-    /// Slots, ascending.
-    pub(super) slots: Vec<Range<u32>>,
     pub(super) batch: Batch,
-    /// The first of the ranges that has not been taken whole, and how many of its slots have been.
-    at: usize,
-    taken: u32,
+    /// Slots that are due, ascending; then the places from which on all rows are; then those of these changes that were finished.
+    due: VecDeque<Range<u32>>,
+    pub(super) unseen: Range<u64>,
+    pub(super) changed: VecDeque<Changed>,
+    /// Whether the slots are some of many, most of which may not have changed.
+    sweeps: bool,
+    /// Whether a run of rows that is torn is looked at row by row: its producer has gone, and none is made whole any more.
+    apart: bool,
+    /// Slots that were torn in this round, and whether those are not all.
+    torn: Vec<Range<u32>>,
+    many_torn: bool,
+    /// Slots that were torn in earlier rounds: they change often, so each round begins with them.
+    often: RowSet,
     /// For the slots, where they are kept from one step to the next.
     slots_charge: Charge,
 }
 
 impl Taking {
-    pub(super) fn new(
-        now: Moment,
-        turn: u64,
-        torn_stays: bool,
-        slots: Vec<Range<u32>>,
-        batch: Batch,
-    ) -> Self {
-        Self { now, turn, torn_stays, slots, batch, at: 0, taken: 0, slots_charge: Charge::default() }
+    /// Nothing is due so far.
+    pub(super) fn new(now: Moment, turn: u64, apart: bool, batch: Batch) -> Self {
+        Self {
+            now,
+            turn,
+            batch,
+            due: VecDeque::new(),
+            unseen: 0..0,
+            changed: VecDeque::new(),
+            sweeps: false,
+            apart,
+            torn: Vec::new(),
+            many_torn: false,
+            often: RowSet::default(),
+            slots_charge: Charge::default(),
+        }
     }
 
-    /// It is kept until the next step, with its slots: they may be as many as there are rows.
+    /// It is kept until the next step, with its slots.
     pub(super) fn keep(&mut self, account: &Account) -> Result<(), Exhausted> {
-        if self.slots_charge.amount() == 0 {
-            let bytes = self.slots.capacity() * size_of::<Range<u32>>();
-            self.slots_charge = account.charge(Resource::Bytes, bytes as u64)?;
-        }
+        let bytes = (self.due.capacity() + self.torn.capacity()) * size_of::<Range<u32>>();
+        self.slots_charge = account.charge(Resource::Bytes, bytes as u64 + self.often.kept_bytes())?;
         Ok(())
     }
 
-    /// Takes those that have changed after set `after`, as many as there is `work` for, and some more. `rows`: those that have places.
-    pub(super) fn go_on<M: Memory>(
+    /// The slots of all that is due or is in the batch, if these are about `most` ranges or less and all are known.
+    pub(super) fn slots(&self, rows: &RowSet, most: usize) -> Option<Vec<Range<u32>>> {
+        let Self { batch, due, torn, often, .. } = self;
+        let taken = batch.pieces.values().map(|piece| piece.rows.len()).sum::<usize>() + batch.rows.len();
+        let ranges = taken + due.len() + torn.len() + often.ranges().len();
+        if self.many_torn || !self.unseen.is_empty() || ranges > most {
+            return None;
+        }
+        let places = batch.pieces.values().flat_map(|piece| &piece.rows).chain(&batch.rows);
+        let places = places.map(|sent| sent.place.into()..u64::from(sent.place + sent.count));
+        let taken = places.flat_map(|places| rows.at(places)).chain(often.ranges().iter().cloned());
+        let taken = taken.map(|range| range.start as u32..range.end as u32);
+        Some(due.iter().chain(torn).cloned().chain(taken).collect())
+    }
+
+    /// Whether nothing is due.
+    pub(super) fn is_through(&self) -> bool {
+        self.due.is_empty() && self.unseen.is_empty() && self.changed.is_empty()
+    }
+
+    /// A slot that was torn in this round, if any was.
+    pub(super) fn torn(&self) -> Option<u32> {
+        self.torn.first().map(|range| range.start)
+    }
+
+    /// It becomes a batch of a later moment. What has changed since is due, and that is for the caller to say; `all` rows are if that
+    /// is not known. Those that were torn are due first.
+    pub(super) fn move_to(&mut self, now: Moment, turn: u64, all: bool, rows: &RowSet) {
+        (self.now, self.turn) = (now, turn);
+        let torn = std::mem::take(&mut self.torn).into_iter();
+        let torn = RowSet::from_ranges(torn.map(|range| range.start.into()..range.end.into()));
+        let often = self.often.union(&torn);
+        self.often = if often.ranges().len() > TORN { torn } else { often };
+        self.unseen = if std::mem::take(&mut self.many_torn) || all { 0..rows.len() } else { 0..0 };
+        self.due = self.often.ranges().iter().map(|range| range.start as u32..range.end as u32).collect();
+        self.sweeps = false;
+    }
+
+    /// These slots are due, ascending. Those that this round began with are not looked at once more: they were taken as of its moment,
+    /// and may be torn by now.
+    pub(super) fn is_due(&mut self, slots: Vec<Range<u32>>, sweeps: bool) {
+        self.sweeps = sweeps;
+        self.due = slots.into();
+        if !self.often.is_empty() {
+            let due = self.due.iter().map(|range| range.start.into()..range.end.into());
+            let due = RowSet::from_sorted(due).without(&self.often);
+            self.due = due.ranges().iter().map(|range| range.start as u32..range.end as u32).collect();
+        }
+    }
+
+    /// Takes slots that are due, as many as there is `work` for; whether that was all. `rows`: those that have places. `after`: the set
+    /// after which the batch before was taken.
+    pub(super) fn take<M: Memory>(
         &mut self,
         memory: &M,
         rows: &RowSet,
         after: u64,
         work: &mut Work,
-    ) -> Result<Taken, Halt> {
-        // A run is taken whole.
-        let run = memory.run().max(1);
-        while let Some(range) = self.slots.get(self.at) {
+    ) -> Result<bool, Exhausted> {
+        let run = memory.run().max(1) as usize;
+        let slots = (PIECE_BYTES / self.batch.row_bytes.max(1)).clamp(1, PIECE_ROWS).next_multiple_of(run);
+        while let Some(range) = self.due.front() {
             if work.is_over() {
-                return Ok(Taken::Some);
+                return Ok(false);
             }
-            let from = range.start + self.taken;
-            let most = u32::try_from(work.rows(self.batch.row_bytes)).unwrap_or(u32::MAX);
-            let end = from.saturating_add(most).checked_next_multiple_of(run).unwrap_or(u32::MAX);
-            let some = from..end.min(range.end);
-            let (place, before) = (rows.place(from.into()).unwrap_or(0) as u32, self.batch.values.len());
-            work.look((some.end - from).into());
-            self.batch.take(memory, some.clone(), place, self.now, after, self.torn_stays)?;
-            work.copy(self.batch.values.len() - before);
-            (self.at, self.taken) =
-                if some.end == range.end { (self.at + 1, 0) } else { (self.at, some.end - range.start) };
+            let number = range.start / slots as u32;
+            let end = u64::from(number + 1) * slots as u64;
+            let slot = range.start;
+            if range.end - slot == 1 && self.take_in_place(memory, rows, after, number, slot, work)? {
+                self.due.pop_front();
+                continue;
+            }
+            self.take_piece(memory, rows, after, number, end, work)?;
         }
-        Ok(Taken::All)
+        Ok(true)
+    }
+
+    /// A row that the batch has, where the others of its piece need not be moved; whether it is done.
+    fn take_in_place<M: Memory>(
+        &mut self,
+        memory: &M,
+        rows: &RowSet,
+        after: u64,
+        number: u32,
+        slot: u32,
+        work: &mut Work,
+    ) -> Result<bool, Exhausted> {
+        let row_bytes = self.batch.row_bytes;
+        // Of those that stay torn none is sent.
+        if self.apart || row_bytes >= PIECE_BYTES {
+            return Ok(false);
+        }
+        let place = rows.place(slot.into()).unwrap_or(0) as u32;
+        let entry = self.batch.pieces.get(&number).and_then(|piece| piece.entry_of(place));
+        let Some(entry) = entry else { return Ok(false) };
+        let start = self.batch.room(1)?;
+        work.copy(row_bytes);
+        let look = memory.read(slot, self.now, &mut self.batch.values[start..]);
+        let Batch { pieces, kept, values, .. } = &mut self.batch;
+        let is_done = match look {
+            Ok(look) if look.number > after && look.number <= self.now.done => {
+                if let Some(piece) = pieces.get_mut(&number) {
+                    *kept -= piece.kept_bytes();
+                    piece.overwrite(entry, place, look, &values[start..]);
+                    *kept += piece.kept_bytes();
+                }
+                true
+            }
+            Ok(_) => false,
+            Err(Torn) => true,
+        };
+        values.truncate(start);
+        if look.is_err() {
+            self.is_torn(slot..slot + 1);
+        }
+        Ok(is_done)
+    }
+
+    /// Those of one piece, whose slots end before `end`.
+    fn take_piece<M: Memory>(
+        &mut self,
+        memory: &M,
+        rows: &RowSet,
+        after: u64,
+        number: u32,
+        end: u64,
+        work: &mut Work,
+    ) -> Result<(), Exhausted> {
+        let piece = self.batch.pieces.remove(&number).unwrap_or_default();
+        let mut before = Stretches::of(&piece, self.batch.row_bytes);
+        while let Some(range) = self.due.front().filter(|range| u64::from(range.start) < end).cloned()
+            && !work.is_over()
+        {
+            let mut place = rows.place(range.start.into()).unwrap_or(0) as u32;
+            while let Some(kept) = before.before(place) {
+                self.batch.keep(kept);
+            }
+            let mut slot = range.start;
+            let stop = u64::from(range.end).min(end) as u32;
+            while slot < stop && !work.is_over() {
+                let count = self.take_some(memory, slot..stop, place, &mut before, after, work)?;
+                (slot, place) = (slot + count, place + count);
+            }
+            self.due.pop_front();
+            if slot < range.end {
+                self.due.push_front(slot..range.end);
+            }
+        }
+        while let Some(kept) = before.before(u32::MAX) {
+            self.batch.keep(kept);
+        }
+        if !piece.rows.is_empty() {
+            work.look((self.batch.values.len() + self.batch.rows.len() * size_of::<Sent>()) as u64 / MOVED);
+        }
+        self.batch.replace(number, &piece);
+        Ok(())
+    }
+
+    /// The first of some slots, or the run that begins with it; how many these are.
+    fn take_some<M: Memory>(
+        &mut self,
+        memory: &M,
+        slots: Range<u32>,
+        place: u32,
+        before: &mut Stretches<'_>,
+        after: u64,
+        work: &mut Work,
+    ) -> Result<u32, Exhausted> {
+        let (now, run, slot, row_bytes) = (self.now, memory.run(), slots.start, self.batch.row_bytes);
+        // Rows that come in whole sets have no limits of their own. Where their producer has written one all the same, in memory that
+        // it shares, a row may carry a set that is not finished: a peer that is sent such a row takes this side for one that breaks
+        // the protocol.
+        let is_new = |look: &Look| look.number > after && look.number <= now.done;
+        if run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run {
+            let start = self.batch.room(run)?;
+            match memory.read_run(slot, now, &mut self.batch.values[start..]) {
+                Ok(Some(look)) => {
+                    work.look(run.into());
+                    work.copy(run as usize * row_bytes);
+                    before.skip(place + run);
+                    if is_new(&look) {
+                        self.batch.extend(place, run, look);
+                    } else {
+                        self.batch.values.truncate(start);
+                    }
+                    return Ok(run);
+                }
+                Err(Torn) if !self.apart => {
+                    work.look(1);
+                    self.batch.values.truncate(start);
+                    before.skip(place + run);
+                    self.is_torn(slot..slot + run);
+                    return Ok(run);
+                }
+                Ok(None) | Err(Torn) => self.batch.values.truncate(start),
+            }
+        }
+        if self.sweeps {
+            work.look(1);
+            let has = before.number(place).unwrap_or(after);
+            if memory.look(slot, now).is_ok_and(|look| look.number <= has) {
+                if let Some(kept) = before.before(place + 1) {
+                    self.batch.keep(kept);
+                }
+                return Ok(1);
+            }
+        }
+        before.skip(place + 1);
+        let start = self.batch.room(1)?;
+        match memory.read(slot, now, &mut self.batch.values[start..]) {
+            Ok(look) => {
+                work.copy(row_bytes);
+                if is_new(&look) {
+                    self.batch.extend(place, 1, look);
+                } else {
+                    self.batch.values.truncate(start);
+                }
+            }
+            Err(Torn) => {
+                // It may have been copied in part.
+                work.copy(row_bytes);
+                self.batch.values.truncate(start);
+                self.is_torn(slot..slot + 1);
+            }
+        }
+        Ok(1)
+    }
+
+    fn is_torn(&mut self, slots: Range<u32>) {
+        let many = self.torn.len() >= TORN;
+        match self.torn.last_mut() {
+            Some(last) if last.end == slots.start => last.end = slots.end,
+            _ if many => self.many_torn = true,
+            _ => self.torn.push(slots),
+        }
     }
 }

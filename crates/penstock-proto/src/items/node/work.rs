@@ -34,18 +34,13 @@ impl Work {
         self.whole
     }
 
+    /// Whether nothing of the step has been done.
+    pub(super) fn is_whole(&self) -> bool {
+        self.left == self.whole
+    }
+
     pub(super) fn left(&self) -> u64 {
         self.left
-    }
-
-    /// How many rows can be copied, at most, and at least one where anything is left.
-    pub(super) fn rows(&self, row_bytes: usize) -> u64 {
-        self.left.div_ceil(1 + (row_bytes / BYTES) as u64)
-    }
-
-    /// The same of a whole step.
-    pub(super) fn most_rows(&self, row_bytes: usize) -> u64 {
-        Self::new(self.whole).rows(row_bytes)
     }
 
     /// Whether what is left to do is for the next step.
