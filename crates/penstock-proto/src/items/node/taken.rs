@@ -31,6 +31,8 @@ const STEP_BYTES: usize = 256 * 1024;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sent {
     place: u32,
+    /// The first of their slots, which follow each other.
+    slot: u32,
     count: u32,
     look: Look,
     /// Whether their values are sent.
@@ -68,8 +70,8 @@ impl Piece {
         let start = (sent.at + before) as usize * value.len();
         self.values[start..start + value.len()].copy_from_slice(value);
         let part = |from: u32, count, look| {
-            let (place, at) = (sent.place + from, sent.at + from);
-            (count > 0).then_some(Sent { place, count, look, at, ..sent })
+            let (place, slot, at) = (sent.place + from, sent.slot + from, sent.at + from);
+            (count > 0).then_some(Sent { place, slot, count, look, at, ..sent })
         };
         let behind = sent.count - before - 1;
         let parts = [part(0, before, sent.look), part(before, 1, look), part(before + 1, behind, sent.look)];
@@ -101,6 +103,7 @@ impl<'a> Stretches<'a> {
     fn before(&mut self, place: u32) -> Option<(Sent, &'a [u8])> {
         let sent = *self.piece.rows.get(self.next)?;
         let first = sent.place + self.through;
+        let slot = sent.slot + self.through;
         let count = (sent.count - self.through).min(place.checked_sub(first)?);
         if count == 0 {
             return None;
@@ -111,7 +114,7 @@ impl<'a> Stretches<'a> {
         if self.through == sent.count {
             (self.next, self.through) = (self.next + 1, 0);
         }
-        Some((Sent { place: first, count, ..sent }, &self.piece.values[start..self.value]))
+        Some((Sent { place: first, slot, count, ..sent }, &self.piece.values[start..self.value]))
     }
 
     /// Passes by all up to `place`.
@@ -193,26 +196,27 @@ impl Batch {
 
     /// Appends a row by itself, whose value stands in `values` if it is sent.
     pub(super) fn push(&mut self, place: u32, look: Look, value: bool) {
-        self.rows.push(Sent { place, count: 1, look, value, at: 0 });
+        self.rows.push(Sent { place, slot: place, count: 1, look, value, at: 0 });
     }
 
-    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they follow them and carry the same.
-    fn extend(&mut self, place: u32, count: u32, look: Look) {
+    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they follow them, by their slots too, and
+    /// carry the same.
+    fn extend(&mut self, place: u32, slot: u32, count: u32, look: Look) {
         if let Some(last) = self.rows.last_mut()
-            && (last.place + last.count, last.look) == (place, look)
+            && (last.place + last.count, last.slot + last.count, last.look) == (place, slot, look)
             && (last.count + count) as usize * self.row_bytes <= RUN_BYTES
         {
             last.count += count;
             return;
         }
         let at = self.rows.last().map_or(0, |last| last.at + last.count);
-        self.rows.push(Sent { place, count, look, value: true, at });
+        self.rows.push(Sent { place, slot, count, look, value: true, at });
     }
 
     /// Appends rows that were taken before.
     fn keep(&mut self, (sent, values): (Sent, &[u8])) {
         self.values.extend_from_slice(values);
-        self.extend(sent.place, sent.count, sent.look);
+        self.extend(sent.place, sent.slot, sent.count, sent.look);
     }
 
     /// What has been appended takes the place of piece `number`, which was `before`.
@@ -520,7 +524,7 @@ impl Taking {
                     work.copy(run as usize * row_bytes);
                     before.skip(place + run);
                     if is_new(&look) {
-                        self.batch.extend(place, run, look);
+                        self.batch.extend(place, slot, run, look);
                     } else {
                         self.batch.values.truncate(start);
                     }
@@ -552,7 +556,7 @@ impl Taking {
             Ok(look) => {
                 work.copy(row_bytes);
                 if is_new(&look) {
-                    self.batch.extend(place, 1, look);
+                    self.batch.extend(place, slot, 1, look);
                 } else {
                     self.batch.values.truncate(start);
                 }
