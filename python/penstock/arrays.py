@@ -105,6 +105,8 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
         version.
     """
     try:
+        if isinstance(shape, bool):
+            raise TypeError
         dimensions = (
             (operator.index(shape),)
             if hasattr(shape, "__index__")

@@ -147,19 +147,22 @@ class Gathering:
         """
         return self._gather(job, _Call(name, words, data, most, self._limit(job, timeout), least=least))
 
-    def _limit(self, job: Job, timeout: float | None) -> Limit[float]:
+    def _limit(self, job: Job, timeout: float | None) -> Limit[float | None]:
         core = job._core
         if core.closed:
             # It knows best why it takes no more calls.
             core.clocks()
             raise JobClosed("the job has ended")
-        return Limit(core.deadline if timeout is None else timeout)
+        # None stays None: the core ends a circle of waits early only where the caller named no timeout.
+        return Limit(timeout)
 
     def _gather(self, job: Job, call: _Call) -> list[bytes | None]:
         """Everybody's data, by rank; None of a worker that was lost. Collective."""
         if job.size == 1:
             return [call.data]
-        if not self._turn.acquire(timeout=min(call.limit.left(), threading.TIMEOUT_MAX)):
+        left = call.limit.left()
+        left = job._core.deadline if left is None else left
+        if not self._turn.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise GetTimeout(
                 f"`{call.name}` waited {call.limit.waited():.3g} s for a gather of another thread of worker "
                 f"{job.rank}",
@@ -217,7 +220,9 @@ class Gathering:
         gather.over = True
         return result
 
-    def _run(self, job: Job, gather: _Gather, most: int | None, limit: Limit[float]) -> list[bytes | None]:
+    def _run(
+        self, job: Job, gather: _Gather, most: int | None, limit: Limit[float | None]
+    ) -> list[bytes | None]:
         """From where it stopped, if it did: each step that an interrupt can end is taken again."""
         if not gather.heads:
             rows = self._first.exchange(job, gather.number, gather.first, limit, gather.offered)
@@ -250,7 +255,7 @@ class _Call:
     data: bytes
     most: int | None
     """Bytes that another's data may have, unless this worker's are more; None: any number."""
-    limit: Limit[float]
+    limit: Limit[float | None]
     says: Callable[[bytes], bool] = lambda _: False
     """Whether other data than this call's say the same."""
     least: int = 0
@@ -358,7 +363,7 @@ class _Channel:
         job: Job,
         number: int,
         row: Callable[[int], bytes],
-        limit: Limit[float],
+        limit: Limit[float | None],
         offered: Callable[[bool], None] = lambda _: None,
     ) -> list[Array | None]:
         """
@@ -406,7 +411,7 @@ class _Channel:
         """Whose row has the number."""
         return np.asarray((self._rows[:, :8].copy().view(np.uint64) == number)[:, 0])
 
-    def _declared(self, job: Job, limit: Limit[float]) -> Table:
+    def _declared(self, job: Job, limit: Limit[float | None]) -> Table:
         if self._table is None:
             self._rows = np.empty((job.size, self._row_bytes), np.uint8)
             try:

@@ -22,6 +22,8 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+import numpy as np
+
 from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
@@ -50,7 +52,8 @@ T = TypeVar("T")
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 before_leaving: dict[str, Callable[[], None]] = {}
 """
-What is waited for before a job is left in order: calls that an adapter has under way, by the adapter's name.
+What an adapter does before a job is left in order, by its name: it waits for calls that are under way, or
+warns.
 """
 after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
@@ -248,7 +251,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `rescale`, `clip` or `filter` is out of range. Nothing was declared.
+            `reduce`, `consistency`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none that it may be.
+            Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -295,7 +299,7 @@ class Job(Sealed):
             reduce == "mean",
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),
-            bool(refuse_nonfinite),
+            flag("refuse_nonfinite", refuse_nonfinite),
             *filters.spelled(filter),
             limit.left(),
         )
@@ -422,7 +426,8 @@ class Job(Sealed):
         Complete an iteration.
 
         Waits first for the asynchronous pushes made before, so that they carry this iteration's stamp. Warns
-        about contributions that were pushed with `more=True` and never sent: they are lost.
+        about contributions that were pushed with `more=True` and never sent: they are lost. Where warnings
+        are errors it raises instead, and the iteration is not completed.
 
         Returns
         -------
@@ -446,9 +451,13 @@ class Job(Sealed):
         """
         if self._pushes:
             self._settle()
+        # Before the clock: where warnings are errors, the next call would be a second one.
+        unsent = set(self._unsent) if self._unsent else None
+        if unsent:
+            _warn_of_unsent(unsent, "the iteration ends")
         clock = self._core.clock()
-        if self._unsent:
-            self._warn_of_unsent("the iteration has ended")
+        if unsent:
+            self._unsent -= unsent
         return clock
 
     def barrier(self, timeout: float | None = None, *, what: str = "") -> None:
@@ -766,19 +775,9 @@ class Job(Sealed):
             raise
         self._line.end()
         _is_left(self)
-        self._warn_of_unsent("the job was closed")
-
-    def _warn_of_unsent(self, since: str) -> None:
-        """Warns about what was pushed in part, if anything, now that its last part can no longer come."""
-        if not self._unsent:
-            return
-        names = ", ".join(f"`{name}`" for name in sorted(self._unsent))
-        self._unsent = set()
-        warnings.warn(
-            f"{names}: {since}, and what was pushed with more=True is lost; leave out `more` in the last "
-            f"push of an iteration, or call push() without an argument, which sends what is in the lane",
-            stacklevel=3,
-        )
+        unsent, self._unsent = self._unsent, set()
+        if unsent:
+            _warn_of_unsent(unsent, "the job was closed")
 
     def __enter__(self) -> Job:
         return self
@@ -918,6 +917,13 @@ def _number(what: str, value: object) -> float:
     raise OptionError(f"expected {what} as a number, got {value!r}")
 
 
+def flag(what: str, value: object) -> bool:
+    """`value` as a boolean; what only counts as one, such as the word "no", is refused."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise OptionError(f"expected {what} as True or False, got {value!r}")
+
+
 class _Gone:
     """Takes the place of the core."""
 
@@ -1022,6 +1028,16 @@ def _leave_at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
+
+
+def _warn_of_unsent(names: set[str], why: str) -> None:
+    """Warns about tensors of which parts were pushed that will not be sent."""
+    listed = ", ".join(f"`{name}`" for name in sorted(names))
+    warnings.warn(
+        f"{listed}: {why}, and what was pushed with more=True is lost; leave out `more` in the last push of "
+        f"an iteration, or call push() without an argument before its clock, which sends the sum",
+        stacklevel=3,
+    )
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:

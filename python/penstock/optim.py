@@ -153,7 +153,7 @@ class Optimizer:
         packed: list[float] = []
         for name, _, below, expected, needs, zero_with in self._row.settings:
             try:
-                number = float(given[name])
+                number = math.nan if isinstance(given[name], str | bytes) else float(given[name])
             except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not 0.0 <= number < below:

@@ -44,6 +44,8 @@ boolean for each row of the table. For declarations also "all", or None for no r
 
 _UNBOUNDED = -1
 _MAX_CLOCK = 2**62
+_MOST_CHOSEN = 2**31
+"""Rows that a slice or range may mean: each takes 8 bytes, and of nearly 2^63 NumPy gives none, silently."""
 
 
 class Table(Sealed, _core.TableCalls):
@@ -418,14 +420,13 @@ def chosen_rows(rows: Rows, count: int) -> Array:
         They are not valid rows.
     """
     if isinstance(rows, slice):
-        return np.arange(*rows.indices(count), dtype=np.uint64)
+        return _spaced(range(*rows.indices(count)), count)
     if isinstance(rows, range):
-        array: Array = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
-    else:
-        refuse_mask(rows)
-        array = np.asarray(rows)
-        if array.dtype == np.uint64 and array.ndim == 1 and array.flags.c_contiguous:
-            return array  # the core checks the rest
+        return _spaced(rows, count)
+    refuse_mask(rows)
+    array = np.asarray(rows)
+    if array.dtype == np.uint64 and array.ndim == 1 and array.flags.c_contiguous:
+        return array  # the core checks the rest
     if array.dtype == bool:
         if array.shape != (count,):
             raise OptionError(f"expected a mask of {count} booleans, got shape {array.shape}")
@@ -441,6 +442,29 @@ def chosen_rows(rows: Rows, count: int) -> Array:
         wrong = array[(array < 0) | (array >= count)][0]
         raise UnknownRow(f"expected rows from 0 to {count - 1}, got {wrong}")
     return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _spaced(rows: range, count: int) -> Array:
+    """Rows of a range. NumPy's own ranges count in floats, and have other rows where numbers are large."""
+    start, step = rows.start, rows.step
+    # `len` ends at 2^63.
+    chosen = max(0, -((start - rows.stop) // step))
+    if chosen > _MOST_CHOSEN:
+        raise OptionError(
+            f"expected at most {_MOST_CHOSEN} rows at a time, got {chosen}: {rows} of {count} rows",
+            "name fewer at a time",
+        )
+    if not chosen:
+        return np.empty(0, np.uint64)
+    if not 0 <= start < count:
+        raise UnknownRow(f"expected rows from 0 to {count - 1}, got {start}")
+    inside = (count - 1 - start) // step if step > 0 else start // -step
+    if chosen - 1 > inside:
+        raise UnknownRow(f"expected rows from 0 to {count - 1}, got {start + (inside + 1) * step}")
+    # A single one's step may be any number.
+    return np.arange(chosen, dtype=np.uint64) * np.uint64((step if chosen > 1 else 0) % 2**64) + np.uint64(
+        start
+    )
 
 
 def declared_ranges(rows: Rows, count: int, what: str) -> list[tuple[int, int]]:

@@ -174,8 +174,9 @@ class Tensor(Sealed):
 
         Waits until the servers have taken what is in it, including asynchronous pushes. Call it each time
         before you fill it: what is written between a push and the next call may be folded instead of what was
-        pushed. From now on servers on other hosts are sent a copy that the worker makes, of what `push(grad)`
-        brings too. A filter of pushes leaves here what it sends, with zeros in place of what it holds back.
+        pushed. After a push with `more=True` the sum of the parts stands there: push arrays until it is sent.
+        From now on servers on other hosts are sent a copy that the worker makes, of what `push(grad)` brings
+        too. A filter of pushes leaves here what it sends, with zeros in place of what it holds back.
 
         Returns
         -------
@@ -184,6 +185,8 @@ class Tensor(Sealed):
 
         Raises
         ------
+        OptionError
+            What was pushed with `more=True` waits in it: filled, it would be lost.
         LaneTimeout
             The servers had not taken the last push before the job's `deadline`.
         JobClosed
@@ -197,6 +200,11 @@ class Tensor(Sealed):
         0
         """
         self._job._await_pushes()
+        if self._name in self._job._unsent:
+            raise OptionError(
+                f"what was pushed to `{self._name}` with more=True waits in the lane: this would lose it",
+                "push an array, which is added to it; push() without an argument sends it",
+            )
         memory = self._core.lane()
         if self._lane is None:
             self._lane = self._array_over(memory)
@@ -219,8 +227,9 @@ class Tensor(Sealed):
             there is nothing to push.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
-            and the first without `more` sends the sum; `push()` adds nothing and sends it. What is not sent
-            before `Job.clock` or `Job.close` is lost, with a warning. Default False.
+            and the first without `more` sends the sum; `push()`, or a push of the lane, adds nothing and
+            sends what stands there. What is not sent before `Job.clock` or `Job.close` is lost, with a
+            warning. Default False.
         timeout
             Seconds to wait for the lane to be free. Default: the job's `deadline`.
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -191,6 +192,9 @@ def test_a_name_that_is_none_is_refused(job: ps.Job, name: Any) -> None:
         ({"shape": (3, 0)}, ps.exceptions.ShapeError),
         ({"shape": (-1,)}, ps.exceptions.ShapeError),
         ({"shape": "ab"}, ps.exceptions.ShapeError),
+        ({"shape": True}, ps.exceptions.ShapeError),
+        ({"shape": 3, "refuse_nonfinite": "no"}, ps.exceptions.OptionError),
+        ({"shape": 3, "refuse_nonfinite": 1}, ps.exceptions.OptionError),
         ({"value": np.zeros((0, 2), np.float32)}, ps.exceptions.ShapeError),
         ({"value": ONE, "shape": (4,)}, ps.exceptions.ShapeError),
         ({"value": np.ones(3, np.int64)}, ps.exceptions.DtypeError),
@@ -735,6 +739,26 @@ def test_parts_of_a_push_that_no_last_one_follows_are_lost_with_a_warning() -> N
             job.close()
 
 
+# Who filled it for each part, as `lane` says, lost all but the last.
+def test_the_lane_is_not_filled_while_parts_of_a_push_wait_in_it(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3)
+    w.lane()[:] = 1
+    w.push(w.lane(), more=True)
+    with pytest.raises(ps.exceptions.OptionError, match="`w` with more=True waits in the lane"):
+        w.lane()
+    w.push(ONE, more=True)
+    w.push()
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), 2 * ONE)
+    w.push_async(ONE, more=True)
+    with pytest.raises(ps.exceptions.OptionError, match="push an array"):
+        w.lane()
+    w.push(w._lane)
+    w.lane()[:] = 3
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), 3 * ONE)
+
+
 def test_a_load_does_not_overwrite_a_contribution_that_has_not_been_sent(job: ps.Job) -> None:
     w = job.tensor("w", shape=3)
     w.push(ONE, more=True)
@@ -746,6 +770,21 @@ def test_a_load_does_not_overwrite_a_contribution_that_has_not_been_sent(job: ps
     w.load(value=100 * ONE)
     w.push(ONE)
     np.testing.assert_array_equal(w.pull(), 101 * ONE)
+
+
+# It raised after the iteration was completed: the next attempt of the caller was a second clock.
+def test_a_clock_whose_warning_is_an_error_completes_no_iteration(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3)
+    w.push(ONE, more=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(UserWarning, match="more=True"):
+                job.clock()
+        assert job.iteration == 0
+        w.push()
+        assert job.clock() == 1
+    np.testing.assert_array_equal(w.pull(), ONE)
 
 
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:

@@ -673,6 +673,58 @@ def test_who_leaves_instead_is_named(spawn_job: Any) -> None:
     assert saved[0]["output"].count("told") == 2
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("job.mean(1)", "job.barrier()"),
+        ("job.sum(1)", "w.pull()"),
+        ("job.all_gather(1)", "job.table('t', rows=2)"),
+    ],
+)
+def test_a_gather_in_a_circle_of_waits_is_told_so(spawn_job: Any, one: str, other: str) -> None:
+    """It waited to its deadline, as with a timeout of the caller's own."""
+    saved = spawn_job(
+        2,
+        f"""
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            job.mean(0)
+            if job.rank == 0:
+                {one}
+            else:
+                w.push(np.ones(3, np.float32))
+                job.clock()
+                {other}
+        """,
+        options={"deadline": "20"},
+        fails=True,
+    )
+    said = "".join(result["output"] for result in saved)
+    assert "CircularWait" in said, said
+    assert "Timeout" not in said, said
+
+
+def test_a_gather_and_a_second_model_in_a_circle_are_told_so(spawn_job: Any) -> None:
+    pytest.importorskip("torch")
+    saved = spawn_job(
+        2,
+        """
+        import torch
+        with ps.init() as job:
+            distribute = lambda: ps.torch.distribute(torch.nn.Linear(2, 2))
+            first = distribute()
+            calls = [distribute, lambda: job.mean(1)]
+            for call in calls if job.rank else calls[::-1]:
+                call()
+        """,
+        options={"deadline": "20"},
+        fails=True,
+    )
+    said = "".join(result["output"] for result in saved)
+    assert "CircularWait" in said, said
+    assert "Timeout" not in said, said
+
+
 def test_a_job_that_goes_on_without_a_lost_worker_gathers_what_there_is(spawn_job: Any) -> None:
     saved = spawn_job(
         3,

@@ -132,7 +132,7 @@ def test_nesterov_needs_momentum_and_no_dampening_in_the_core_too() -> None:
 
 
 @pytest.mark.parametrize("make", ALL)
-@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "fast", None])
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "fast", "0.1", None])
 def test_a_learning_rate_out_of_range_is_refused_at_once_and_later(
     make: Callable[..., ps.Optimizer], lr: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,33 @@ def test_a_child_that_inherits_a_workers_place_is_told_so(spawn_job: Any) -> Non
     )
     assert f"was started by process {saved[0]['parent']} with its environment" in saved[0]["output"]
     assert "a child process is not a worker by itself" in saved[0]["output"]
+
+
+# While multiprocessing prepares such a child, it does not say yet that the process is one.
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_whose_script_joins_while_it_is_prepared_is_told_so(
+    spawn_job: Any, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(f"""
+import multiprocessing, os
+import penstock as ps
+
+def work():
+    pass
+
+job = ps.init()
+context = multiprocessing.get_context("{method}")
+child = context.Process(target=work)
+child.start()
+child.join()
+assert child.exitcode == 1, child.exitcode
+job.close()
+""")
+    (saved,) = spawn_job(
+        1, f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')".join("\n\n")
+    )
+    assert "a child process is not a worker by itself" in saved["output"], saved["output"]
 
 
 # The server was blamed, and the memory that it had passed was lost for good.

@@ -209,6 +209,29 @@ def test_what_is_refused_is_named_and_changes_nothing(job: ps.Job, table: ps.Tab
     assert table.versions(0).tolist() == [5]
 
 
+# NumPy has no array of so many: a slice of all rows was one of none, and a set of nothing succeeded.
+@pytest.mark.parametrize("rows", [2**62, 2**63 - 1, 2**63])
+def test_more_rows_at_a_time_than_an_array_can_name_are_refused(job: ps.Job, rows: int) -> None:
+    table = job.table("t", rows=rows, produce=[0, rows - 1], consume=[0, rows - 1])
+    for call in (
+        lambda: table.versions(slice(None)),
+        lambda: table.prefetch(slice(1, None)),
+        lambda: table.set(slice(None, None, 2), np.ones((0, 1), np.float32)),
+        lambda: table.get(slice(None, None, -2)),
+        lambda: table.get(range(2**32)),
+        lambda: job.table("u", rows=rows, produce=slice(None, None, 2)),
+    ):
+        with pytest.raises(ps.exceptions.OptionError, match="at most 2147483648 rows at a time"):
+            call()
+    table.set([0, rows - 1], np.ones((2, 1), np.float32))
+    assert table.get(slice(-1, None)).tolist() == [[1]]
+    assert table.get(slice(None, None, rows - 1)).tolist() == [[1], [1]]
+    assert table.get(slice(3, 3)).shape == (0, 1)
+    assert table.get(range(rows - 1, -1, 1 - rows)).tolist() == [[1], [1]]
+    with pytest.raises(ps.exceptions.UnknownRow, match=f"got {rows}$"):
+        table.get(range(rows - 1, rows + 2))
+
+
 def test_the_same_declaration_gives_the_same_table(job: ps.Job) -> None:
     def declare() -> ps.Table:
         return job.table("t", rows=2, width=2, dtype="i4", produce="all", consume="all")

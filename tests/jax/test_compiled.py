@@ -136,6 +136,17 @@ assert (program(adds_one)(ones)[0] == 2).all()
 """)
 
 
+def test_a_warning_of_jax_about_what_we_use_of_it_is_not_the_scripts() -> None:
+    """Where warnings are errors, every compiled program failed."""
+    code = """
+import warnings
+import jax, jax.numpy as jnp, penstock as ps
+warnings.simplefilter("error")
+assert (jax.jit(ps.jax.average)(jnp.ones(3)) == 1).all()
+"""
+    alone(code)
+
+
 def test_an_error_is_told_whatever_its_text_is() -> None:
     """Text that UTF-8 has no bytes for, a zero, which ends text in C, and what raises when it is shown."""
     run("""

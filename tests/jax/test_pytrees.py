@@ -403,6 +403,28 @@ def test_a_late_worker_is_named_and_the_call_can_be_repeated(spawn_job: Any) -> 
     )
 
 
+@pytest.mark.parametrize("call", ["average", "broadcast"])
+def test_workers_that_wait_in_a_circle_are_told_so(spawn_job: Any, call: str) -> None:
+    saved = spawn_job(
+        2,
+        PRELUDE
+        + f"""
+        with ps.init() as job:
+            tree = {{"w": jnp.zeros(2)}}
+            ps.jax.{call}(tree)
+            if job.rank == 0:
+                ps.jax.{call}(tree)
+            else:
+                job.barrier()
+        """,
+        options={"deadline": "20"},
+        fails=True,
+    )
+    said = "".join(one["output"] for one in saved)
+    assert "CircularWait" in said, said
+    assert "Timeout" not in said, said
+
+
 def test_a_worker_that_leaves_is_not_waited_for_and_the_mean_is_over_the_others(spawn_job: Any) -> None:
     saved = spawn_job(
         3,

@@ -5,10 +5,14 @@ processes is lost.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
+from launching import command_line
 
 pytest.importorskip("penstock._core")
 
@@ -131,6 +135,50 @@ def test_a_worker_that_is_suspended_for_a_while_once_it_has_left_keeps_what_it_d
     run = command("run", "-n", "2", name)
     assert run.ends() == 0, run.all()
     assert "[worker 0] saved" in run.out
+
+
+# Time in which the launcher was suspended itself counted: continued first, it killed whoever was not yet.
+def test_a_run_that_is_suspended_for_longer_than_the_grace_goes_on_where_it_was(command, script):
+    grace = 2.0
+    name = script("""
+        import os, signal
+        import penstock as ps
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        with ps.init() as job:
+            job.tensor("w", shape=1)
+        print("left", os.getpid(), flush=True)
+        signal.sigwait([signal.SIGUSR1])
+        print("saved", job.rank)
+    """)
+    run = command("run", "-n", "2", "--grace", str(grace), name)
+    workers = [int(line.split()[-1]) for line in run.until("left", 2)]
+    while any("launch.server" in command_line(pid) for pid in run.children()):
+        time.sleep(0.01)
+
+    def steps() -> int:
+        status = Path(f"/proc/{run.pid}/status").read_text()
+        return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+    def looks(before: int) -> None:
+        # Stopping and going on are steps as well.
+        while steps() < before + 3 and run.children():
+            time.sleep(0.001)
+
+    before = steps()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    looks(before)
+    run.send(signal.SIGSTOP)
+    time.sleep(1.25 * grace)
+    before = steps()
+    run.send(signal.SIGCONT)
+    looks(before)
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGUSR1)
+    assert run.ends() == 0, run.all()
+    assert run.out.count("saved") == 2
 
 
 def test_the_others_go_on_without_a_lost_worker_if_they_may(command, script, nothing_left):

@@ -64,6 +64,7 @@ def test_a_model_is_distributed_once(job: ps.Job) -> None:
         ({"where": "gradients", "consistency": "ssp:2"}, "it needs ps.BSP()"),
         ({"where": "servers"}, "needs the optimizer"),
         ({"buffers": "rank 0"}, "expected buffers 'rank0', 'mean', 'local', got 'rank 0'"),
+        ({"refuse_nonfinite": "no"}, "expected refuse_nonfinite as True or False, got 'no'"),
         ({"overlap": 3}, 'expected overlap "auto", True or False'),
         ({"check_every": -1}, "expected check_every as a whole number of 0 or above, got -1"),
         ({"bucket_bytes": 0}, "expected bucket_bytes as a whole number of 1 or above, got 0"),
@@ -83,8 +84,10 @@ def test_an_option_that_is_wrong_is_named(job: ps.Job, options: dict[str, Any], 
 def test_models_that_cannot_be_averaged_are_refused(job: ps.Job) -> None:
     with pytest.raises(OptionError, match=r"layer `1` is a SyncBatchNorm"):
         ps.torch.distribute(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), job=job)
-    with pytest.raises(OptionError, match="has no shape yet"):
-        ps.torch.distribute(nn.LazyLinear(2), job=job)
+    for where in ("gradients", "servers"):
+        lazy = nn.LazyLinear(2)
+        with pytest.raises(OptionError, match="has no shape yet"):
+            ps.torch.distribute(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1), job=job, where=where)
     with pytest.raises(ps.exceptions.DtypeError, match="`weight` is complex64"):
         ps.torch.distribute(nn.Linear(2, 2, dtype=torch.complex64), job=job)
     with pytest.raises(OptionError, match=r"expected a torch\.nn\.Module, got builtins\.list"):

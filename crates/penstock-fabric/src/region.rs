@@ -3,7 +3,8 @@
 //! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull the
 //! memory from under a mapping (no SIGBUS). A region that only its maker may write is sealed against any later writable mapping
 //! (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a multiple of it and ask for huge
-//! pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
+//! pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself. A thread
+//! that others wait for makes it [`untouched`](Region::untouched), and touches it part by part ([`Untouched`]).
 //!
 //! Under Miri, which maps no files, there is private memory only: an allocation.
 
@@ -19,6 +20,9 @@ use std::sync::Arc;
 
 /// Mappings start on multiples of this, so that huge pages fit.
 const ALIGNMENT: usize = 2 * 1024 * 1024;
+/// Bytes that are touched in one call: meanwhile no other thread of the process is given a mapping, and who waits for one keeps
+/// all others from touching anything.
+const TOUCHED_AT_ONCE: usize = 64 << 20;
 
 /// Who may write a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +43,13 @@ pub struct Region {
 impl Region {
     /// Makes a region of `bytes` bytes of zeros (rounded up to pages), maps it writable, touches it, seals it.
     pub fn new(name: &str, bytes: usize, writers: Writers) -> io::Result<Self> {
+        let region = Self::untouched(name, bytes, writers)?;
+        region.mapping.touch()?;
+        Ok(region)
+    }
+
+    /// The same, but for its first touch.
+    pub fn untouched(name: &str, bytes: usize, writers: Writers) -> io::Result<Self> {
         let region = Self::open_to_writers(name, bytes)?;
         match writers {
             Writers::Maker => region.seal()?,
@@ -47,14 +58,13 @@ impl Region {
         Ok(region)
     }
 
-    /// The same, but any process that has the descriptor may map it writable until it is [sealed](Self::seal): for a region whose
-    /// one writer is another process.
+    /// The same, likewise untouched, but any process that has the descriptor may map it writable until it is
+    /// [sealed](Self::seal): for a region whose one writer is another process.
     pub fn open_to_writers(name: &str, bytes: usize) -> io::Result<Self> {
         let bytes = pages(bytes.max(1));
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, bytes as u64)?;
         let mapping = Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], Access::Write)?;
-        mapping.touch()?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Self { fd, mapping })
     }
@@ -214,15 +224,22 @@ impl Mapping {
 
     /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
     pub fn touch(&self) -> io::Result<()> {
+        let mut starts = (0..self.bytes).step_by(TOUCHED_AT_ONCE);
+        starts.try_for_each(|at| self.touch_part(at..self.bytes.min(at + TOUCHED_AT_ONCE)))
+    }
+
+    /// The same for the pages of `range`, which starts with one.
+    fn touch_part(&self, range: Range<usize>) -> io::Result<()> {
         if cfg!(miri) || self.whole.is_some() {
             return Ok(()); // a piece was touched with the rest
         }
+        let (start, bytes) = (self.pointer(range.clone()), range.len());
         let advice = match self.access {
             Access::Read => Advice::LinuxPopulateRead,
             Access::Write => Advice::LinuxPopulateWrite,
         };
-        // SAFETY: populating changes no contents, and the range is ours.
-        match unsafe { mm::madvise(self.base.as_ptr().cast(), self.bytes, advice) } {
+        // SAFETY: populating changes no contents, and the range is ours (`pointer`).
+        match unsafe { mm::madvise(start.as_ptr().cast(), bytes, advice) } {
             Err(Errno::INVAL) => Ok(()), // a kernel before 5.14: pages come at first use
             other => other,
         }
@@ -289,6 +306,54 @@ impl Mapping {
         // SAFETY: inside the mapping (`pointer`), which lives as long as the result. Where bytes of a mapping are lent as `&mut`
         // (as above), its one owner gives out either those or this.
         unsafe { Foreign::new(address.as_ptr(), range.len()) }
+    }
+}
+
+/// Memory whose pages are brought in part by part, by a thread that has other things to do between. Until it
+/// [is done](Self::is_done), there may turn out to be no memory.
+#[derive(Debug, Default)]
+pub struct Untouched {
+    mappings: Vec<Arc<Mapping>>,
+    /// Bytes of the last of them that were touched.
+    touched: usize,
+}
+
+impl Untouched {
+    /// All of these.
+    pub fn of<'a>(mappings: impl IntoIterator<Item = &'a Arc<Mapping>>) -> Self {
+        Self { mappings: mappings.into_iter().map(Arc::clone).collect(), touched: 0 }
+    }
+
+    /// Whether there is nothing left to touch.
+    pub fn is_done(&self) -> bool {
+        self.mappings.is_empty()
+    }
+
+    /// Touches all that is left.
+    pub fn touch_all(&mut self) -> io::Result<()> {
+        while !self.is_done() {
+            self.touch(TOUCHED_AT_ONCE)?;
+        }
+        Ok(())
+    }
+
+    /// Touches up to `most` bytes, rounded up to whole huge pages; returns how many.
+    pub fn touch(&mut self, most: usize) -> io::Result<usize> {
+        let most = most.next_multiple_of(ALIGNMENT);
+        let mut touched = 0;
+        while touched < most
+            && let Some(mapping) = self.mappings.last()
+        {
+            let end = mapping.len().min(self.touched + (most - touched));
+            mapping.touch_part(self.touched..end)?;
+            touched += end - self.touched;
+            self.touched = end;
+            if end == mapping.len() {
+                self.mappings.pop();
+                self.touched = 0;
+            }
+        }
+        Ok(touched)
     }
 }
 

@@ -3,11 +3,15 @@
 
 mod common;
 
+use common::raw::{Raw, hear, tell};
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull, waiting_push};
 use penstock::worker::{Declaration, Error};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
 use penstock_proto::error::Refusal;
+use penstock_proto::message::{Answer, Ask};
+use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::travel::Travel;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -189,4 +193,45 @@ fn a_push_that_waits_keeps_no_other_thread_from_the_barrier_the_clocks_or_a_decl
             waits.join().unwrap().unwrap();
         });
     }
+}
+
+/// A worker's request to declare a tensor, as it is on the wire.
+fn request(name: String, elements: u64) -> Ask {
+    let spec = TensorSpec {
+        name,
+        shape: vec![elements],
+        dtype: Dtype::F32,
+        rule: Rule::Add,
+        consistency: Bsp,
+        reduce: Reduce::Sum,
+        rescale: 1.0,
+        clip: None,
+        refuse_nonfinite: false,
+        travel: Travel::default(),
+    };
+    Ask::Declare { spec, decided: None }
+}
+
+// All of its memory was touched in the turn of the request, and whoever asked for a sign of life meanwhile had none: of a few
+// gigabytes for so long that honest workers took the server for lost.
+#[test]
+fn while_a_large_tensor_is_declared_others_are_heard() {
+    let cluster = Cluster::new(1, 1, &[("memory", "4GiB")]);
+    let raw = Raw::join(&cluster, 0);
+    // This thread may be suspended until the tensor is there, but not each time.
+    let overtakes = (0..8).any(|attempt| {
+        let first = 2 + 3 * attempt;
+        tell(&raw.connection, first, request(format!("large {attempt}"), 24 << 20));
+        tell(&raw.connection, first + 1, request(format!("small {attempt}"), 16));
+        tell(&raw.connection, first + 2, Ask::Beat);
+        let heard: Vec<(u64, Answer)> =
+            (0..3).map(|_| hear(&raw.connection).0).map(|reply| (reply.id, reply.body)).collect();
+        let at = |id| heard.iter().position(|(of, _)| *of == id).unwrap();
+        for id in [first, first + 1] {
+            assert!(matches!(heard[at(id)].1, Answer::Declared { .. }), "{:?}", heard[at(id)]);
+        }
+        assert!(at(first) < at(first + 1), "tensors are declared one after the other");
+        at(first + 2) == 0
+    });
+    assert!(overtakes, "a sign of life waited for a tensor's memory each time");
 }

@@ -18,6 +18,7 @@ several devices, it is an `io_callback`.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,11 @@ def _new_primitive() -> Any:
     from jax.interpreters import ad, batching, mlir
 
     (order,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
-    token: Any = jax.core.abstract_token
+    with warnings.catch_warnings():
+        # JAX has another place for it from some version on, and warns of this one: not the script's affair,
+        # nor an error where warnings are errors.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        token: Any = jax.core.abstract_token
     primitive: Any = Primitive(_TARGET)
     primitive.multiple_results = True
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.exceptions import PenstockError
+from penstock.launch.awake import Awake
 from penstock.launch.console import Console, Name, Outlet, Stream
 from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
 from penstock.launch.process import Process, die_with
@@ -75,6 +76,7 @@ class Stage:
     """How far the run has come towards its end: each step is taken when its time has come."""
 
     after: float
+    """By the run's own clock."""
     act: Callable[[], None]
 
 
@@ -114,9 +116,11 @@ class Launch:
         self._hung: list[Name] = []
         self._interrupted: signal.Signals | None = None
         self._broken_pipe = False
+        self._awake = Awake(plan.grace)
+        """By this clock processes have their time to end."""
         self._stages: list[Stage] = []
         self._suspended: dict[int, float] = {}
-        """Workers that were suspended when they were looked at last, since when. Their servers have ended."""
+        """Workers suspended at the last look, and until when they may be. Their servers have ended."""
         self._reports: dict[int, bytes] = {}
         self._pipes: dict[int, Process] = {}
         """Pipes that have not ended, and their processes."""
@@ -215,9 +219,8 @@ class Launch:
 
     def _step(self, warden: Warden) -> None:
         """Waits for something to happen, and deals with it."""
-        seen = [since + self.plan.grace for since in self._suspended.values()]
-        due = min([stage.after for stage in self._stages] + seen, default=None)
-        timeout = None if due is None else max(0.0, due - time.monotonic())
+        due = min([*self._suspended.values(), *(stage.after for stage in self._stages)], default=None)
+        timeout = None if due is None else min(max(0.0, due - self._awake.look()), self._awake.interval)
         if self._idle_seconds is not None:
             timeout = self._idle_seconds if timeout is None else min(timeout, self._idle_seconds)
         for key, _ in self._selector.select(timeout):
@@ -236,7 +239,8 @@ class Launch:
         if self._console.is_closed("stdout") and not self._broken_pipe:
             self._broken_pipe = True
             self._stop_workers(signal.SIGTERM)
-        for stage in [stage for stage in self._stages if stage.after <= time.monotonic()]:
+        now = self._awake.look() if self._stages else 0.0
+        for stage in [stage for stage in self._stages if stage.after <= now]:
             self._stages.remove(stage)
             stage.act()
         if self._on_idle is not None:
@@ -356,7 +360,7 @@ class Launch:
         if not self._stages and self._interrupted is None and not self._broken_pipe:
             self._stages = [
                 Stage(
-                    time.monotonic() + self.plan.grace / 2,
+                    self._awake.after(self.plan.grace / 2),
                     lambda: self._stop_workers(signal.SIGTERM, self.plan.grace / 2),
                 )
             ]
@@ -365,9 +369,7 @@ class Launch:
         for process in self._running("worker"):
             process.stopped = True
             process.send(number)
-        self._stages = [
-            Stage(time.monotonic() + (self.plan.grace if grace is None else grace), self._kill_all)
-        ]
+        self._stages = [Stage(self._awake.after(self.plan.grace if grace is None else grace), self._kill_all)]
 
     def _kill_all(self) -> None:
         for process in self._running("worker") or self._running("server"):
@@ -384,15 +386,17 @@ class Launch:
             for server in servers:
                 server.stopped = True
                 server.send(signal.SIGTERM)
-            self._stages = [Stage(time.monotonic() + self.plan.grace, self._kill_all)]
+            self._stages = [Stage(self._awake.after(self.plan.grace), self._kill_all)]
         elif workers and not servers and self.plan.servers > 0:
             # The job is over without these. One that stays suspended (SIGSTOP) will never end. One that is
             # suspended for a while may have left well, and have something to save.
-            now = time.monotonic()
             suspended = [worker for worker in workers if worker.is_suspended() and not worker.stopped]
-            self._suspended = {worker.pid: self._suspended.get(worker.pid, now) for worker in suspended}
+            is_new = any(worker.pid not in self._suspended for worker in suspended)
+            end = self._awake.after(self.plan.grace) if is_new else 0.0
+            self._suspended = {worker.pid: self._suspended.get(worker.pid, end) for worker in suspended}
+            now = self._awake.look()
             for worker in suspended:
-                if self._suspended[worker.pid] + self.plan.grace <= now:
+                if self._suspended[worker.pid] <= now:
                     del self._suspended[worker.pid]
                     worker.stopped = True
                     self._hung.append(worker.name)

@@ -76,16 +76,28 @@ def connect(servers: Sequence[str], secret: str, rank: int, size: int, given: Ma
 
 def _of_a_child(error: JobFull) -> JobFull | None:
     """The same with the likely cause, where a worker's own child process wanted to join with its place."""
-    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", lambda: None)()
+    parent = _parent()
     if parent is None:
         return None
     return JobFull(
-        f"{error}; this process ({os.getpid()}) was started by process {parent.pid} with its environment",
+        f"{error}; this process ({os.getpid()}) was started by process {parent} with its environment",
         "a child process is not a worker by itself: call `ps.init()` only in the process that the launcher "
-        "started (under `if __name__ == '__main__':` if the start method is `spawn`), or remove "
+        "started (under `if __name__ == '__main__':` if the start method is `spawn` or "
+        "`forkserver`), or remove "
         "PENSTOCK_SERVERS, PENSTOCK_MANAGER, PENSTOCK_RENDEZVOUS, PENSTOCK_RANK and PENSTOCK_SIZE from the "
         "child's environment, which makes it a job of its own",
     )
+
+
+def _parent() -> int | None:
+    """The process that multiprocessing started this one for, if it did."""
+    if (parent := getattr(sys.modules.get("multiprocessing"), "parent_process", lambda: None)()) is not None:
+        return int(parent.pid)
+    # Under `spawn` and `forkserver` a script that joins without looking at its `__name__` does so while the
+    # child is prepared: its parent is not known yet.
+    process = sys.modules.get("multiprocessing.process")
+    being = getattr(process, "current_process", lambda: None)()
+    return os.getppid() if getattr(being, "_inheriting", False) else None
 
 
 def _default(name: str) -> str:

@@ -45,14 +45,14 @@ from .. import _core
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..gather import Gathering
-from ..job import Job, after_the_last, current
+from ..job import Job, after_the_last, before_leaving, current, flag
 from .arrivals import look_away
 from .arrivals import owners_of_parameters as _owned
 from .broadcast import _described, broadcast
 from .counters import Times, stop_counting
 from .data import loader, sampler
 from .gradients import Averaging
-from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
+from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY, check_shapes
 from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
@@ -98,6 +98,13 @@ def _look_away() -> None:
 
 
 after_the_last["torch"] = _look_away
+
+
+def _look_back() -> None:
+    """A job is about to be left."""
+    for owner in [found() for found in _distributed.values() if isinstance(found, weakref.ref)]:
+        if owner is not None:
+            owner.warn_of_no_step()
 
 
 def __getattr__(name: str) -> Any:
@@ -277,6 +284,8 @@ def distribute(
         _refuse_others(where, check=check, lr_scale=lr_scale)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
+    check_shapes(parameters)
+    refuse_nonfinite = flag("refuse_nonfinite", refuse_nonfinite)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     chosen = prefix is None
     if prefix is None:
@@ -621,7 +630,7 @@ def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
 def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
     """The prefixes of models of the kind that no worker has any more. Collective."""
     mine = _dropped.setdefault(job, {}).setdefault(kind, [])
-    # Its waits are among those of which circles are found, which a gather's are not.
+    # First: who waits at it, or finds it in a circle, reads what it is for.
     job._barrier_of_all(timeout, "distributing its model")
     told = "\n".join([kind, *mine[:_MOST_DROPPED]]).encode()
     gathering = _gatherings.setdefault(job, Gathering("penstock/torch"))
@@ -641,6 +650,8 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
         _owned[parameter] = weakref.ref(owner)
+    if isinstance(owner, DistributedOptimizer):
+        before_leaving["torch"] = _look_back
     if isinstance(owner, DistributedOptimizer) and not _looked_after:
         _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
         _looked_after.append(register_optimizer_step_post_hook(_look_after_wrapper))

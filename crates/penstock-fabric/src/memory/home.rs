@@ -4,7 +4,7 @@ use super::extent::ExtentLayout;
 use super::near::claim;
 use crate::layout::{Count, ModelLayout};
 use crate::publish::{ChunkHeader, Publisher};
-use crate::region::{Mapping, Region, Writers};
+use crate::region::{Mapping, Region, Untouched, Writers};
 use crate::slab::Slab;
 use penstock_proto::placement::Extent;
 use rustix::fd::BorrowedFd;
@@ -23,12 +23,21 @@ pub struct HomeRegions {
 impl HomeRegions {
     /// Makes, touches and seals the regions.
     pub fn new(name: &str, layout: ExtentLayout) -> io::Result<Self> {
-        let model = Region::new(name, layout.model().total(), Writers::Maker)?;
+        let (regions, mut untouched) = Self::untouched(name, layout)?;
+        untouched.touch_all()?;
+        Ok(regions)
+    }
+
+    /// Makes and seals the regions, which are still to be touched.
+    pub fn untouched(name: &str, layout: ExtentLayout) -> io::Result<(Self, Untouched)> {
+        let make = |bytes| Region::untouched(name, bytes, Writers::Maker);
+        let model = make(layout.model().total())?;
         let state = match layout.state_bytes() {
             0 => None,
-            bytes => Some(Region::new(name, bytes, Writers::Maker)?),
+            bytes => Some(make(bytes)?),
         };
-        Ok(Self { layout, model, state })
+        let untouched = Untouched::of([&model].into_iter().chain(&state).map(Region::mapping));
+        Ok((Self { layout, model, state }, untouched))
     }
 
     /// Splits the chunks: `shard_of` names the shard of each chunk of the extent. The descriptors stay with the caller.

@@ -2,7 +2,7 @@
 
 use super::extent::ExtentLayout;
 use crate::layout::{Count, LaneLayout};
-use crate::region::{Mapping, Region, Writers};
+use crate::region::{Mapping, Region, Untouched, Writers};
 use crate::slab::Slab;
 use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use rustix::io;
@@ -40,22 +40,37 @@ impl Received {
 impl LaneView {
     /// Makes a lane, for each of `shards` shards a view of it; the region's descriptor goes to the worker.
     pub fn new(name: &str, layout: LaneLayout, shards: u32) -> io::Result<(Vec<Self>, Region)> {
-        let region = Region::new(name, layout.total(), Writers::Holders)?;
-        let view = |_| Self { mapping: Arc::clone(region.mapping()), layout, received: None };
-        Ok(((0..shards).map(view).collect(), region))
+        let (views, region, mut untouched) = Self::untouched(name, layout, shards)?;
+        untouched.touch_all()?;
+        Ok((views, region))
     }
 
-    /// Makes the lane of a worker on another host, likewise: `shard_of` names the shard of each chunk of the extent.
-    pub fn private(layout: ExtentLayout, shard_of: &Arc<[u32]>, shards: u32) -> io::Result<Vec<Self>> {
+    /// The same, but for the lane's first touch.
+    pub fn untouched(
+        name: &str,
+        layout: LaneLayout,
+        shards: u32,
+    ) -> io::Result<(Vec<Self>, Region, Untouched)> {
+        let region = Region::untouched(name, layout.total(), Writers::Holders)?;
+        let view = |_| Self { mapping: Arc::clone(region.mapping()), layout, received: None };
+        let untouched = Untouched::of([region.mapping()]);
+        Ok(((0..shards).map(view).collect(), region, untouched))
+    }
+
+    /// Makes the lane of a worker on another host, likewise untouched: `shard_of` names the shard of each chunk of the extent.
+    pub fn private(
+        layout: ExtentLayout,
+        shard_of: &Arc<[u32]>,
+        shards: u32,
+    ) -> io::Result<(Vec<Self>, Untouched)> {
         assert_eq!(shard_of.len(), layout.extent.count as usize, "every chunk has one home");
         let lane = layout.lane();
         let mapping = Mapping::private(lane.total())?;
-        mapping.touch()?;
         let view = |shard| {
             let received = Received { shard, layout, shard_of: Arc::clone(shard_of) };
             Self { mapping: Arc::clone(&mapping), layout: lane, received: Some(received) }
         };
-        Ok((0..shards).map(view).collect())
+        Ok(((0..shards).map(view).collect(), Untouched::of([&mapping])))
     }
 
     /// Takes a lane from a slab of its worker's, at byte `at`, likewise: if no other process has the slab, what the worker

@@ -82,7 +82,7 @@ fn a_shard_is_not_lent_the_chunk_of_another() {
 
 fn received() -> Vec<LaneView> {
     let layout = layout(4096 * 3 - 6, Extent { first: 1, count: 2 });
-    LaneView::private(layout, &Arc::from([1, 0]), 2).unwrap()
+    LaneView::private(layout, &Arc::from([1, 0]), 2).unwrap().0
 }
 
 #[test]

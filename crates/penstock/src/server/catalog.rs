@@ -1,12 +1,13 @@
 //! Which tensors there are, where their chunks live, and what memory is left.
 
+use super::first_touch::FirstTouch;
 use super::slabs::{Pooled, Slabs};
 use crate::limits::lacking;
 use crate::pools::POOLED_BELOW;
 use crate::wire::travel::KNOWN;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::net::frames::BATCH_BYTES;
-use penstock_fabric::region::Region;
+use penstock_fabric::region::{Region, Untouched};
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::Refusal;
@@ -95,6 +96,30 @@ struct SendingCharges {
     charges: Vec<Charge>,
 }
 
+/// A tensor that was made, but for the first touch of its memory. Nobody knows of it so far: if there is no memory, it goes with
+/// all that it was charged.
+#[derive(Debug)]
+struct NewEntry {
+    rank: Rank,
+    entry: Entry,
+    tensor: NewTensor,
+    untouched: Untouched,
+    /// Bytes homed with it, by server and by shard of this one.
+    server_loads: Vec<u64>,
+    shard_loads: Vec<u64>,
+}
+
+/// A lane, likewise.
+#[derive(Debug)]
+struct NewLane {
+    id: TensorId,
+    rank: Rank,
+    views: Vec<LaneView>,
+    own: Option<OwnLane>,
+    untouched: Untouched,
+    paid: Option<(u64, Charge)>,
+}
+
 #[derive(Debug)]
 pub(super) struct Catalog {
     index: u32,
@@ -110,6 +135,10 @@ pub(super) struct Catalog {
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
     sending: BTreeMap<Rank, SendingCharges>,
+    /// What is made for the declaration that is under way: there is one at a time.
+    new_entry: Option<Box<NewEntry>>,
+    new_lane: Option<NewLane>,
+    first_touch: FirstTouch,
 }
 
 impl Catalog {
@@ -132,7 +161,25 @@ impl Catalog {
             numbers: HashMap::new(),
             entries: HashMap::new(),
             sending: BTreeMap::new(),
+            new_entry: None,
+            new_lane: None,
+            first_touch: FirstTouch::default(),
         }
+    }
+
+    /// Another turn: more memory may be touched.
+    pub(super) fn begin_turn(&mut self) {
+        self.first_touch.begin_turn();
+    }
+
+    /// Whether no more memory may be touched in this turn.
+    pub(super) fn is_turn_over(&self) -> bool {
+        self.first_touch.is_over()
+    }
+
+    /// The declaration that was under way is over, or given up: what was made for it and not touched to its end goes.
+    pub(super) fn end_declaration(&mut self) {
+        (self.new_entry, self.new_lane) = (None, None);
     }
 
     pub(super) fn get(&self, id: TensorId) -> Result<&Entry, Refusal> {
@@ -144,13 +191,14 @@ impl Catalog {
         self.numbers.contains_key(name)
     }
 
-    /// Declares a tensor for `rank`: its number, and its memory where it is new.
+    /// Declares a tensor for `rank`: its number, and its memory where it is new. `None`: that is not touched so far; it is gone on
+    /// with when this is asked again, in another turn, and nothing else is declared before.
     pub(super) fn declare(
         &mut self,
         rank: Rank,
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
-    ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
+    ) -> Result<Option<(TensorId, Option<NewTensor>)>, Refusal> {
         let terms = Arc::new(spec.check(&KNOWN)?);
         if let Some(&id) = self.numbers.get(&spec.name) {
             let entry = &self.entries[&id];
@@ -158,14 +206,28 @@ impl Catalog {
                 Some((what, expected, got)) => {
                     Err(Refusal::Conflict { name: spec.name, rank, what: what.to_owned(), expected, got })
                 }
-                None => Ok((id, None)),
+                None => Ok(Some((id, None))),
             };
         }
-        let cut = Cut::new(spec.bytes(), self.chunk_bytes);
-        let (id, extents, loads) = self.decide(&cut, decided)?;
-        let new = self.make(id, spec, terms, cut, extents)?;
-        self.server_loads = loads;
-        Ok((id, Some(new)))
+        let begun = self.new_entry.take().filter(|new| new.rank == rank && new.tensor.spec.name == spec.name);
+        let mut new = match begun {
+            Some(new) => new,
+            None => {
+                let cut = Cut::new(spec.bytes(), self.chunk_bytes);
+                let (id, extents, server_loads) = self.decide(&cut, decided)?;
+                Box::new(self.make(rank, id, spec, terms, cut, extents, server_loads)?)
+            }
+        };
+        let touched = self.first_touch.touch(&mut new.untouched);
+        if !touched.map_err(lacking("make a tensor's memory"))? {
+            self.new_entry = Some(new);
+            return Ok(None);
+        }
+        let NewEntry { entry, tensor, server_loads, shard_loads, .. } = *new;
+        (self.server_loads, self.shard_loads) = (server_loads, shard_loads);
+        self.numbers.insert(tensor.spec.name.clone(), tensor.id);
+        self.entries.insert(tensor.id, entry);
+        Ok(Some((tensor.id, Some(tensor))))
     }
 
     /// Number and extents, and the servers' loads with them.
@@ -202,14 +264,17 @@ impl Catalog {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what was decided of one tensor")]
     fn make(
         &mut self,
+        rank: Rank,
         id: TensorId,
         spec: TensorSpec,
         terms: Arc<Terms>,
         cut: Cut,
         extents: Vec<Extent>,
-    ) -> Result<NewTensor, Refusal> {
+        server_loads: Vec<u64>,
+    ) -> Result<NewEntry, Refusal> {
         let extent = extents[self.index as usize];
         let per_element = spec.rule.slots().count() * spec.dtype.accumulator_size();
         let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
@@ -227,29 +292,29 @@ impl Catalog {
         let mut held = Held::Nowhere;
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
-        let before = self.shard_loads.clone();
+        let mut shard_loads = self.shard_loads.clone();
+        let mut untouched = Untouched::default();
         if extent.count > 0 {
-            let mut loads = self.shard_loads.clone();
             let sizes = extent.chunks().map(|chunk| layout.value(chunk).len() as u64);
-            let shard_of = placement::shards(&mut loads, sizes);
+            let shard_of = placement::shards(&mut shard_loads, sizes);
             let split;
             (split, held) = if pooled {
                 let (place, split) = self.slabs.place(&spec.name, layout, &shard_of, shards)?;
+                self.first_touch.spend(self.slabs.take_touched());
                 (split, Held::Pooled(place))
             } else {
                 charges.extend(self.pay(&spec.name, &layout)?);
-                let regions =
-                    HomeRegions::new("penstock-model", layout).map_err(lacking("make a tensor's memory"))?;
+                let made = HomeRegions::untouched("penstock-model", layout);
+                let regions;
+                (regions, untouched) = made.map_err(lacking("make a tensor's memory"))?;
                 let (split, descriptors) = regions.split(&shard_of, shards);
                 (split, Held::Own(descriptors, BTreeMap::new()))
             };
-            self.shard_loads = loads;
             homes_of = shard_of.into();
             homed = split.iter().map(|home| home.chunks().len() as u32).collect();
             homes = split;
         }
-        self.numbers.insert(spec.name.clone(), id);
-        let (loads, given) = (before, BTreeSet::new());
+        let (loads, given) = (self.shard_loads.clone(), BTreeSet::new());
         let entry = Entry {
             spec: spec.clone(),
             terms: Arc::clone(&terms),
@@ -262,8 +327,8 @@ impl Catalog {
             layout,
             _charges: charges,
         };
-        self.entries.insert(id, entry);
-        Ok(NewTensor { id, spec, terms, total: cut.chunks(), homes })
+        let tensor = NewTensor { id, spec, terms, total: cut.chunks(), homes };
+        Ok(NewEntry { rank, entry, tensor, untouched, server_loads, shard_loads })
     }
 
     /// Pays for a tensor in regions of its own: value, state, and a lane for each worker.
@@ -330,37 +395,70 @@ impl Catalog {
     }
 
     /// Makes a worker's lane, for each shard its view; none where this server's extent is empty, or where the worker has one: a
-    /// declaration that is repeated costs nothing, and contributions may wait in the first lane.
-    pub(super) fn lane(&mut self, id: TensorId, rank: Rank, remote: bool) -> Result<Vec<LaneView>, Refusal> {
-        let entry = self.get(id)?;
-        if entry.given.contains(&rank) {
-            return Ok(Vec::new());
+    /// declaration that is repeated costs nothing, and contributions may wait in the first lane. `None`: it is not touched so far,
+    /// as for [`declare`](Self::declare).
+    pub(super) fn lane(
+        &mut self,
+        id: TensorId,
+        rank: Rank,
+        remote: bool,
+    ) -> Result<Option<Vec<LaneView>>, Refusal> {
+        if self.get(id)?.given.contains(&rank) {
+            return Ok(Some(Vec::new()));
         }
-        let paid = if remote { Some(self.pay_for_sending(rank, entry)?) } else { None };
-        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
-        let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
-        let lanes = match &mut entry.held {
-            Held::Nowhere => Vec::new(),
-            Held::Pooled(place) => self.slabs.lane(*place, rank, remote, layout, &entry.shard_of, shards)?,
-            Held::Own(..) if remote => {
-                LaneView::private(layout, &entry.shard_of, shards).map_err(lacking("make a lane"))?
-            }
-            Held::Own(_, own) => {
-                let charge = self.account.charge(Resource::Descriptors, 1);
-                let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
-                let made = LaneView::new("penstock-lane", layout.lane(), shards);
-                let (lanes, region) = made.map_err(lacking("make a lane"))?;
-                own.insert(rank, OwnLane { region, _descriptor: charge });
-                lanes
-            }
+        let begun = self.new_lane.take().filter(|lane| (lane.id, lane.rank) == (id, rank));
+        let mut lane = match begun {
+            Some(lane) => lane,
+            None => self.make_lane(id, rank, remote)?,
         };
+        if !self.first_touch.touch(&mut lane.untouched).map_err(lacking("make a lane"))? {
+            self.new_lane = Some(lane);
+            return Ok(None);
+        }
+        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        if let (Held::Own(_, lanes), Some(own)) = (&mut entry.held, lane.own) {
+            lanes.insert(rank, own);
+        }
         entry.given.insert(rank);
-        if let Some((longest, charge)) = paid {
+        if let Some((longest, charge)) = lane.paid {
             let sending = self.sending.entry(rank).or_default();
             sending.longest = longest;
             sending.charges.push(charge);
         }
-        Ok(lanes)
+        Ok(Some(lane.views))
+    }
+
+    fn make_lane(&mut self, id: TensorId, rank: Rank, remote: bool) -> Result<NewLane, Refusal> {
+        let entry = self.get(id)?;
+        let paid = if remote { Some(self.pay_for_sending(rank, entry)?) } else { None };
+        let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
+        let shard_of = Arc::clone(&entry.shard_of);
+        let (mut own, mut untouched) = (None, Untouched::default());
+        let views = match &entry.held {
+            Held::Nowhere => Vec::new(),
+            Held::Pooled(place) => {
+                let place = *place;
+                let views = self.slabs.lane(place, rank, remote, layout, &shard_of, shards)?;
+                self.first_touch.spend(self.slabs.take_touched());
+                views
+            }
+            Held::Own(..) if remote => {
+                let views;
+                (views, untouched) =
+                    LaneView::private(layout, &shard_of, shards).map_err(lacking("make a lane"))?;
+                views
+            }
+            Held::Own(..) => {
+                let charge = self.account.charge(Resource::Descriptors, 1);
+                let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
+                let made = LaneView::untouched("penstock-lane", layout.lane(), shards);
+                let (views, region);
+                (views, region, untouched) = made.map_err(lacking("make a lane"))?;
+                own = Some(OwnLane { region, _descriptor: charge });
+                views
+            }
+        };
+        Ok(NewLane { id, rank, views, own, untouched, paid })
     }
 
     /// Whether a worker has declared a tensor before.
@@ -442,23 +540,53 @@ mod tests {
         }
     }
 
+    /// Declares a tensor, however many turns that takes.
+    fn declare_in_turns(
+        catalog: &mut Catalog,
+        rank: Rank,
+        spec: TensorSpec,
+        decided: Option<(TensorId, Vec<Extent>)>,
+    ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
+        loop {
+            catalog.begin_turn();
+            if let Some(declared) = catalog.declare(rank, spec.clone(), decided.clone())? {
+                return Ok(declared);
+            }
+        }
+    }
+
+    /// Makes a lane, likewise.
+    fn lane_in_turns(
+        catalog: &mut Catalog,
+        id: TensorId,
+        rank: Rank,
+        remote: bool,
+    ) -> Result<Vec<LaneView>, Refusal> {
+        loop {
+            catalog.begin_turn();
+            if let Some(views) = catalog.lane(id, rank, remote)? {
+                return Ok(views);
+            }
+        }
+    }
+
     #[test]
     fn what_a_worker_elsewhere_may_leave_unread_is_paid_for() {
         let account = Account::new(Limits::NONE);
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
-        let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
+        let (id, _) = declare_in_turns(&mut catalog, 0, spec("w"), None).unwrap();
         let taken = || account.taken(Resource::Bytes);
         let before = taken();
         let declared = before;
-        catalog.lane(id, 0, false).unwrap();
+        lane_in_turns(&mut catalog, id, 0, false).unwrap();
         assert_eq!(taken(), before, "on this host nothing is sent");
         // Two chunks are noted, and each shard may hold two arrays of one for Adam.
         let state = 2 * u64::from(CHUNK);
-        catalog.lane(id, 1, true).unwrap();
+        lane_in_turns(&mut catalog, id, 1, true).unwrap();
         assert_eq!(taken(), before + 2 * NOTE_BYTES + u64::from(SHARDS) * state);
-        let (other, _) = catalog.declare(0, spec("v"), None).unwrap();
+        let (other, _) = declare_in_turns(&mut catalog, 0, spec("v"), None).unwrap();
         let before = taken();
-        catalog.lane(other, 1, true).unwrap();
+        lane_in_turns(&mut catalog, other, 1, true).unwrap();
         assert_eq!(taken(), before + 2 * NOTE_BYTES, "a connection holds one at a time");
         let whose = [0, 1].map(|rank| account.worker(rank).taken(Resource::Bytes));
         assert_eq!(whose, [0, 4 * NOTE_BYTES + u64::from(SHARDS) * state], "it is the worker's");
@@ -469,14 +597,14 @@ mod tests {
         // A worker for which it would not fit is given no lane, and nothing is kept of the attempt.
         let poor = Account::new(Limits::NONE.with(Resource::Bytes, declared + state));
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, poor.clone());
-        let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
+        let (id, _) = declare_in_turns(&mut catalog, 0, spec("w"), None).unwrap();
         let before = poor.taken(Resource::Bytes);
-        let refused = catalog.lane(id, 1, true).unwrap_err();
+        let refused = lane_in_turns(&mut catalog, id, 1, true).unwrap_err();
         // It spoke of the shared memory of a whole tensor, and was not charged to the worker.
         assert!(matches!(refused, Refusal::Exhausted { .. }), "{refused}");
         assert!(refused.to_string().contains("to send of `w` to worker 1 on another host"), "{refused}");
         assert_eq!(poor.taken(Resource::Bytes), before);
-        catalog.lane(id, 0, false).unwrap();
+        lane_in_turns(&mut catalog, id, 0, false).unwrap();
     }
 
     #[test]
@@ -486,11 +614,12 @@ mod tests {
         let taken = || account.taken(Resource::Bytes);
         let mut declare = |name: &str, travel: Travel| {
             let before = taken();
-            let (id, new) = catalog.declare(0, TensorSpec { travel, ..spec(name) }, None).unwrap();
+            let (id, new) =
+                declare_in_turns(&mut catalog, 0, TensorSpec { travel, ..spec(name) }, None).unwrap();
             let declared = taken() - before;
             let streams = bytes_kept(&new.unwrap().terms, 2, 2 * u64::from(CHUNK));
             let before = account.worker(1).taken(Resource::Bytes);
-            catalog.lane(id, 1, true).unwrap();
+            lane_in_turns(&mut catalog, id, 1, true).unwrap();
             (declared, streams, account.worker(1).taken(Resource::Bytes) - before)
         };
         let (raw, nothing, to_send) = declare("r", Travel::default());
@@ -508,11 +637,85 @@ mod tests {
         let kept = poor.charge(Resource::Bytes, raw / 4 * 3).unwrap();
         let before = poor.taken(Resource::Bytes);
         let refused =
-            catalog.declare(0, TensorSpec { travel: differences(LOUD), ..spec("d") }, None).unwrap_err();
+            declare_in_turns(&mut catalog, 0, TensorSpec { travel: differences(LOUD), ..spec("d") }, None)
+                .unwrap_err();
         assert!(matches!(refused, Refusal::OutOfMemory { .. }), "{refused}");
         assert_eq!(poor.taken(Resource::Bytes), before, "nothing is kept of the attempt");
-        assert!(catalog.declare(0, spec("d"), None).is_ok(), "there was room for the tensor without that");
+        assert!(
+            declare_in_turns(&mut catalog, 0, spec("d"), None).is_ok(),
+            "there was room for the tensor without that"
+        );
         drop(kept);
+    }
+
+    /// Turns that pass until something is there.
+    fn turns<T>(
+        catalog: &mut Catalog,
+        mut part: impl FnMut(&mut Catalog) -> Result<Option<T>, Refusal>,
+    ) -> Result<(usize, T), Refusal> {
+        let mut turns = 1;
+        loop {
+            catalog.begin_turn();
+            match part(catalog)? {
+                Some(it) => return Ok((turns, it)),
+                None => assert!(catalog.is_turn_over(), "what is left has to wait for another turn"),
+            }
+            turns += 1;
+        }
+    }
+
+    // All of it was touched in the turn of the request: the server showed no life meanwhile.
+    #[test]
+    fn a_large_tensor_and_its_lanes_are_touched_in_turns_and_known_when_all_of_them_were() {
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, Account::new(Limits::NONE));
+        let (turns_for_it, (id, new)) = turns(&mut catalog, |catalog| {
+            assert!(!catalog.knows("w"));
+            catalog.declare(0, TensorSpec { shape: vec![8 << 20], ..spec("w") }, None)
+        })
+        .unwrap();
+        // Of 32 MiB, and 64 MiB for Adam.
+        assert!(turns_for_it >= 6 && new.is_some(), "{turns_for_it} turns");
+        for (rank, remote) in [(0, false), (1, true)] {
+            let (turns, _) = turns(&mut catalog, |catalog| {
+                assert!(!catalog.is_given(id, rank));
+                catalog.lane(id, rank, remote)
+            })
+            .unwrap();
+            assert!(turns >= 2, "{turns} turns for the lane of worker {rank}");
+        }
+        let again = catalog.declare(1, TensorSpec { shape: vec![8 << 20], ..spec("w") }, None).unwrap();
+        assert!(matches!(again, Some((0, None))), "what is known takes no turn");
+    }
+
+    #[test]
+    fn a_declaration_that_finds_no_memory_half_way_or_is_given_up_leaves_nothing() {
+        let account = Account::new(Limits::NONE);
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+        let large = || TensorSpec { shape: vec![8 << 20], ..spec("w") };
+        let before = (account.taken(Resource::Bytes), account.taken(Resource::Descriptors));
+        let taken = || (account.taken(Resource::Bytes), account.taken(Resource::Descriptors));
+        let no_memory = |refused: Refusal, of: &str| {
+            assert!(matches!(&refused, Refusal::System { what, .. } if what == of), "{refused}");
+        };
+        catalog.first_touch.memory = 40 << 20;
+        no_memory(declare_in_turns(&mut catalog, 0, large(), None).unwrap_err(), "make a tensor's memory");
+        assert!(taken() == before && !catalog.knows("w") && catalog.shard_loads == [0, 0]);
+
+        catalog.first_touch.memory = usize::MAX;
+        catalog.begin_turn();
+        assert!(catalog.declare(0, large(), None).unwrap().is_none() && taken() != before);
+        catalog.end_declaration();
+        assert_eq!(taken(), before, "its worker has gone");
+
+        let (id, _) = declare_in_turns(&mut catalog, 0, large(), None).unwrap();
+        let before = taken();
+        for remote in [false, true] {
+            catalog.first_touch.memory = 20 << 20;
+            no_memory(lane_in_turns(&mut catalog, id, 1, remote).unwrap_err(), "make a lane");
+            assert!(taken() == before && !catalog.is_given(id, 1));
+        }
+        catalog.first_touch.memory = usize::MAX;
+        assert_eq!(lane_in_turns(&mut catalog, id, 1, false).unwrap().len(), SHARDS as usize);
     }
 
     // A worker of its own version may name what this server does not have.
@@ -522,7 +725,8 @@ mod tests {
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
         let travel = Travel { values: vec![Encoding(77), Encoding::RAW], ..Travel::default() };
         let before = account.taken(Resource::Bytes);
-        let refused = catalog.declare(0, TensorSpec { travel, ..spec("w") }, None).unwrap_err();
+        let refused =
+            declare_in_turns(&mut catalog, 0, TensorSpec { travel, ..spec("w") }, None).unwrap_err();
         assert!(matches!(refused, Refusal::Spec(SpecError::Travel { .. })), "{refused}");
         assert!(!catalog.knows("w") && account.taken(Resource::Bytes) == before);
     }
@@ -532,10 +736,10 @@ mod tests {
     fn who_has_declared_a_tensor_that_lives_elsewhere_is_known_to_have() {
         let mut catalog = Catalog::new(1, 2, SHARDS, 2, CHUNK, Account::new(Limits::NONE));
         let nowhere = vec![Extent { first: 0, count: 2 }, Extent { first: 2, count: 0 }];
-        let (id, _) = catalog.declare(0, spec("w"), Some((0, nowhere))).unwrap();
+        let (id, _) = declare_in_turns(&mut catalog, 0, spec("w"), Some((0, nowhere))).unwrap();
         for (rank, remote) in [(0, false), (1, true)] {
             assert!(!catalog.is_given(id, rank));
-            assert!(catalog.lane(id, rank, remote).unwrap().is_empty());
+            assert!(lane_in_turns(&mut catalog, id, rank, remote).unwrap().is_empty());
             assert!(catalog.is_given(id, rank), "worker {rank}");
         }
     }

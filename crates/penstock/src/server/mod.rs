@@ -35,6 +35,7 @@ mod client;
 mod control;
 mod error;
 pub(crate) mod fair_share;
+mod first_touch;
 mod items;
 mod leaving;
 mod outcome;

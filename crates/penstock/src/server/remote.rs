@@ -286,7 +286,7 @@ mod tests {
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
-        let mut lanes = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
+        let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
         memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);

@@ -40,6 +40,8 @@ pub(super) struct Slabs {
     /// Which slabs were passed to which workers.
     passed: BTreeSet<(Rank, Kind, usize)>,
     charges: Vec<Charge>,
+    /// Bytes of slabs that were made, and touched with that, since it was asked last.
+    touched: usize,
 }
 
 /// Where a tensor lies: its model and its lane; and the descriptors that its worker does not have yet.
@@ -56,7 +58,13 @@ impl Slabs {
             lane_slabs: BTreeMap::new(),
             passed: BTreeSet::new(),
             charges: Vec::new(),
+            touched: 0,
         }
+    }
+
+    /// Bytes of slabs that were made, and touched with that, since this was asked last.
+    pub(super) fn take_touched(&mut self) -> usize {
+        std::mem::take(&mut self.touched)
     }
 
     /// Finds a place for a tensor and its lanes, and splits its chunks among the shards.
@@ -78,6 +86,7 @@ impl Slabs {
             let slab = Slab::new("penstock-models", bytes, Writers::Maker);
             self.model_slabs.push(slab.map_err(lacking("make a slab for tensors"))?);
             self.models.add(bytes);
+            self.touched += bytes;
             self.charges.extend(paid);
         }
         let (model, lane) = (self.models.take(model_bytes), self.lanes.take(lane_bytes));
@@ -123,7 +132,11 @@ impl Slabs {
     ) -> Result<Vec<LaneView>, Refusal> {
         let Spot { slab, at } = place.lane;
         let bytes = self.lanes.bytes(slab);
-        let made = match self.lane_slabs.remove(&(rank, slab)) {
+        let begun = self.lane_slabs.remove(&(rank, slab));
+        if begun.is_none() {
+            self.touched += bytes;
+        }
+        let made = match begun {
             Some(slab) => Ok(slab),
             None if remote => Slab::private(bytes),
             None => Slab::new("penstock-lanes", bytes, Writers::Holders),

@@ -523,13 +523,18 @@ class _Given(Ours):
             self._averaging.given((args, kwargs))
 
 
-def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that have elements. Raises DtypeError or OptionError if one cannot be averaged."""
+def check_shapes(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raises OptionError if one has no shape yet."""
     for name, parameter in parameters.items():
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise OptionError(
                 f"parameter `{name}` has no shape yet", "call the model once before `distribute`"
             )
+
+
+def check(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that have elements. Raises DtypeError or OptionError if one cannot be averaged."""
+    for name, parameter in parameters.items():
         if parameter.requires_grad and parameter.dtype not in _DTYPES:
             raise _of_another_type(name, parameter)
         if parameter.device.type not in ("cpu", "cuda"):

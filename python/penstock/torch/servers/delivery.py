@@ -17,6 +17,9 @@ average. So what happens to a gradient between backward and `step()` is looked f
 | adds to it, in more backward passes than before | error | counts | counts |
 
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
+
+A script that steps by hand never comes to `step()`, where parameters are compared: so they are, now and then,
+in backward passes that no step follows.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import torch
 from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
+from .bits import same_bits
 from .rules import GroupRule
 from .transfer import Transfer, dense
 
@@ -37,6 +41,13 @@ LEARNING_STEPS = 2
 """
 Iterations that `overlap="auto"` watches. The second is the first complete one: it runs from one step to the
 next.
+"""
+
+LOOK_EVERY = 8
+"""
+Backward passes since the last step after which a parameter is looked at, and again. A script may change
+parameters between passes and put them back before it steps, as SAM does, or with more values a few inner
+steps: those must not be taken for a training that goes on so.
 """
 
 
@@ -144,6 +155,8 @@ class Delivery:
         self._alone = alone
         self._check = check
         self._all: list[Shared] = []
+        self._apart: tuple[Shared, torch.Tensor] | None = None
+        """One whose parameter the script had changed when it was looked at, and what it was then."""
 
     def __iter__(self) -> Iterator[Shared]:
         return iter(self._all)
@@ -197,6 +210,8 @@ class Delivery:
                 "if that is always the same",
             )
         shared.additions += 1
+        if self._check and not self._alone and shared.additions % LOOK_EVERY == 0:
+            self._look_for_steps(shared)
         if not self._looks:
             return
         shared.held = False
@@ -205,6 +220,38 @@ class Delivery:
         elif self._check and self._watches:
             shared.hold()
         shared.remember()
+
+    def _look_for_steps(self, shared: Shared) -> None:
+        """Raises OptionError for a parameter that changes again and again without a step of the servers."""
+        shared.check()
+        if shared.transfer.received(shared.parameter):
+            if self._apart is not None and self._apart[0] is shared:
+                self._apart = None
+            return
+        now = shared.parameter.detach()
+        if self._apart is None:
+            self._apart = shared, now.clone()
+        elif self._apart[0] is shared and not same_bits(now, self._apart[1]):
+            raise OptionError(
+                f"parameter `{shared.name}` was changed outside of step() again and again, in "
+                f"{shared.additions} backward passes without a step(): each worker trains alone",
+                "call step() of the optimizer that `distribute` returned; a script that steps by hand passes "
+                'where="gradients", which averages gradients; where what changes is put back before step(), '
+                "check=False",
+            )
+
+    def changed_without_step(self) -> Shared | None:
+        """One whose parameter was changed where there were several passes since the last step."""
+        if not self._check or self._alone:
+            return None
+        return next(
+            (
+                shared
+                for shared in self._all
+                if shared.additions > 1 and not shared.transfer.received(shared.parameter)
+            ),
+            None,
+        )
 
     def _is_over(self, shared: Shared) -> bool:
         """Whether the job has ended: then the model is an ordinary one."""
@@ -245,6 +292,7 @@ class Delivery:
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
+        self._apart = None
         for shared in self._all:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
 

@@ -8,6 +8,7 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
     - changing gradients before `step`, with several workers: `step` raises; the average would not change;
-    - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before;
+    - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before; with
+      several workers, in steps by hand that go on without a `step`: a later `backward` raises;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
     - stepping the original optimizer, or another one of the model's parameters: raises.
@@ -113,6 +115,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._rules: list[GroupRule] = []
         self._steps = 0
         """That were taken."""
+        self._warned = False
+        """That none was."""
         self._steps_before: list[int] = []
         """When the steps of wrappers that are under way began."""
         self._ready = False
@@ -609,6 +613,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # One that raised in its step has left a number above.
         if self._steps_before and self._steps_before.pop() == self._steps:
             self._refuse_changes()
+
+    def warn_of_no_step(self) -> None:
+        """Warns, where the job is about to be left, if this worker has trained alone."""
+        if self._steps or self._warned or self.job.closed:
+            return
+        found = self._delivery.changed_without_step()
+        if found is not None:
+            self._warned = True
+            warnings.warn(
+                f"parameter `{found.name}` was changed outside of step(), and in {found.additions} backward "
+                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone"
+                '. Call its step(), or pass where="gradients", where a script may step by hand',
+                stacklevel=4,
+            )
 
     def _refuse_changes(self) -> None:
         """

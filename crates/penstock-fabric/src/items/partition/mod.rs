@@ -44,6 +44,7 @@ unsafe impl Shared for Line {}
 unsafe impl Shared for OwnedU64 {}
 
 /// Makes a partition that other processes map: any process that gets the descriptor may write until it is [sealed](Region::seal).
+/// Its memory is still to be touched.
 pub fn make(layout: &Layout) -> io::Result<Region> {
     Region::open_to_writers("penstock-items", layout.total())
 }

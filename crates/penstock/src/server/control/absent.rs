@@ -179,6 +179,7 @@ impl Control {
         if let Some(items) = &self.items {
             items.send(items::Command::Leave { peer: self.roster.peer(rank) });
         }
+        self.stop_declaring(rank);
         self.catalog.forget(rank);
         self.tables.forget(rank);
         self.tickets.retain(|_, ticket| ticket.rank != rank);

@@ -5,6 +5,7 @@
 //! and repeats the requests that it has no answer to. Each is carried out once: the last answers are kept.
 
 mod absent;
+mod declaring;
 mod entry;
 mod requests;
 mod tables;
@@ -34,7 +35,7 @@ use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
 use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
@@ -115,6 +116,8 @@ pub(super) struct Control {
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
+    /// Declarations of tensors that wait for memory.
+    declaring: VecDeque<declaring::Declaring>,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     pub(super) clock: LivedClock,
@@ -213,6 +216,7 @@ impl Control {
             unfinished: Vec::new(),
             place,
             pace: Pace::of_requests(Instant::now()),
+            declaring: VecDeque::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
             clock,
@@ -277,6 +281,7 @@ impl Control {
         self.look_for_the_awaited();
         self.seal_again();
         self.settle_tables();
+        self.go_on_declaring();
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {
@@ -291,10 +296,8 @@ impl Control {
     }
 
     fn take_what_is_said(&mut self) {
-        let mut longest = match self.unfinished.is_empty() && !self.has_unsettled_tables() {
-            true => look_every(self.config.options.lease),
-            false => Duration::ZERO,
-        };
+        let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || self.is_declaring();
+        let mut longest = if busy { Duration::ZERO } else { look_every(self.config.options.lease) };
         // However long a lease is: what is waited for here ends by itself, and sooner.
         let ends = !self.hearsay.is_empty() || !self.partings.is_empty();
         if self.full || ends || self.tables.is_unsealed() {

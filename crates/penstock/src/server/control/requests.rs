@@ -2,14 +2,12 @@
 
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
-use crate::server::catalog::NewTensor;
-use crate::server::client::{Channel, Received, Unsent, Worker};
+use crate::server::client::{Channel, Received, Unsent};
 use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
 use penstock_proto::account::Resource;
 use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::knot::{Goal, Knot};
-use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
@@ -17,7 +15,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// What a request counts for in the job's pace, and one that all shards are asked by, or that is long to answer.
-const A_REQUEST: f64 = 1.0;
+pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 10.0;
 
 fn cost(ask: &Ask) -> f64 {
@@ -184,7 +182,7 @@ impl Control {
             Ask::Hello { .. } => Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() })),
             Ask::Beat => plain(Answer::Alive),
             Ask::Heard => None,
-            Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
+            Ask::Declare { spec, decided } => self.declare(rank, request.id, spec, decided),
             Ask::Waits { wait, goal, alone } => {
                 let knot = self.wait_in_circles(rank, wait, goal, alone);
                 plain(Answer::Knot { knot })
@@ -216,50 +214,6 @@ impl Control {
         }
     }
 
-    fn declare(
-        &mut self,
-        rank: Rank,
-        spec: penstock_proto::spec::TensorSpec,
-        decided: Option<(TensorId, Vec<penstock_proto::placement::Extent>)>,
-    ) -> Answered {
-        if matches!(self.roster.of(0), Member::Left | Member::Lost) && !self.catalog.knows(&spec.name) {
-            return Err(Refusal::NoValue { name: spec.name });
-        }
-        let (id, new) = self.catalog.declare(rank, spec, decided)?;
-        if let Some(NewTensor { id, spec, terms, total, homes }) = new {
-            // A shard that is home of none of it need not know it.
-            let homes = self.shards.handles.iter().zip(homes);
-            for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
-                let (spec, terms) = (Box::new(spec.clone()), terms.clone());
-                shard.send(Command::Declare { id, spec, terms, total, home });
-            }
-        }
-        let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
-        let again = self.catalog.is_given(id, rank);
-        let lanes = self.catalog.lane(id, rank, remote)?;
-        if !again {
-            // However many tensors a model has: the memory of each is paid for.
-            self.pace.spend(-A_REQUEST);
-        }
-        let entry = self.catalog.get(id)?;
-        // Before anything else can fail: a worker is given a lane once.
-        for ((shard, lane), homed) in self.shards.handles.iter().zip(lanes).zip(&entry.homed) {
-            if *homed > 0 {
-                shard.send(Command::Lane { id, rank, lane });
-            }
-        }
-        let (slabs, descriptors) = self.catalog.pass(id, rank, again)?;
-        let entry = self.catalog.get(id)?;
-        let answer = Answer::Declared {
-            tensor: id,
-            extents: entry.extents.clone(),
-            homed: entry.homed.clone(),
-            loads: entry.loads.clone(),
-            slabs,
-        };
-        Ok((answer, descriptors))
-    }
-
     fn state(&mut self, tensor: TensorId) -> Answered {
         let entry = self.catalog.get(tensor)?;
         let fds = entry.state().map(|fd| fd.try_clone_to_owned()).transpose();
@@ -282,7 +236,7 @@ impl Control {
         let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
-            Goal::Table { name } => self.tables.undeclared(name, &live),
+            Goal::Table { name } => self.tables.awaited_by(rank, name, &live),
             Goal::Drop { id, .. } => self.tables.users(*id, &live),
             Goal::Ranks { ranks, .. } => ranks.clone(),
         };

@@ -86,13 +86,19 @@ impl Control {
 
     /// Whether there is something to do for tables at once, whether or not anything comes.
     pub(super) fn has_unsettled_tables(&self) -> bool {
-        self.is_open() && self.tables.is_unsettled()
+        self.is_open() && (self.tables.is_unsettled() || self.tables.is_untouched())
     }
 
     /// Goes on with large tables, a part each turn: between two parts others are heard.
     pub(super) fn settle_tables(&mut self) {
-        if self.has_unsettled_tables() {
+        if self.is_open() && self.tables.is_unsettled() {
             let answers = self.tables.settle(&self.roster.members());
+            self.answer_tables(answers);
+        }
+        if self.is_open() && self.tables.is_untouched() {
+            let (answers, sealed) = self.tables.touch(&self.roster.members(), &mut self.bells);
+            self.pass_bells();
+            self.pass_partitions(sealed);
             self.answer_tables(answers);
         }
     }

@@ -95,7 +95,7 @@ impl Rig {
             home: homes.remove(0),
         });
         for rank in 0..WORKERS {
-            let lane = LaneView::private(layout, &[0, 0].into(), 1).unwrap().remove(0);
+            let lane = LaneView::private(layout, &[0, 0].into(), 1).unwrap().0.remove(0);
             shard.send(Command::Lane { id: W, rank, lane });
         }
         Self { shard: Some(shard), thread: Some(thread), reports }

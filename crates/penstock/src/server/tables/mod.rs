@@ -15,6 +15,7 @@
 mod partitions;
 
 use super::bells::Bells;
+use super::first_touch::FirstTouch;
 use super::items;
 use partitions::{Homed, elsewhere};
 pub(in crate::server) use partitions::{PartitionCharges, Sealed};
@@ -43,6 +44,10 @@ pub(in crate::server) struct Tables {
     account: Account,
     registry: Registry,
     partitions: BTreeMap<PartitionId, Homed>,
+    /// Those of them whose memory is still to be touched, and which was touched last.
+    untouched: BTreeSet<PartitionId>,
+    touched_last: Option<PartitionId>,
+    first_touch: FirstTouch,
     /// Workers of other hosts, also those that have gone: none of their rows are mapped here.
     elsewhere: BTreeSet<Rank>,
     /// Workers that wait for a table.
@@ -312,6 +317,17 @@ impl Tables {
         }
         let ready = self.registry.ready(name);
         live.iter().filter(|rank| !ready.is_some_and(|ready| ready.contains(rank))).copied().collect()
+    }
+
+    /// Which workers a worker waits for that has said that it waits for a table: for those that have not declared it, or, when it
+    /// has it, for those that are not ready. One that was answered meanwhile waits for none, and none waits for itself.
+    pub(in crate::server) fn awaited_by(&self, rank: Rank, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
+        let waits = |among: &[Wait]| among.iter().any(|wait| wait.is_of(rank, name));
+        match (waits(&self.joining), waits(&self.waiting)) {
+            (true, _) => self.registry.missing(name, live),
+            (_, true) => self.undeclared(name, live),
+            _ => Vec::new(),
+        }
     }
 
     /// Which workers still use a table that others have dropped.

@@ -4,7 +4,7 @@ use super::super::bells::Bells;
 use super::{Answered, Answers, Asker, Tables, Wait, out_of_turn};
 use crate::limits::lacking;
 use penstock_fabric::items::partition::{Layout, WAITERS_BYTES, Waiters, make};
-use penstock_fabric::region::Region;
+use penstock_fabric::region::{Region, Untouched};
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
@@ -12,8 +12,10 @@ use penstock_proto::items::control::TableAnswer;
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::membership::Members;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::collections::btree_map::Entry;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 /// A partition that is homed here, of a producer on this host.
@@ -23,10 +25,12 @@ pub(super) struct Homed {
     partition: Region,
     page: Region,
     waiters: Waiters,
+    /// What of it is still to be touched: before, nobody is given it.
+    untouched: Untouched,
     sealed: bool,
     /// Workers that are here and have asked for it.
     pub(super) askers: BTreeSet<Rank>,
-    /// Consumers that wait until it is sealed.
+    /// Its producer, if it waits until all is touched, and consumers that wait until it is sealed.
     pub(super) waiting: Vec<Wait>,
     charges: Arc<PartitionCharges>,
 }
@@ -82,14 +86,16 @@ impl Tables {
             Entry::Occupied(homed) => homed.into_mut(),
             Entry::Vacant(place) => {
                 let peer = self.account.worker(asker.rank);
-                place.insert(Homed::make(id, shape, layout, asker.members.size(), &peer)?)
+                let homed = place.insert(Homed::make(id, shape, layout, asker.members.size(), &peer)?);
+                self.untouched.insert(id);
+                homed
             }
         };
         if homed.shape != shape {
             return Err(other_rows(id.rank));
         }
         homed.askers.insert(asker.rank);
-        if !homed.sealed && asker.rank != id.rank {
+        if !homed.is_ready_for(id, asker.rank) {
             let wait = Wait::new(&self.account, asker, &homed.waiting, String::new())?;
             homed.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
             homed.waiting.extend(wait);
@@ -108,7 +114,71 @@ impl Tables {
         if id.rank != asker.rank {
             return Err(out_of_turn("a partition that is another's"));
         }
+        if self.partitions.get(&id).is_some_and(|homed| !homed.untouched.is_done()) {
+            return Err(out_of_turn("a partition that it was not given so far"));
+        }
         self.seal_partition(id, answers, bells)
+    }
+
+    /// Whether memory is still to be [touched](Self::touch).
+    pub(in crate::server) fn is_untouched(&self) -> bool {
+        !self.untouched.is_empty()
+    }
+
+    /// Touches what partitions that were asked for still lack, as much as a turn may, of another in each turn: a small one waits
+    /// for no large one. Who waits for one that is all there is answered, and if there is no memory, all that wait for it.
+    pub(in crate::server) fn touch(
+        &mut self,
+        members: &Members,
+        bells: &mut Bells,
+    ) -> (Answers, Vec<Sealed>) {
+        let (mut answers, mut sealed) = (Vec::new(), Vec::new());
+        self.first_touch.begin_turn();
+        while !self.first_touch.is_over()
+            && let Some(id) = self.next_untouched()
+        {
+            self.touched_last = Some(id);
+            let touched = match self.partitions.get_mut(&id) {
+                Some(homed) => self.first_touch.touch(&mut homed.untouched),
+                None => Ok(true),
+            };
+            if touched != Ok(false) {
+                self.untouched.remove(&id);
+            }
+            match touched {
+                Ok(true) => sealed.extend(self.complete(id, members, &mut answers, bells)),
+                Ok(false) => {}
+                Err(errno) => {
+                    let waiting = self.partitions.remove(&id).into_iter().flat_map(|homed| homed.waiting);
+                    let lacking = |Wait { rank, request, .. }| (rank, request, Err(no_memory(errno)));
+                    answers.extend(waiting.map(lacking));
+                }
+            }
+        }
+        (answers, sealed)
+    }
+
+    fn next_untouched(&self) -> Option<PartitionId> {
+        let after = self.touched_last.map_or(Unbounded, Excluded);
+        self.untouched.range((after, Unbounded)).next().or_else(|| self.untouched.first()).copied()
+    }
+
+    /// All of a partition was touched: its producer is given it.
+    fn complete(
+        &mut self,
+        id: PartitionId,
+        members: &Members,
+        answers: &mut Answers,
+        bells: &mut Bells,
+    ) -> Option<Sealed> {
+        let homed = self.partitions.get_mut(&id)?;
+        let its = |wait: &mut Wait| wait.rank == id.rank;
+        for Wait { rank, request, .. } in homed.waiting.extract_if(.., its).collect::<Vec<_>>() {
+            let passed = bells.of(rank, &self.account).and_then(|bell| homed.pass(bell));
+            answers.push((rank, request, passed));
+        }
+        // A producer that went meanwhile will not map it any more.
+        if members.is_gone(id.rank) { self.abandoned(id, answers, bells) } else { None }
     }
 
     /// A producer has gone: what it had not mapped by then it never will, and workers that wait for it are given it as it is.
@@ -147,7 +217,8 @@ impl Tables {
         bells: &mut Bells,
     ) -> (Answers, Vec<Sealed>) {
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        let open = self.partitions.iter().filter(|(id, homed)| !homed.sealed && members.is_gone(id.rank));
+        let lacks = |homed: &Homed| !homed.sealed && homed.untouched.is_done();
+        let open = self.partitions.iter().filter(|(id, homed)| lacks(homed) && members.is_gone(id.rank));
         let open: Vec<PartitionId> = open.map(|(id, _)| *id).collect();
         for &id in &open {
             sealed.extend(self.abandoned(id, &mut answers, bells));
@@ -166,6 +237,10 @@ impl Tables {
     ) -> Result<Option<Sealed>, Refusal> {
         let homed =
             self.partitions.get_mut(&id).ok_or_else(|| out_of_turn("a partition that does not exist"))?;
+        // It is sealed when all of it was touched.
+        if !homed.untouched.is_done() {
+            return Ok(None);
+        }
         let new = !homed.sealed;
         let mut passed_on = None;
         if new {
@@ -204,9 +279,21 @@ impl Homed {
             peer.charge(Resource::Mappings, 3).map_err(refuse)?,
         ];
         let made = make(&layout).and_then(|partition| Ok((partition, Waiters::make()?)));
-        let (partition, (waiters, page)) = made.map_err(lacking("make a table's memory"))?;
+        let (partition, (waiters, page)) = made.map_err(no_memory)?;
+        let untouched = Untouched::of([partition.mapping()]);
         let (sealed, askers, waiting, charges) = (false, BTreeSet::new(), Vec::new(), Arc::new(charges));
-        Ok(Self { layout, shape, partition, page, waiters, sealed, askers, waiting, charges })
+        Ok(Self { layout, shape, partition, page, waiters, untouched, sealed, askers, waiting, charges })
+    }
+
+    /// Whether a worker can be given it: its producer when all of it was touched, others when it is sealed.
+    fn is_ready_for(&self, id: PartitionId, rank: Rank) -> bool {
+        self.sealed || self.untouched.is_done() && rank == id.rank
+    }
+
+    #[cfg(test)]
+    pub(super) fn in_memory(&self) -> u64 {
+        let blocks = rustix::fs::fstat(self.partition.fd()).map_or(0, |stat| stat.st_blocks);
+        512 * blocks as u64
     }
 
     fn pass(&self, bell: &OwnedFd) -> Answered {
@@ -217,6 +304,10 @@ impl Homed {
 
 fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
     fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
+}
+
+fn no_memory(errno: Errno) -> Refusal {
+    lacking("make a table's memory")(errno)
 }
 
 pub(super) fn elsewhere(rank: Rank) -> Refusal {

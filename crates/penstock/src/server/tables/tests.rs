@@ -1,5 +1,6 @@
 use super::*;
 use crate::server::budget;
+use penstock_proto::account::Limits;
 use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::MAX_TABLES;
 use penstock_proto::items::{Propagation, TableSpec};
@@ -99,4 +100,144 @@ fn who_takes_all_the_tables_that_it_gets_leaves_the_other_workers_some() {
     let Refusal::Table(TableError::Exhausted { why, .. }) = refusal else { panic!("{refusal}") };
     assert_eq!((why.resource, why.left), (Resource::Tables, 0));
     assert!(begun > MAX_TABLES / 2 && begin(1, 0).is_ok() && begin(2, 0).is_ok());
+}
+
+const LARGE: PartitionId = PartitionId { table: 0, rank: 0 };
+
+impl Server {
+    /// Asks for the rows of `partition`'s producer, as [`RANGES`] rows of this many bytes; returns what is answered at once.
+    fn map(&mut self, rank: Rank, partition: PartitionId, row_bytes: u32) -> Answers {
+        self.tables.first = false; // the book is elsewhere
+        let (slots, propagation) = (RANGES as u32, Propagation::Eager);
+        self.ask(rank, TableAsk::Partition { partition, slots, row_bytes, propagation })
+    }
+
+    fn touch(&mut self) -> (Answers, Vec<Sealed>) {
+        self.tables.touch(&self.members, &mut self.bells)
+    }
+
+    /// Bytes of a partition that are in memory.
+    fn in_memory(&self, partition: PartitionId) -> u64 {
+        self.tables.partitions.get(&partition).map_or(0, |homed| homed.in_memory())
+    }
+}
+
+fn whose(answers: &Answers) -> Vec<(Rank, bool)> {
+    answers.iter().map(|(rank, _, answer)| (*rank, answer.is_ok())).collect()
+}
+
+// All of it was touched in the turn of the request, five seconds for a table of four gigabytes: whoever was told of no sign of life
+// meanwhile took the server for lost.
+#[test]
+fn a_large_partition_is_touched_in_turns_and_given_to_its_producer_when_all_of_it_was() {
+    let mut server = Server::new();
+    assert_eq!(whose(&server.map(1, LARGE, 1024)), [], "a consumer waits for the producer");
+    assert_eq!(whose(&server.map(0, LARGE, 1024)), []);
+    assert_eq!(server.in_memory(LARGE), 0, "nothing is touched in the turn of a request");
+    let early = server.ask(0, TableAsk::Mapped { partition: LARGE });
+    assert_eq!(whose(&early), [(0, false)], "it has not been given it so far");
+    let mut turns = 0;
+    loop {
+        let before = server.in_memory(LARGE);
+        let (answers, sealed) = server.touch();
+        turns += 1;
+        let touched = server.in_memory(LARGE) - before;
+        assert!(touched <= 16 << 20, "{touched} bytes in one turn");
+        assert!(sealed.is_empty());
+        if !server.tables.is_untouched() {
+            assert_eq!(whose(&answers), [(0, true)], "its consumers wait until it is sealed");
+            break;
+        }
+        assert_eq!(whose(&answers), []);
+        assert_eq!(whose(&server.map(0, LARGE, 1024)), [], "who asks again waits on");
+    }
+    assert!(turns >= 8, "{turns} turns for {} bytes", server.in_memory(LARGE));
+    assert!(server.in_memory(LARGE) >= 2 * RANGES * 1024, "all of it");
+    let sealed = server.ask(0, TableAsk::Mapped { partition: LARGE });
+    assert_eq!(whose(&sealed), [(1, true), (0, true)]);
+}
+
+#[test]
+fn a_small_partition_waits_for_no_large_one() {
+    let mut server = Server::new();
+    let small = PartitionId { table: 1, rank: 1 };
+    assert!(server.map(0, LARGE, 1024).is_empty());
+    server.touch();
+    assert!(server.map(1, small, 8).is_empty());
+    assert_eq!(whose(&server.touch().0), [(1, true)]);
+    assert!(server.tables.is_untouched(), "the large one takes more");
+}
+
+#[test]
+fn who_waits_for_memory_that_is_not_there_is_told_so_and_all_of_it_is_given_back() {
+    let account = Account::new(Limits::NONE);
+    let mut server = Server::of(&account);
+    let before = account.taken(Resource::Bytes);
+    for rank in [1, 0] {
+        assert!(server.map(rank, LARGE, 1024).is_empty());
+    }
+    assert!(account.taken(Resource::Bytes) >= before + 2 * RANGES * 1024);
+    server.tables.first_touch.memory = 40 << 20;
+    let refused: Answers = (0..3).flat_map(|_| server.touch().0).collect();
+    assert_eq!(whose(&refused), [(1, false), (0, false)]);
+    for (_, _, answer) in &refused {
+        assert!(matches!(answer, Err(Refusal::System { what, .. }) if what == "make a table's memory"));
+    }
+    drop(refused);
+    assert!(!server.tables.is_untouched());
+    assert_eq!(account.taken(Resource::Bytes), before);
+    server.tables.first_touch.memory = usize::MAX;
+    assert!(server.map(0, LARGE, 8).is_empty());
+    assert_eq!(whose(&server.touch().0), [(0, true)], "there is memory again");
+}
+
+#[test]
+fn rows_of_a_producer_that_goes_before_all_is_touched_are_sealed_when_it_is() {
+    let mut server = Server::new();
+    for rank in [1, 0] {
+        assert!(server.map(rank, LARGE, 1024).is_empty());
+    }
+    server.touch();
+    server.members.live.remove(&0);
+    server.members.lost.insert(0);
+    let (answers, sealed) = server.tables.abandon(0, &mut server.bells);
+    server.tables.forget(0);
+    assert!(answers.is_empty() && sealed.is_empty(), "some of it is not there");
+    let mut told = (Vec::new(), 0);
+    while server.tables.is_untouched() {
+        let (answers, sealed) = server.touch();
+        told.0.extend(whose(&answers));
+        told.1 += sealed.len();
+    }
+    assert_eq!(told, (vec![(1, true)], 1));
+
+    // What nobody wants any more is touched no further.
+    let mut server = Server::new();
+    assert!(server.map(0, LARGE, 1024).is_empty());
+    server.tables.forget(0);
+    assert!(server.touch().0.is_empty() && !server.tables.is_untouched());
+}
+
+// A worker whose wait had just been answered, and whose question about it came after, was told that it waits for itself: that all
+// are there had made the table known, and none was ready for it.
+#[test]
+fn who_asks_about_a_wait_that_was_answered_meanwhile_waits_for_nobody() {
+    let mut server = Server::new();
+    let awaited = |server: &Server, rank| server.tables.awaited_by(rank, "U", &server.members.live);
+    for rank in [0, 1] {
+        server.declare(rank);
+        server.join(rank);
+    }
+    assert_eq!((awaited(&server, 0), awaited(&server, 1)), (vec![2], vec![2]));
+    assert_eq!(awaited(&server, 2), [], "it has said that it waits, and does not");
+    server.declare(2);
+    server.join(2);
+    while server.tables.is_unsettled() {
+        server.tables.settle(&server.members);
+    }
+    for rank in 0..WORKERS {
+        assert_eq!(awaited(&server, rank), [], "worker {rank} was answered");
+    }
+    server.ask(1, TableAsk::Ready { name: "U".to_owned() });
+    assert_eq!(awaited(&server, 1), [0, 2], "those that are not ready");
 }
