@@ -179,12 +179,54 @@ impl Link {
             .once_in(PIECES_ONCE_IN)
             .then(|| (rng.within(1..=takes.min(10_000) as u64) as usize, rng.within(now..=due)));
         let damage = rng.once_in(damage_once_in).then(|| (rng.word() as usize, 1 << rng.within(0..=7)));
+        let has_room = self.wire.has_room(out, window);
         let end = End::new(&mut self.wire, out, now);
         let mut end = End { due, ahead, window, takes, damage, ..end };
         let writer = &mut self.ends[out as usize].writer;
+        // In place of a sign of life goes what is left of a message, perhaps the last of it.
+        let mut sent = false;
         if rng.once_in(BEAT_ONCE_IN) {
+            sent = has_room && !writer.is_clear();
             writer.beat(&mut end)?;
         }
-        writer.transmit(&mut end, || true, give)
+        Ok(writer.transmit(&mut end, || true, give)? || sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::items::wire::{Encoder, Message};
+
+    // A run was ended, and its workers said to be stuck, while the end of what they waited for was on its way.
+    #[test]
+    fn what_is_sent_of_a_message_in_place_of_a_sign_of_life_counts_as_sent() {
+        let mut message = Vec::new();
+        Encoder::message(&mut message, &Message::Flush { id: 1 });
+        let faults = Faults { window: 1, takes: message.len() - 1, ..Faults::NONE };
+        for seed in 0..1_000 {
+            let mut rng = Rng::new(seed);
+            let mut link = Link::new(faults, &mut rng);
+            link.connect(&mut rng);
+            let mut give = |bytes: &mut Vec<u8>| {
+                bytes.append(&mut message.clone());
+                0
+            };
+            link.transmit(Way::Up, 0, &mut rng, &mut give).unwrap();
+            let (mut now, mut came) = (0, false);
+            loop {
+                now += 10;
+                let take = |_: &[u8]| {
+                    came = true;
+                    Ok(())
+                };
+                link.receive(Way::Down, now, take).unwrap();
+                if came {
+                    break;
+                }
+                let sent = link.transmit(Way::Up, now, &mut rng, |_| 0).unwrap();
+                assert!(sent, "seed {seed}: the rest was sent, and was said not to be");
+            }
+        }
     }
 }

@@ -123,7 +123,10 @@ impl Run<'_> {
                 Ok(sent) => {
                     did |= sent || more || std::mem::replace(&mut self.unfinished[rank][out as usize], more);
                 }
-                Err(Ended::Connection(_)) => self.give_up(rank, out),
+                Err(Ended::Connection(_)) => {
+                    self.give_up(rank, out);
+                    did = true;
+                }
                 Err(Ended::Peer(what)) => return Err(what),
             }
         }

@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         };
         let mut home = node(step(drawn));
         // A worker's own node takes no steps in a real job, and is still held to the same promises where it does.
-        let own = if drawn / 5 % 2 == 0 { u64::MAX } else { step(drawn / 10) };
+        let own = if (drawn / 5).is_multiple_of(2) { u64::MAX } else { step(drawn / 10) };
         let count = scenario.workers.len();
         let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
         let producer = |(plan, rank): (&Plan, u32)| {
