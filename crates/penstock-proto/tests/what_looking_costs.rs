@@ -649,7 +649,8 @@ fn rows_that_are_set_again_and_again_are_sent_as_of_a_moment_and_others_have_the
             for _ in 0..3 {
                 (0..=LAST).for_each(|slot| net.set(slot));
                 net.came = (0, 0);
-                let most = 20 * u64::from(Often::ROWS) / STEP;
+                // A round takes about two, and each has a dozen more of those that are set again and again.
+                let most = 40 * u64::from(Often::ROWS) / STEP;
                 let steps = (1..=most).find(|_| {
                     net.step(listed);
                     net.came.0 > 0
