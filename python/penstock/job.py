@@ -10,6 +10,7 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import difflib
 import os
@@ -31,6 +32,7 @@ from .exceptions import (
     JobClosed,
     NotDelivered,
     OptionError,
+    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
@@ -628,6 +630,25 @@ class Job(Sealed):
         [{'rank': 0}]
         """
         return self._gathering.all_gather(self, obj, timeout, name)
+
+    def _by_first(self, timeout: float | None, what: str, act: Callable[[], None]) -> None:
+        """
+        Has worker 0 `act` for all workers, each of which makes this call. The others return when it has, and
+        raise FirstFailed if it failed. `timeout` is for them to come; each wait after that has the deadline.
+        """
+        if not self._core.begin_by_first(what, timeout):
+            return
+        if self.rank == 0:
+            try:
+                act()
+            except BaseException as error:
+                # Ctrl-C does not wait for them. Otherwise they stand there already.
+                at_once = None if isinstance(error, Exception) else 0.0
+                # Those that cannot be told wait for the next attempt, until their deadline.
+                with contextlib.suppress(PenstockError):
+                    self._core.end_by_first(what, f"{type(error).__name__}: {error}", at_once)
+                raise
+        self._core.end_by_first(what, None, None)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

@@ -334,15 +334,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.refuse_between("a publication of parameters")
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
-        self.job.barrier(self._timeout, what=what)
-        if self.job.rank == 0:
-            for shared in self._shared.values():
-                core = shared.tensor._core
-                array = as_array(shared.parameter)
-                core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
-        self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
+        self.job._by_first(self._timeout, what, self._write_all)
         self._pull_all()
         self._keep_copies()
+
+    def _write_all(self) -> None:
+        for shared in self._shared.values():
+            core = shared.tensor._core
+            array = as_array(shared.parameter)
+            core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -428,13 +428,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         what = f"{self._prefix}: the optimizer's state"
         if everything:
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
-        self.job.barrier(self._timeout, what=what)
-        if self.job.rank == 0:
+
+        def load() -> None:
             for shared in self._shared.values():
                 state = states.get(shared.parameter, {})
                 if state or everything:
                     self._load_state(shared, state)
-        self.job._barrier_with_first(self._timeout, what, "the optimizer's state was not loaded")
+
+        self.job._by_first(self._timeout, what, load)
 
     def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
         core = shared.tensor._core
