@@ -208,7 +208,7 @@ class Filters:
     push: Filter | None = None
 
     def __post_init__(self) -> None:
-        if self.push is not None and not isinstance(self.push, DVF | TopK | RandomK):
+        if self.push is not None and not isinstance(self.push, Filter):
             raise OptionError(f"expected a filter for `push`, such as ps.DVF(low=1e-3), got {self.push!r}")
 
 
@@ -229,7 +229,7 @@ def spelled(filters: object) -> tuple[str, tuple[float, ...]]:
     """
     if filters is None:
         return "everything", ()
-    if isinstance(filters, DVF | TopK | RandomK):
+    if isinstance(filters, Filter):
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
             f"give filter=ps.Filters(push=ps.{filters!r})",

@@ -1,4 +1,4 @@
-"""docs/ARCHITECTURE.md: an invariant has one number, and what checks it is there."""
+"""docs/ARCHITECTURE.md: invariants have a number each and what checks them; ways are as long as it says."""
 
 from __future__ import annotations
 
@@ -123,6 +123,68 @@ def test_invariants_that_the_code_cites_are_on_the_page() -> None:
         for number in re.findall(r"\b([CPRDSEINMTK]-\d{1,2})\b", path.read_text())
     }
     assert cited - known == set()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the tables beneath a heading, up to the next one."""
+    text = PAGE.split(f"\n### {heading}\n", 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines]
+
+
+TESTS_OF_A_FILE = re.compile(
+    r"^#\[cfg\((?:all\()?(?:test|loom)\b[^\n]*\n(?:#[^\n]*\n)*mod \w+ \{", re.MULTILINE
+)
+
+
+def lines_of(file: Path) -> int:
+    """Comments included, and no tests."""
+    return TESTS_OF_A_FILE.split(file.read_text())[0].count("\n")
+
+
+def ways() -> dict[str, list[Path]]:
+    """The files that a value passes, by the way that it takes."""
+    found: dict[str, list[Path]] = {}
+    for way, named in (row for row in rows(VALUES_PASS) if len(row) == 2 and row[0] != "way"):
+        kind = way.partition(", ")[0]
+        found[way] = [*found[f"{kind}, one host"]] if named.startswith("those of one host") else []
+        folder = ""
+        for name in re.findall(r"`([^`]+)`", named):
+            if name.endswith("/"):
+                folder = name
+            else:
+                found[way].append(ROOT / folder / name)
+    return found
+
+
+VALUES_PASS = "How many files a value passes"
+
+
+def test_a_way_has_as_many_files_and_about_as_many_lines_as_the_page_says() -> None:
+    listed = ways()
+    assert [file for files in listed.values() for file in files if not file.is_file()] == []
+    said = {
+        row[0]: [int(figure.replace(",", "")) for figure in row[2].split(", ")]
+        for row in rows(VALUES_PASS)
+        if len(row) == 3 and row[0] != "way"
+    }
+    assert len(said) > 4
+    counted = {
+        way: [len(set(files)), sum(lines), max(lines)]
+        for way, files in listed.items()
+        if (lines := [lines_of(file) for file in files])
+    }
+    assert {way: figures[0] for way, figures in said.items()} == {
+        way: figures[0] for way, figures in counted.items()
+    }
+    assert all(len(set(files)) == len(files) for files in listed.values()), "each is named once"
+    # Small changes do not make the page wrong.
+    off = {
+        way: (figures, counted[way])
+        for way, figures in said.items()
+        if any(abs(here - there) > there / 10 for here, there in zip(counted[way], figures, strict=True))
+    }
+    assert off == {}
 
 
 USE = re.compile(r"(?<!pub )(?<!\) )\buse\s+([^;]+);|\b(crate::[\w:]+)")

@@ -55,7 +55,7 @@ def brute(costs: Costs, limits: Limits) -> Solution | None:
 
 
 def allowed(parents: Sequence[int], limits: Limits) -> bool:
-    """Whether every host hangs on the root, within the limits."""
+    """Whether the root reaches every host, within the limits."""
     if any(parents.count(node) > limits.degree for node in set(parents)):
         return False
     for start in range(1, len(parents) + 1):

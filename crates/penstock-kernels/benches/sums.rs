@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use penstock_kernels::filter::sums::{ALL, Moment, SumFilter, empty};
+use penstock_kernels::filter::sums::{ALL, Coordinates, SumFilter, empty};
 use penstock_kernels::{Dtype, Foreign, ForeignMut};
 
 const CHUNK: usize = 32 << 10;
@@ -47,8 +47,8 @@ fn numbers(count: usize) -> Vec<u8> {
 fn split(filter: &dyn SumFilter, sum: &[u8], sent: &mut [u8], carry: &mut [u8]) {
     let parts = sum.chunks(CHUNK).zip(sent.chunks_mut(CHUNK)).zip(carry.chunks_mut(CHUNK));
     for (at, ((sum, sent), carry)) in parts.enumerate() {
-        let moment = Moment { clock: 0, first: (at * CHUNK / 4) as u64 };
-        filter.split(moment, Foreign::of(sum), &mut ForeignMut::of(sent), carry);
+        let place = Coordinates { clock: 0, first: (at * CHUNK / 4) as u64 };
+        filter.split(place, Foreign::of(sum), &mut ForeignMut::of(sent), carry);
     }
 }
 

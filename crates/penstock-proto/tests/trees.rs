@@ -392,7 +392,7 @@ proptest! {
                     prop_assert_eq!(new.parent(lost), None);
                     let depths = new.depths();
                     for &host in left.iter().filter(|&&host| host != lost) {
-                        // Each still hangs on the root, and only orphans on somebody else.
+                        // The root still reaches each, and only orphans have another parent.
                         prop_assert!(depths[host as usize].is_some());
                         let orphan = old.parent(host) == Some(lost);
                         prop_assert_eq!(old.parent(host) != new.parent(host), orphan);

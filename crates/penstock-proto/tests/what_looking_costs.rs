@@ -35,6 +35,8 @@ struct Mirror {
     log: RefCell<Vec<Changed>>,
     /// Up to which set some have changed that were not listed, so many times.
     unlisted: Cell<(u32, u32)>,
+    /// A row that is set when it is asked next which have changed, and not listed.
+    sets_when_asked: Option<u32>,
     /// Rows that are torn.
     torn: RefCell<BTreeSet<u32>>,
     counted: Rc<Counted>,
@@ -49,6 +51,7 @@ impl Mirror {
             done: Cell::default(),
             log: RefCell::default(),
             unlisted: Cell::default(),
+            sets_when_asked: None,
             torn: RefCell::default(),
             counted: Rc::clone(counted),
         }
@@ -72,6 +75,10 @@ impl Mirror {
 
 impl Memory for Mirror {
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        if let Some(slot) = self.sets_when_asked.take() {
+            self.set(slot);
+            self.begin_unlisted();
+        }
         let (until, times) = self.unlisted.get();
         if times > 0 {
             self.unlisted.set((until, times - 1));
@@ -465,6 +472,27 @@ fn a_set_that_is_not_finished_has_all_rows_looked_at_once_until_it_is() {
         net.memory(0).log.get_mut().clear();
         assert_eq!(rows_in(&net.settle()), [(0, ROWS - 1, 2)], "{propagation}");
         assert_eq!(net.cost(), (0, 0), "{propagation}");
+    }
+}
+
+// They were looked at as they had been before, and not again before the set behind was finished.
+#[test]
+fn rows_of_a_set_that_is_finished_just_before_one_that_comes_round_are_found() {
+    const ROWS: u32 = 50_000;
+    for lost in [false, true] {
+        for propagation in [Propagation::Eager, Propagation::Bounded] {
+            let mut net = here(&[ROWS], propagation);
+            net.memory(0).set(ROWS - 1);
+            net.memory(0).sets_when_asked = Some(7);
+            let mut sent = net.step().0;
+            if lost {
+                net.node.forget(PeerId::worker(7));
+            }
+            sent.append(&mut net.settle());
+            let mut sent = rows_in(&sent);
+            sent.sort_unstable();
+            assert_eq!(sent, [(0, 7, 2), (0, ROWS - 1, 1)], "{propagation}, lost: {lost}");
+        }
     }
 }
 

@@ -61,6 +61,11 @@ impl Position {
         mut take: impl FnMut(u64),
     ) -> Result<(), Unlisted> {
         let (from, logged) = (self.0, progress.logged());
+        if logged == from {
+            // Nothing is read, so it is all the same how many entries are being written: while a set has more of them than there is
+            // room for, all rows would be looked at again and again.
+            return Ok(());
+        }
         if logged.wrapping_sub(from) <= capacity {
             (from..logged).for_each(|at| take(entry(at)));
             if progress.stands(from, capacity) {
@@ -339,6 +344,7 @@ mod loom_tests {
     #[test]
     fn no_row_is_lost_where_the_change_log_comes_round() {
         let seen = seen(&[&[1], &[0], &[0]], &[1]);
-        assert_eq!(seen, each_of([vec![0], vec![1]]));
+        // Nobody looks before a set is listed, and then the first is finished or the change log has not come round.
+        assert_eq!(seen, BTreeSet::from([(vec![0], false), (vec![1], false), (vec![1], true)]));
     }
 }

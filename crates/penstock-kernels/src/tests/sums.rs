@@ -2,7 +2,7 @@
 
 use super::chunk::{Numbers, accumulator, assert_same, decode, encode};
 use crate::filter::Unfit;
-use crate::filter::sums::{ALL, Moment, SumFilter, empty, held_back, release, split_on};
+use crate::filter::sums::{ALL, Coordinates, SumFilter, empty, held_back, release, split_on};
 use crate::optimizer::naive::Aligned;
 use crate::{Arch, Dtype, Foreign, ForeignMut};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Around every vector and tail that any variant has.
 const LENGTHS: [usize; 12] = [0, 1, 7, 8, 15, 17, 63, 64, 65, 127, 1025, 8192];
 
-const NONE: Moment = Moment { clock: 0, first: 0 };
+const NONE: Coordinates = Coordinates { clock: 0, first: 0 };
 
 fn filter(name: &str, dtype: Dtype, settings: &[f64]) -> Arc<dyn SumFilter> {
     let entry = ALL.iter().find(|entry| entry.name == name).unwrap();
@@ -36,9 +36,9 @@ fn fresh(dtype: Dtype, elements: usize) -> Aligned {
 }
 
 /// What is sent of a sum.
-fn split(filter: &dyn SumFilter, moment: Moment, sum: &[u8], carry: &mut [u8]) -> Vec<u8> {
+fn split(filter: &dyn SumFilter, at: Coordinates, sum: &[u8], carry: &mut [u8]) -> Vec<u8> {
     let mut sent = Aligned::new(&vec![0xee; sum.len()]);
-    filter.split(moment, Foreign::of(sum), &mut ForeignMut::of(&mut sent), carry);
+    filter.split(at, Foreign::of(sum), &mut ForeignMut::of(&mut sent), carry);
     sent.to_vec()
 }
 
@@ -122,7 +122,7 @@ proptest! {
             for clock in 0..rounds {
                 let sum: Vec<f64> = numbers.take(elements).iter().map(|x| (x * 8.0).round()).collect();
                 computed.iter_mut().zip(&sum).for_each(|(all, x)| *all += x);
-                let went = split(&*filter, Moment { clock, first: 0 }, &encode(dtype, &sum), &mut carry);
+                let went = split(&*filter, Coordinates { clock, first: 0 }, &encode(dtype, &sum), &mut carry);
                 sent.iter_mut().zip(decode(dtype, &went)).for_each(|(all, x)| *all += x);
             }
             let carried = decode(accumulator(dtype), &carry);
@@ -194,7 +194,7 @@ proptest! {
         let ones = encode(Dtype::F32, &vec![1.0; elements]);
         let drawn = |clock, first| {
             let mut carry = fresh(Dtype::F32, elements);
-            let sent = decode(Dtype::F32, &split(&*random, Moment { clock, first }, &ones, &mut carry));
+            let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first }, &ones, &mut carry));
             (0..elements).filter(|&at| sent[at] == 1.0).collect::<Vec<_>>()
         };
         let now = drawn(clock, 0);
@@ -230,7 +230,7 @@ fn every_element_is_drawn_about_as_often_as_any_other() {
     let mut times = [0; 100];
     for clock in 0..4000 {
         let mut carry = fresh(Dtype::F32, 100);
-        let sent = decode(Dtype::F32, &split(&*random, Moment { clock, first: 0 }, &ones, &mut carry));
+        let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first: 0 }, &ones, &mut carry));
         times.iter_mut().zip(sent).for_each(|(times, sent)| *times += u32::from(sent != 0.0));
     }
     // 400 expected, with a deviation of 19.
@@ -244,7 +244,7 @@ fn a_relative_bound_scales_with_the_sum_and_one_that_decays_with_the_clock() {
     let times = |factor: f64| sum.iter().map(|x| x * factor).collect::<Vec<_>>();
     let kept = |filter: &dyn SumFilter, clock, sum: &[f64]| {
         let mut carry = fresh(Dtype::F64, 64);
-        split(filter, Moment { clock, first: 0 }, &encode(Dtype::F64, sum), &mut carry);
+        split(filter, Coordinates { clock, first: 0 }, &encode(Dtype::F64, sum), &mut carry);
         held_back(Dtype::F64, &carry).elements
     };
     let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0]);

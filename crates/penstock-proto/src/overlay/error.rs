@@ -137,7 +137,9 @@ impl PlanError {
             Self::Stripes { .. } => "leave the number out: then it is chosen by time".into(),
             Self::Traffic { least, .. } => format!("give a number that is {least}"),
             Self::Overlays { .. } | Self::NoServer { .. } => "each server has an overlay of its own".into(),
-            Self::NotATree { .. } => "every host has one parent in each stripe, and hangs on the root".into(),
+            Self::NotATree { .. } => {
+                "every host has one parent in each stripe, through which it is attached to the root".into()
+            }
             Self::Shares(_) => "give each stripe its part of the bytes: 0.5 and 0.5".into(),
             Self::NotAMember { .. } => "hosts are numbered from 1; 0 is the root".into(),
         }

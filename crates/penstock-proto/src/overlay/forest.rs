@@ -210,7 +210,7 @@ fn parents(hosts: usize, edges: &[(u32, u32)]) -> Result<Vec<u32>, NotATree> {
     Ok(parents)
 }
 
-/// Whether each that has a parent hangs on the root.
+/// Whether the root reaches each that has a parent.
 fn tree(parents: &[u32]) -> Result<(), NotATree> {
     const ROOTED: u32 = 0;
     // By node: in which walk upwards it was first met.

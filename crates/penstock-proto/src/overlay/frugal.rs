@@ -1,8 +1,8 @@
 //! The paper's tree (parameter-flow.md, equations 12 to 21): least cost of all edges, and a penalty for each leaf, where a node
 //! has at most T children and is at most H edges from the root.
 //!
-//! Hosts are hung on one by one, each where it adds least. That always ends: with T^0 + T^1 + ... hosts that fit below a free
-//! place, one that is taken makes room for one host less than before, so that what is left to hang on always fits in what is
+//! Hosts are attached one by one, each where it adds least. That always ends: with T^0 + T^1 + ... hosts that fit below a free
+//! place, one that is taken makes room for one host less than before, so that what is left to attach always fits in what is
 //! free. Then `improve.rs` changes what it can. Small clusters begin again in other orders, and keep the best.
 
 use super::cluster::View;
@@ -98,8 +98,8 @@ impl Wanted<'_> {
         Some(Cost { sum: sum + self.penalty * leaves as f64, depths: deep })
     }
 
-    /// Hangs the hosts on in this order, each where it adds least; of equals near the root, then the first.
-    fn hung(&self, order: &[u32]) -> Vec<u32> {
+    /// Attaches the hosts in this order, each where it adds least; of equals near the root, then the first.
+    fn attached(&self, order: &[u32]) -> Vec<u32> {
         let nodes = self.view.len();
         let (mut parents, mut depths, mut children) =
             (vec![0; nodes], vec![0_u32; nodes], vec![0_u32; nodes]);
@@ -126,7 +126,7 @@ impl Wanted<'_> {
     }
 
     fn in_order(&self, order: &[u32], improve: Improve) -> Option<Draft> {
-        let parents = self.hung(order);
+        let parents = self.attached(order);
         let cost = self.judge(&parents)?;
         Some(improve(self, Draft { parents, cost }))
     }

@@ -2,7 +2,7 @@
 //!
 //! | change | hosts | tried |
 //! |---|---|---|
-//! | a host hangs on another parent, with all below it | any | each host on each other |
+//! | a host is attached to another parent, with all below it | any | each host on each other |
 //! | two hosts change places | any | each that passes on with each other |
 //! | a host leaves its children to its parent, and goes between another and its parent, or below another | up to 32 | each host with each other |
 //!
@@ -17,7 +17,7 @@ pub(super) fn improved(wanted: &Wanted<'_>, mut draft: Draft) -> Draft {
     for _ in 0..wanted.rounds {
         let before = draft.cost;
         if wanted.view.hosts().len() > ALL_CHANGES {
-            rehang(wanted, &mut draft);
+            reattach(wanted, &mut draft);
             exchange(wanted, &mut draft);
         } else {
             change(wanted, &mut draft);
@@ -95,8 +95,8 @@ fn insert(parents: &mut [u32], host: u32, above: u32) {
     parents[above as usize] = host;
 }
 
-/// Hangs each host of a large tree where it, with all below it, costs least.
-fn rehang(wanted: &Wanted<'_>, draft: &mut Draft) {
+/// Attaches each host of a large tree where it, with all below it, costs least.
+fn reattach(wanted: &Wanted<'_>, draft: &mut Draft) {
     let nodes = wanted.view.len();
     let mut tree = Tree::of(&draft.parents);
     for host in wanted.view.hosts() {
@@ -126,7 +126,7 @@ fn rehang(wanted: &Wanted<'_>, draft: &mut Draft) {
             let size = below.len() as u32;
             let depths = draft.cost.depths + best.1 * size - was * size;
             draft.cost = Cost { sum: draft.cost.sum + best.0, depths };
-            tree.hang(host, from, best.2);
+            tree.attach(host, from, best.2);
         }
     }
 }
@@ -201,7 +201,7 @@ impl Tree {
         deepest.unwrap_or(0) - self.depths[node as usize]
     }
 
-    fn hang(&mut self, node: u32, from: u32, to: u32) {
+    fn attach(&mut self, node: u32, from: u32, to: u32) {
         self.children[from as usize].retain(|&child| child != node);
         self.children[to as usize].push(node);
         self.settle(node, self.depths[to as usize] + 1);

@@ -1,6 +1,6 @@
 //! A host is lost: its children get other parents, and nobody else does. So every stream goes on but those that broke.
 //!
-//! Each orphan comes with all below it, the highest first, and hangs on the node that then takes least time: within the limits if
+//! Each orphan comes with all below it, the highest first, and is attached to the node that then takes least time: within the limits if
 //! any node is, then where the uplink sends least, then near the root, then where the edge costs least. The first usually takes
 //! the lost one's place, whose parent has a free turn.
 
@@ -46,7 +46,7 @@ impl Overlay {
     }
 }
 
-/// Takes the host out of a tree, and hangs its children on others.
+/// Takes the host out of a tree, and attaches its children to others.
 fn adopt(
     view: &View<'_>,
     stripe: &mut Stripe,
@@ -76,7 +76,7 @@ fn adopt(
     orphans
 }
 
-/// A node that an orphan may hang on.
+/// A node that an orphan may be attached to.
 struct Choice {
     over: bool,
     load: f64,
@@ -114,7 +114,7 @@ fn height(stripe: &Stripe, host: u32) -> u32 {
     most
 }
 
-/// Those that hang on the root, with their depths: no orphan that still waits, and nobody below one.
+/// Those that the root reaches, with their depths: no orphan that still waits, and nobody below one.
 fn rooted(stripe: &Stripe, nodes: usize) -> Vec<(u32, u32)> {
     let depths = stripe.depths();
     (0..nodes as u32).filter_map(|node| Some((node, depths[node as usize]?))).collect()

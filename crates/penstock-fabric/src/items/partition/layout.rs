@@ -3,6 +3,8 @@
 use super::super::slot::{Progress, RowGroup, Slot, Spot};
 use super::super::steps::WHOLE_GROUP;
 use crate::layout::pages;
+use penstock_proto::items::spec::MAX_OWN_ROWS;
+pub use penstock_proto::items::spec::MAX_ROW_BYTES;
 use std::ops::Range;
 
 pub(super) const LINE: usize = 64;
@@ -22,8 +24,8 @@ pub(super) const CLAIM_BYTES: usize = 2048;
 pub(super) const HEADS: u32 = 16;
 /// Most rows of a partition.
 pub const MAX_SLOTS: u32 = WHOLE_GROUP;
-/// Longest row.
-pub const MAX_ROW_BYTES: u32 = 1 << 24;
+/// What a worker may declare has a layout.
+const _: () = assert!(MAX_OWN_ROWS <= MAX_SLOTS as u64);
 
 /// Geometry of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,7 @@
 //! the root mean square of what is due of the chunk. That is our addition: it fits gradients of any size, and of each layer.
 
 use super::split::{collect, root_mean_square, split};
-use super::{Made, Moment, SumFilter};
-use crate::control_word::settled;
+use super::{Coordinates, Made, SumFilter};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -61,15 +60,13 @@ impl Bounded {
 }
 
 impl SumFilter for Bounded {
-    fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
-        settled(|| {
-            let low = self.low_at(moment.clock);
-            if !self.relative {
-                return split(self.dtype, Some(sum), sent, carry, low);
-            }
-            collect(self.dtype, sum, carry);
-            let bound = low * root_mean_square(self.dtype, carry);
-            split(self.dtype, None, sent, carry, bound);
-        });
+    fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+        let low = self.low_at(at.clock);
+        if !self.relative {
+            return split(self.dtype, Some(sum), sent, carry, low);
+        }
+        collect(self.dtype, sum, carry);
+        let bound = low * root_mean_square(self.dtype, carry);
+        split(self.dtype, None, sent, carry, bound);
     }
 }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `bounded.rs` | those beyond a bound |
 //! | `top.rs` | the largest |
-//! | `random.rs` | some, drawn by lot |
+//! | `random.rs` | some, drawn at random |
 //! | `split.rs` | the arithmetic that they share |
 //!
 //! - **Exact where there is nothing to round.** For float32 and float64 what is sent of an element is all that is due of it.
@@ -62,9 +62,9 @@ pub const ALL: &[Entry] = &[
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: Random::make },
 ];
 
-/// Which part of which contribution a chunk is.
+/// Where a chunk of a contribution stands: in the clocks of its contributor, and in the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct Coordinates {
     /// Iterations that the contributor had completed before.
     pub clock: u64,
     /// The chunk's first element among the tensor's.
@@ -78,10 +78,13 @@ pub trait SumFilter: fmt::Debug + Send + Sync {
     ///
     /// `carry` has the dtype's accumulator for each element; an empty one is as [`empty`] left it.
     ///
+    /// For callers that are [`settled`](crate::settled): how many elements are sent, and beyond which bound, is worked out here, and
+    /// must come out the same on every worker.
+    ///
     /// # Panics
     ///
     /// If they do not have as many elements.
-    fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]);
+    fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]);
 }
 
 /// A fraction that may be sent: above 0, at most 1.

@@ -1,10 +1,10 @@
-//! Elements drawn by lot: of each chunk a fraction, one from each of as many runs that are equally long (Random-k with memory).
+//! Elements drawn at random: of each chunk a fraction, one from each of as many runs that are equally long (Random-k with memory).
 //!
 //! Who draws is told by seed, clock and place alone, so workers at the same clock draw the same elements, and their sum has no
 //! more of them than each contribution.
 
 use super::split::{EVERYTHING, send, split};
-use super::{Made, Moment, SumFilter, count, fraction};
+use super::{Coordinates, Made, SumFilter, count, fraction};
 use crate::filter::Unfit;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -35,14 +35,14 @@ impl Random {
 }
 
 impl SumFilter for Random {
-    fn split(&self, moment: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+    fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
         split(self.dtype, Some(sum), sent, carry, f64::INFINITY);
         let elements = sum.len() / self.dtype.size();
         if elements == 0 {
             return;
         }
         let draws = count(elements, self.fraction);
-        let seed = mixed(mixed(mixed(self.seed) ^ moment.clock) ^ moment.first);
+        let seed = mixed(mixed(mixed(self.seed) ^ at.clock) ^ at.first);
         let start = |draw: usize| draw * elements / draws;
         let mut drawn = (0..draws).map(|draw| {
             let run = start(draw)..start(draw + 1);

@@ -4,8 +4,7 @@
 //! are sent.
 
 use super::split::{collect, send, split};
-use super::{Made, Moment, SumFilter, count, fraction};
-use crate::control_word::settled;
+use super::{Coordinates, Made, SumFilter, count, fraction};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -24,26 +23,23 @@ impl Top {
 }
 
 impl SumFilter for Top {
-    fn split(&self, _: Moment, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+    fn split(&self, _: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
         collect(self.dtype, sum, carry);
         let elements = sum.len() / self.dtype.size();
         if elements == 0 {
             return;
         }
         let wanted = count(elements, self.fraction);
-        settled(|| match self.dtype.accumulator_size() {
-            8 => self.send_top::<8>(
-                wanted,
-                |word| u64::from_le_bytes(word) << 1 >> 1,
-                f64::from_bits,
-                sent,
-                carry,
-            ),
+        match self.dtype.accumulator_size() {
+            8 => {
+                let key = |word| u64::from_le_bytes(word) << 1 >> 1;
+                self.send_top::<8>(wanted, key, f64::from_bits, sent, carry);
+            }
             _ => {
                 let key = |word| u64::from(u32::from_le_bytes(word) << 1 >> 1);
                 self.send_top::<4>(wanted, key, |key| f32::from_bits(key as u32).into(), sent, carry);
             }
-        });
+        }
     }
 }
 

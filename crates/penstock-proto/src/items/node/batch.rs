@@ -200,8 +200,10 @@ pub(super) fn bounded<M: Memory>(
 ) -> Result<Needed, Exhausted> {
     let row_bytes = partition.shape.row_bytes as usize;
     let ended = partition.ended.is_some();
-    let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     collect(partition, scratch);
+    // Behind `collect`: where it says that rows have changed that are not listed, those of every set before the last that it found
+    // are looked at as that set's predecessor left them.
+    let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     let Partition { memory, subscribers, .. } = partition;
     let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(Needed::None) };
     subscriber.ripen(now);

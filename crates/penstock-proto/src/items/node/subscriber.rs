@@ -259,7 +259,7 @@ impl Subscriber {
         if self.all {
             return;
         }
-        if self.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
+        if self.changed.len() + self.unripe.changed.len() + slots.len() > self.rows.len() as usize + 1024 {
             return self.note_all(set);
         }
         let changed = |range: Range<u32>| Changed { first: range.start, count: range.end - range.start, set };
@@ -297,7 +297,9 @@ impl Subscriber {
     /// No set is finished any more.
     pub(super) fn end(&mut self, now: Moment) {
         self.ripen(now);
-        (self.until, self.unripe) = (None, Unripe::default());
+        // Some of those that were not listed may be of sets that were finished.
+        self.all |= self.until.take().is_some();
+        self.unripe = Unripe::default();
         if let Some(taking) = self.taking.take() {
             self.put_back(taking.slots, now);
         }

@@ -4,7 +4,7 @@ use super::Tensor;
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::memory::OwnLane;
-use penstock_kernels::filter::sums::{self, HeldBack, Moment, SumFilter};
+use penstock_kernels::filter::sums::{self, Coordinates, HeldBack, SumFilter};
 use penstock_kernels::{Dtype, Foreign, Settings, settled};
 use penstock_proto::spec::TensorSpec;
 use std::ops::Range;
@@ -62,12 +62,12 @@ impl Carry {
             Sum::Given(data) => Some(data.part(chunk.clone())),
             Sum::Lane | Sum::None => None,
         };
-        // A fraction of a chunk's elements is a number of them by rounding, which has to be the same on every worker.
+        // As `SumFilter::split` wants it.
         settled(|| {
             lane.rewrite(chunk, given, |sum_there, sent| match sum {
                 Sum::None => sums::release(*dtype, None, sent, carry),
                 _ if all => sums::release(*dtype, Some(sum_there), sent, carry),
-                _ => filter.split(Moment { clock, first: first as u64 }, sum_there, sent, carry),
+                _ => filter.split(Coordinates { clock, first: first as u64 }, sum_there, sent, carry),
             });
         });
     }
