@@ -631,10 +631,13 @@ class Job(Sealed):
         """
         return self._gathering.all_gather(self, obj, timeout, name)
 
-    def _by_first(self, timeout: float | None, what: str, act: Callable[[], None]) -> None:
+    def _by_first(
+        self, timeout: float | None, what: str, act: Callable[[], None], then: float | None = None
+    ) -> None:
         """
         Has worker 0 `act` for all workers, each of which makes this call. The others return when it has, and
-        raise FirstFailed if it failed. `timeout` is for them to come; each wait after that has the deadline.
+        raise FirstFailed if it failed. `timeout` is for them to come, `then` (by default the deadline) for
+        each wait after that.
         """
         if not self._core.begin_by_first(what, timeout):
             return
@@ -643,12 +646,12 @@ class Job(Sealed):
                 act()
             except BaseException as error:
                 # Ctrl-C does not wait for them. Otherwise they stand there already.
-                at_once = None if isinstance(error, Exception) else 0.0
+                patience = then if isinstance(error, Exception) else 0.0
                 # Those that cannot be told wait for the next attempt, until their deadline.
                 with contextlib.suppress(PenstockError):
-                    self._core.end_by_first(what, f"{type(error).__name__}: {error}", at_once)
+                    self._core.end_by_first(what, f"{type(error).__name__}: {error}", patience)
                 raise
-        self._core.end_by_first(what, None, None)
+        self._core.end_by_first(what, None, then)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

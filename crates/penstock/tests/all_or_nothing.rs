@@ -253,6 +253,8 @@ fn a_load_beside_an_unfinished_contribution_fails_before_the_others_are_met() {
                 let error = w.load_together(job, Some(Foreign::of(&hundred)), None).unwrap_err();
                 assert!(matches!(error, Error::Unfinished { .. }), "{error}");
                 job.clock().unwrap(); // it is lost
+                let error = w.load_together(job, None, None).unwrap_err();
+                assert!(matches!(error, Error::BadLoad { .. }), "{error}");
             }
             let value = (job.rank() == 0).then(|| Foreign::of(&hundred));
             w.load_together(job, value, None).unwrap();

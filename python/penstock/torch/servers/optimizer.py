@@ -323,6 +323,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         BarrierTimeout
             Not every worker called it in time.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. The servers have the old
+            values, or a part of the new ones: publish again on every worker.
         DtypeError
             The model was converted after `distribute`.
         OptionError
@@ -334,7 +337,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.refuse_between("a publication of parameters")
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
-        self.job._by_first(self._timeout, what, self._write_all)
+        self.job._by_first(self._timeout, what, self._write_all, self._timeout)
         self._pull_all()
         self._keep_copies()
 
@@ -396,6 +399,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Gradients of this iteration have left for the servers already, so `step` must come first.
         BarrierTimeout
             Not every worker called it in time.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. The servers have the old
+            state, or a part of the new one: load it again on every worker.
         """
         self._delivery.refuse_between("a load of the optimizer's state")
         saved = state_dict["param_groups"]
@@ -435,7 +441,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if state or everything:
                     self._load_state(shared, state)
 
-        self.job._by_first(self._timeout, what, load)
+        self.job._by_first(self._timeout, what, load, self._timeout)
 
     def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
         core = shared.tensor._core

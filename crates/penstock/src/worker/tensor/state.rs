@@ -37,8 +37,13 @@ impl Tensor {
     ) -> Result<(), Error> {
         self.job.fate.check()?;
         self.job.touch();
-        if let Some(value) = value {
-            self.check_size(value.len())?;
+        match value {
+            Some(value) => self.check_size(value.len())?,
+            None if self.job.rank == 0 => {
+                let (name, what) = (self.spec.name.clone(), "worker 0 gives no value".to_owned());
+                return Err(Error::BadLoad { name, what });
+            }
+            None => {}
         }
         if self.job.rank != 0 {
             return Ok(());
@@ -77,8 +82,13 @@ impl Tensor {
         value: Option<Foreign<'_>>,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        if let Some(value) = value {
-            self.check_size(value.len())?;
+        match value {
+            Some(value) => self.check_size(value.len())?,
+            None if self.job.rank == 0 => {
+                let (name, what) = (self.spec.name.clone(), "worker 0 gives no value".to_owned());
+                return Err(Error::BadLoad { name, what });
+            }
+            None => {}
         }
         // The others are not kept waiting for what must be mended here first.
         self.check_sent(self.job.shown_clock())?;
