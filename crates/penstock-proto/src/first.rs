@@ -83,6 +83,7 @@ mod tests {
 
     const LOAD: &str = "load of `w`";
 
+    // M-4.
     #[test]
     fn only_the_word_that_it_is_done_is_taken_for_that() {
         let says = |what, stage| hear(LOAD, Some(Word::new(what, stage)));

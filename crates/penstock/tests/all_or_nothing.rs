@@ -171,7 +171,7 @@ fn failed(error: Error, why: &str) {
     assert!(matches!(error, Error::FirstFailed { .. }) && error.to_string().contains(why), "{error}");
 }
 
-// The others went on as if it were loaded: worker 0's next attempt came to the barrier at which they waited for its last.
+// M-4. The others went on as if it were loaded: worker 0's next attempt came to the barrier at which they waited for its last.
 #[test]
 fn what_worker_0_has_not_done_for_all_is_taken_for_done_by_nobody() {
     for way in [Way::Memory, Way::Tcp] {
