@@ -76,6 +76,12 @@ class Job:
         then.
         """
 
+    def begin_by_first(self, what: str, timeout: float | None) -> bool:
+        """Meets the others for what worker 0 does for all; returns whether it is still to be done."""
+
+    def end_by_first(self, what: str, failed: str | None, timeout: float | None) -> None:
+        """Meets them again: worker 0 when it is done, or is not (an error's text); the others until then."""
+
     def declare(
         self,
         name: str,

@@ -134,6 +134,13 @@ class BarrierTimeout(DeadlineExceeded):
     """Not every worker came to the barrier in time."""
 
 
+class FirstFailed(PenstockError, RuntimeError):
+    """
+    Worker 0 could not do what it was to do for all workers, such as a load; the message has its error.
+    Nothing was done, or only a part.
+    """
+
+
 class NotDelivered(DeadlineExceeded):
     """A server did not take everything that this worker had pushed in time."""
 

@@ -10,6 +10,7 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import difflib
 import os
@@ -33,6 +34,7 @@ from .exceptions import (
     JobClosed,
     NotDelivered,
     OptionError,
+    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
@@ -632,6 +634,28 @@ class Job(Sealed):
         [{'rank': 0}]
         """
         return self._gathering.all_gather(self, obj, timeout, name)
+
+    def _by_first(
+        self, timeout: float | None, what: str, act: Callable[[], None], then: float | None = None
+    ) -> None:
+        """
+        Has worker 0 `act` for all workers, each of which makes this call. The others return when it has, and
+        raise FirstFailed if it failed. `timeout` is for them to come, `then` (by default the deadline) for
+        each wait after that.
+        """
+        if not self._core.begin_by_first(what, timeout):
+            return
+        if self.rank == 0:
+            try:
+                act()
+            except BaseException as error:
+                # Ctrl-C does not wait for them. Otherwise they stand there already.
+                patience = then if isinstance(error, Exception) else 0.0
+                # Those that cannot be told wait for the next attempt, until their deadline.
+                with contextlib.suppress(PenstockError):
+                    self._core.end_by_first(what, f"{type(error).__name__}: {error}", patience)
+                raise
+        self._core.end_by_first(what, None, then)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

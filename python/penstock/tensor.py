@@ -224,7 +224,8 @@ class Tensor(Sealed):
             Array of the tensor's `shape` and `dtype`, or any object that supports the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
             `lane()` returned: then nothing is copied. Default: the lane. None is refused: without a gradient
-            there is nothing to push.
+            there is nothing to push. After a `load`, or where parts that were pushed with `more=True` were
+            lost with their iteration, the lane holds no gradient: call `lane()` again, and fill it.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum; `push()`, or a push of the lane, adds nothing and
@@ -247,6 +248,8 @@ class Tensor(Sealed):
             The tensor refuses NaN and infinity, and `grad` holds one. The lane is as it was.
         AlreadyPushed
             A push without `more` was made in this iteration.
+        OptionError
+            No `grad` was given, and the lane holds none.
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
         SettingsError
@@ -425,7 +428,7 @@ class Tensor(Sealed):
         Raises
         ------
         ShapeError, DtypeError, OptionError
-            `grad`, `out` or `slack` does not fit. Nothing was contributed.
+            `grad`, `out` or `slack` does not fit, or there is no gradient. Nothing was contributed.
         NonFiniteError, AlreadyPushed, LaneTimeout, SettingsError
             As for `push`. Nothing was contributed.
         PullTimeout
@@ -636,6 +639,9 @@ class Tensor(Sealed):
             its last part. The tensor is as it was.
         PullTimeout, LaneTimeout
             The servers did not take it within `deadline`, and may have a part of it: load it again.
+        FirstFailed
+            Not on worker 0: it could not load it, and its own call has raised the error that the message has.
+            The tensor is as it was, or has a part of it: load it again on every worker.
         JobClosed
             The job has ended.
         WorkerLost
@@ -647,24 +653,24 @@ class Tensor(Sealed):
         """
         pieces, steps = self._pieces(value, state, step)
         limit = Limit(timeout)
-        what = f"load of {self.name} (every worker calls it)"
+        what = f"load of `{self.name}` (every worker calls it)"
         self._job._await_pushes(limit)
         if self._name in self._job._unsent:
             raise OptionError(
                 f"`{self.name}` cannot be loaded: what was pushed with more=True has not been sent",
                 "call push() first, which sends it, or load after the next clock, which drops it",
             )
-        self._job.barrier(limit.left(), what=what)
-        # From here on the caller's time does not count: used up between two pieces it left the tensor with
-        # one of them only.
-        if self._job.rank == 0 and (pieces or steps is not None):
-            if steps is None:
-                steps = self._core.steps(None)
-            if not pieces:
-                pieces = {-1: self.pull().copy()}
-            for slot, data in pieces.items():
-                self._core.load(slot, _as_buffer(data), steps, None)
-        self._job._barrier_with_first(None, what, f"`{self.name}` was not loaded")
+        self._job._by_first(limit.left(), what, lambda: self._write(pieces, steps))
+
+    def _write(self, pieces: dict[int, Array], steps: int | None) -> None:
+        # The caller's time does not count here: used up between two pieces it left the tensor with one of
+        # them only.
+        if not pieces and steps is None:
+            return
+        if steps is None:
+            steps = self._core.steps(None)
+        for slot, data in (pieces or {-1: self.pull().copy()}).items():
+            self._core.load(slot, _as_buffer(data), steps, None)
 
     def _pieces(
         self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None

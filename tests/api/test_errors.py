@@ -772,6 +772,41 @@ def test_a_load_does_not_overwrite_a_contribution_that_has_not_been_sent(job: ps
     np.testing.assert_array_equal(w.pull(), 101 * ONE)
 
 
+# What was lost was sent by the next push of the lane, and what was loaded was pushed as a gradient.
+@pytest.mark.parametrize("kept", [None, ps.Filters(push=ps.TopK(1))])
+def test_what_is_lost_or_was_loaded_is_not_pushed_from_the_lane(job: ps.Job, kept: ps.Filters | None) -> None:
+    w = job.tensor("w", shape=3, filter=kept)
+    lane = w.lane()
+    w.push(ONE, more=True)
+    with pytest.warns(UserWarning, match="before its clock"):
+        job.clock()
+    for push in (w.push, w.pushpull, lambda: w.push(lane), lambda: w.push(more=True)):
+        with pytest.raises(ps.exceptions.OptionError, match="`w`: what stands in the lane") as caught:
+            push()
+        assert "lane()" in str(caught.value.hint)
+    np.testing.assert_array_equal(w.pull(), 0 * ONE)
+    w.load(value=100 * ONE)
+    with pytest.raises(ps.exceptions.OptionError, match="what stands in the lane"):
+        w.push()
+    w.lane()[:] = 0
+    w.push()
+    np.testing.assert_array_equal(w.pull(), 100 * ONE)
+    job.clock()
+    w.push(0 * ONE)
+    job.clock()
+    w.push()  # the lane was not lost
+    np.testing.assert_array_equal(w.pull(), 100 * ONE)
+
+
+def test_a_value_that_a_tensor_was_declared_with_is_not_pushed_from_the_lane(job: ps.Job) -> None:
+    w = job.tensor("w", 100 * ONE)
+    with pytest.raises(ps.exceptions.OptionError, match="what stands in the lane"):
+        w.push()
+    w.lane()[:] = ONE
+    w.push()
+    np.testing.assert_array_equal(w.pull(), 101 * ONE)
+
+
 # It raised after the iteration was completed: the next attempt of the caller was a second clock.
 def test_a_clock_whose_warning_is_an_error_completes_no_iteration(job: ps.Job) -> None:
     w = job.tensor("w", shape=3)

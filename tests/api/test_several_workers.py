@@ -329,3 +329,47 @@ def test_what_rank_0_loads_is_what_everyone_sees(spawn_job: Any) -> None:
         assert result["step"] == 9
         assert (result["after"] < 7).all()
     np.testing.assert_array_equal(saved[0]["after"], saved[1]["after"])
+
+
+# The next load of worker 0 met the others where they waited for its last: they went on with the old value.
+@pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
+def test_a_load_that_fails_on_worker_0_is_believed_by_nobody_and_the_next_one_is_seen_by_all(
+    spawn_job: Any, error: str
+) -> None:
+    saved = spawn_job(
+        3,
+        f"""
+        import penstock.tensor
+
+        sound, failure = penstock.tensor._as_buffer, ""
+
+        def fails(array):
+            penstock.tensor._as_buffer = sound
+            raise {error}("while it is loaded")
+
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            if job.rank == 0:
+                penstock.tensor._as_buffer = fails
+            try:
+                w.load(value=np.full(3, 100, np.float32))
+            except BaseException as error:
+                failure = f"{{type(error).__name__}}: {{error}}"
+            first = w.pull().copy()
+            if failure:
+                w.load(value=np.full(3, 200, np.float32))
+            save(failure=failure, first=first, w=w.pull())
+            job.barrier()
+        """,
+    )
+    assert str(saved[0]["failure"]).startswith(error)
+    for result in saved[1:]:
+        if error == "KeyboardInterrupt" and not result["failure"]:
+            # Ctrl-C waits for nobody. Who was not told of it has waited for the next load.
+            np.testing.assert_array_equal(result["first"], np.full(3, 200))
+            continue
+        text = f"FirstFailed: load of `w` (every worker calls it) was not done: worker 0 failed: {error}"
+        assert str(result["failure"]).startswith(text)
+        np.testing.assert_array_equal(result["first"], np.zeros(3))
+    for result in saved:
+        np.testing.assert_array_equal(result["w"], np.full(3, 200))

@@ -53,6 +53,13 @@ def test_the_sanitizers_find_nothing(sanitized: Sanitized, runner: Runner) -> No
     assert done == (0, "", "")
 
 
+def test_a_load_that_worker_0_puts_off_is_seen_by_all_when_it_is_done(
+    build: Callable[[Path], Path], runner: Runner
+) -> None:
+    for done in runner.ranks([build(HERE / "load.c")], 2, pair):
+        assert done == (0, "", "")
+
+
 def test_requests_are_done_once_in_order_and_say_what_went_wrong(
     build: Callable[[Path], Path], runner: Runner
 ) -> None:

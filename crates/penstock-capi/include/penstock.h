@@ -71,6 +71,8 @@ typedef enum {
     PENSTOCK_SETTINGS_CONFLICT = 14,
     /// Not every worker came to the barrier in time.
     PENSTOCK_BARRIER_TIMEOUT = 15,
+    /// Worker 0 could not do what it was to do for all, such as penstock_load(): nothing was done, or only a part.
+    PENSTOCK_FIRST_FAILED = 16,
     /// A name that no tensor or table may have.
     PENSTOCK_BAD_NAME = 20,
     /// A shape that no tensor may have, or a buffer of another size.
@@ -585,7 +587,8 @@ size_t penstock_tensor_bytes(const penstock_tensor *tensor);
 /// @param bytes  Its size, penstock_tensor_bytes(); 0 if `data` is NULL.
 ///
 /// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
-/// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_ARGUMENT (`data` is NULL, and what is in the lane was lost when its iteration ended, or was
+/// loaded), PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
 /// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
 penstock_status penstock_push(const penstock_tensor *tensor,
                               const void *data,
@@ -684,8 +687,10 @@ penstock_status penstock_pull_with(const penstock_tensor *tensor,
 /// @param timeout  Seconds to wait for the others to call; 0: the tensor's. When they have, the value goes whole, however little is
 ///                 left: each wait behind it has the job's deadline.
 ///
-/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
-/// or, after the job's deadline, not every rank came to the end), and those of penstock_clock().
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BAD_OPTION (this worker has pushed a part of its contribution, with `more`, and
+/// not the last: the others wait for it), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
+/// or, after the job's deadline, not every rank came to the end), PENSTOCK_FIRST_FAILED (not on rank 0, whose call has failed: the text
+/// has its error, and the value is as it was or a part of it is new; call it again on every rank), and those of penstock_clock().
 penstock_status penstock_load(const penstock_job *job,
                               const penstock_tensor *tensor,
                               const void *value,

@@ -50,6 +50,8 @@ pub enum penstock_status {
     PENSTOCK_SETTINGS_CONFLICT = 14,
     /// Not every worker came to the barrier in time.
     PENSTOCK_BARRIER_TIMEOUT = 15,
+    /// Worker 0 could not do what it was to do for all, such as penstock_load(): nothing was done, or only a part.
+    PENSTOCK_FIRST_FAILED = 16,
     /// A name that no tensor or table may have.
     PENSTOCK_BAD_NAME = 20,
     /// A shape that no tensor may have, or a buffer of another size.
@@ -197,6 +199,7 @@ fn status(error: &Error) -> penstock_status {
         Error::Closed | Error::Forked => PENSTOCK_JOB_CLOSED,
         Error::Failed(failure) => self::failure(failure),
         Error::Refused(refusal) => self::refusal(refusal),
+        Error::StaleLane { .. } => PENSTOCK_BAD_ARGUMENT,
         Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } | Error::Unfinished { .. } => {
             PENSTOCK_BAD_OPTION
         }
@@ -216,6 +219,8 @@ fn status(error: &Error) -> penstock_status {
         Error::Knot { goal: Goal::Barrier { .. }, .. } | Error::BarrierTimeout { .. } => {
             PENSTOCK_BARRIER_TIMEOUT
         }
+        Error::FirstFailed { .. } => PENSTOCK_FIRST_FAILED,
+        Error::FirstGone { .. } => PENSTOCK_WORKER_LOST,
         Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
         Error::Apart { .. } => PENSTOCK_ROWS_APART,

@@ -165,7 +165,8 @@ pub unsafe extern "C" fn penstock_tensor_bytes(tensor: *const penstock_tensor) -
 /// @param bytes  Its size, penstock_tensor_bytes(); 0 if `data` is NULL.
 ///
 /// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
-/// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_ARGUMENT (`data` is NULL, and what is in the lane was lost when its iteration ended, or was
+/// loaded), PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
 /// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_push(
@@ -357,8 +358,10 @@ pub unsafe extern "C" fn penstock_pull_with(
 /// @param timeout  Seconds to wait for the others to call; 0: the tensor's. When they have, the value goes whole, however little is
 ///                 left: each wait behind it has the job's deadline.
 ///
-/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
-/// or, after the job's deadline, not every rank came to the end), and those of penstock_clock().
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BAD_OPTION (this worker has pushed a part of its contribution, with `more`, and
+/// not the last: the others wait for it), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
+/// or, after the job's deadline, not every rank came to the end), PENSTOCK_FIRST_FAILED (not on rank 0, whose call has failed: the text
+/// has its error, and the value is as it was or a part of it is new; call it again on every rank), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_load(
     job: *const penstock_job,
@@ -373,26 +376,13 @@ pub unsafe extern "C" fn penstock_load(
         // SAFETY: likewise.
         let tensor = unsafe { here(tensor, "tensor", caller) }?;
         let wait = self::timeout(timeout)?.or(tensor.timeout);
-        let value = if job.rank() == 0 {
+        let value = match job.rank() {
             // SAFETY: likewise.
-            let value = unsafe { array(value.cast::<u8>(), bytes, "value") }?;
-            if bytes != tensor.bytes() {
-                let (name, expected) = (tensor.tensor.spec().name.clone(), tensor.bytes());
-                return Err(penstock::worker::Error::WrongSize { name, expected, got: bytes }.into());
-            }
-            Some(value)
-        } else {
-            None
+            0 => Some(unsafe { array(value.cast::<u8>(), bytes, "value") }?),
+            _ => None,
         };
         let _turn = tensor.take_turn(wait)?;
-        job.barrier(wait)?;
-        if let Some(value) = value {
-            let steps = tensor.tensor.steps(None)?;
-            tensor.tensor.load(0, value, steps, None)?;
-        }
-        // Not within the caller's time, of which worker 0 needs some for the value: a worker that went from here would stand at
-        // the next barrier, which worker 0 would take for this one.
-        job.barrier(None)?;
+        tensor.tensor.load_together(job, value.map(Into::into), wait)?;
         Ok(())
     })
 }

@@ -18,6 +18,7 @@
 //! | [`items`] | tables of rows with a producer and consumers |
 //! | [`peer`] | what is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
+//! | [`first`] | what worker 0 does for all, while they wait |
 //! | [`vigil`] | who is late, and when |
 //! | [`redial`] | when a connection is tried again |
 //! | [`knot`] | workers that wait for each other in a circle |
@@ -54,6 +55,7 @@ pub mod clock;
 pub mod consistency;
 pub mod encoding;
 pub mod error;
+pub mod first;
 pub mod frame;
 pub mod handshake;
 pub mod hex;

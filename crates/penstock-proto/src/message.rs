@@ -5,6 +5,7 @@
 //! named at each reply. Nothing that happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
+use crate::first::Word;
 use crate::hex::unhex;
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
@@ -122,6 +123,11 @@ pub enum Ask {
     },
     /// On a network connection: the worker has heard the server's last word (`Left` or `Failed`), which is not repeated then.
     Heard,
+    /// Stands at the barrier, for something that worker 0 does for all: see [`crate::first`].
+    Meet {
+        /// Worker 0: what it says there.
+        word: Option<Word>,
+    },
 }
 
 /// How a worker leaves.
@@ -216,6 +222,15 @@ pub enum Answer {
     Refused(Refusal),
     /// The job has failed.
     Failed(JobFailure),
+    /// To `Meet`: all came.
+    Met {
+        /// Workers that stood there.
+        ranks: Vec<Rank>,
+        /// Workers that had left the job, and were not waited for.
+        left: Vec<Rank>,
+        /// What worker 0 said, if it stood there and said something.
+        word: Option<Word>,
+    },
 }
 
 /// Where something lies among others in one region.

@@ -13,6 +13,8 @@ pub struct Position {
     pushed: u64,
     /// The iteration of which contributions stand in the lane, to be added to. Those of one that has ended are lost.
     open: Option<u64>,
+    /// Whether what stands in the lane is what was loaded last, which is no contribution.
+    loaded: bool,
 }
 
 /// A second push in one iteration that the first did not announce.
@@ -65,8 +67,26 @@ impl Position {
         self.open == Some(clock)
     }
 
+    /// Whether what stands in the lane at `clock` is nothing that may be contributed: the rest of an iteration that has ended,
+    /// which is lost, or what was loaded; and nobody has asked for the lane since, to fill it.
+    pub fn is_stale(&self, clock: u64) -> bool {
+        self.loaded || self.open.is_some_and(|open| open != clock)
+    }
+
+    /// Notes that somebody fills the lane at `clock`.
+    pub fn lent(&mut self, clock: u64) {
+        self.open = self.open.filter(|open| *open == clock);
+        self.loaded = false;
+    }
+
+    /// Notes that something was loaded, which went through the lane.
+    pub fn loaded(&mut self) {
+        self.loaded = true;
+    }
+
     /// Notes that the contribution stands in the lane, and has left if it leaves.
     pub fn contributed(&mut self, contribution: Contribution) {
+        self.loaded = false;
         self.open = (!contribution.leaves).then_some(contribution.stamp);
         if contribution.leaves {
             self.pushed = contribution.stamp + 1;
@@ -152,6 +172,27 @@ mod tests {
                 Contribution { adds: true, leaves: true, ..next }
             );
         }
+    }
+
+    // It was sent by the next push of the lane.
+    #[test]
+    fn what_is_lost_or_was_loaded_is_contributed_only_by_who_fills_the_lane_anew() {
+        let mut position = Position::default();
+        assert!(!position.is_stale(0), "a fresh lane holds zeros");
+        push(&mut position, 0, true).unwrap();
+        assert!(!position.is_stale(0));
+        position.lent(0);
+        assert!(position.is_open(0), "the lane is filled, and the parts of this iteration stay");
+        assert!(position.is_stale(1));
+        position.lent(1);
+        assert!(!position.is_stale(1) && !position.is_stale(2));
+        position.loaded();
+        assert!(position.is_stale(1));
+        position.lent(1);
+        assert!(!position.is_stale(1));
+        position.loaded();
+        push(&mut position, 1, true).unwrap();
+        assert!(!position.is_stale(1));
     }
 
     #[test]

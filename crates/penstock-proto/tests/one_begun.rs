@@ -144,7 +144,7 @@ impl Net {
 
     fn subscribe(&mut self, rank: u32, serial: u64) {
         let (partition, shape) = (id(rank), self.shapes[rank as usize]);
-        let rows = RowSet::from_ranges([0..u64::from(shape.slots)]);
+        let rows = RowSet::from_ranges(std::iter::once(0..u64::from(shape.slots)));
         self.say(&Message::Subscribe { partition, shape, done: 0, serial, rows });
     }
 
@@ -256,7 +256,7 @@ fn what_cannot_be_paid_beside_it_comes_when_it_has_gone() {
     for propagation in [Propagation::Lazy, Propagation::Bounded] {
         // As many bytes as the large one, taken in one step.
         let mut net = Net::new(&[(1 << 10, EAGER), (1 << 10, propagation)], bytes(1 << 10) * 5 / 4);
-        let places = RowSet::from_ranges([0..1 << 10]);
+        let places = RowSet::from_ranges(std::iter::once(0..1 << 10));
         assert_eq!(net.step(), (None, true), "the first is begun");
         match propagation {
             Propagation::Lazy => {

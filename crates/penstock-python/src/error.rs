@@ -101,7 +101,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::WrongSize { .. } => named("ShapeError"),
         Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
         Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),
-        Error::NotStill { .. } | Error::Unfinished { .. } => named("OptionError"),
+        Error::NotStill { .. } | Error::Unfinished { .. } | Error::StaleLane { .. } => named("OptionError"),
         Error::UnknownRow { .. } => named("UnknownRow"),
         Error::NotProducer { .. } => named("NotProducer"),
         Error::RowTwice { row, .. } => named("RowTwice").with("row", *row),
@@ -125,6 +125,8 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
         Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
         Error::BarrierTimeout { missing, waited, .. } => named("BarrierTimeout").waited(missing, *waited),
+        Error::FirstFailed { .. } => named("FirstFailed"),
+        Error::FirstGone { .. } => named("WorkerLost").with("rank", 0),
         Error::Untrusted { .. } | Error::OtherUser { .. } => named("AuthenticationError"),
         Error::ConnectTimeout { waited, .. } => named("ConnectTimeout").waited(&[], *waited),
         Error::Unanswered { waited, .. } | Error::InLine { waited, .. } => {

@@ -227,6 +227,22 @@ impl Job {
         Ok((met.ranks, met.left))
     }
 
+    fn begin_by_first(&self, py: Python<'_>, what: &str, timeout: Option<Seconds>) -> PyResult<bool> {
+        let timeout = span(timeout)?;
+        detached(py, |free| self.job.on(free).begin_by_first(what, timeout))
+    }
+
+    fn end_by_first(
+        &self,
+        py: Python<'_>,
+        what: &str,
+        failed: Option<String>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<()> {
+        let timeout = span(timeout)?;
+        detached(py, |free| self.job.on(free).end_by_first(what, failed, timeout))
+    }
+
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
     fn declare(
         &self,

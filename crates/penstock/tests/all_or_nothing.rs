@@ -1,5 +1,5 @@
 //! A call that ends with an error has done nothing: no half of an update is left behind, and no worker passes a barrier with a
-//! worker that was told it did not (M-1).
+//! worker that was told it did not (M-1), nor takes for done what worker 0 could not do for all (M-4).
 
 mod common;
 
@@ -8,6 +8,7 @@ use penstock::worker::{Declaration, Error, Job};
 use penstock_kernels::{Foreign, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SOON: Option<Duration> = Some(Duration::from_millis(50));
@@ -160,6 +161,107 @@ fn a_clock_that_is_not_told_to_all_is_told_to_none() {
     wb.push(Some(&bytes(&vec![1.0; elements as usize])), NO_SETTINGS, false, patient).unwrap();
     b.leave(patient).unwrap();
     assert_eq!(pull(&wa, Some(0)).unwrap().1, vec![1.0; elements as usize]);
+}
+
+fn refused() -> Error {
+    Error::BadLoad { name: "w".to_owned(), what: "no room".to_owned() }
+}
+
+fn failed(error: Error, why: &str) {
+    assert!(matches!(error, Error::FirstFailed { .. }) && error.to_string().contains(why), "{error}");
+}
+
+// M-4. The others went on as if it were loaded: worker 0's next attempt came to the barrier at which they waited for its last.
+#[test]
+fn what_worker_0_has_not_done_for_all_is_taken_for_done_by_nobody() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 1, &[]);
+        let done = AtomicBool::new(false);
+        cluster.run(|job| {
+            let act = |result: Result<(), Error>| {
+                job.by_first("load of `w`", None, || result.inspect(|()| done.store(true, Ordering::SeqCst)))
+            };
+            let error = act(Err(refused())).unwrap_err();
+            match job.rank() {
+                0 => assert_eq!(error, refused()),
+                _ => failed(error, "no room"),
+            }
+            act(Ok(())).unwrap();
+            assert!(done.load(Ordering::SeqCst), "{way:?}: worker {} did not wait for it", job.rank());
+        });
+    }
+}
+
+// Interrupted, or out of time, it may be unable to tell them that it has failed.
+#[test]
+fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_fail_in_silence() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (interruptible(&cluster, 0), cluster.join(1));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                b.by_first("load of `w`", None, || Ok(())).unwrap();
+                assert!(done.load(Ordering::SeqCst), "{way:?}: it was not done");
+                b.barrier(None).unwrap();
+            });
+            for _ in 0..3 {
+                assert!(a.begin_by_first("load of `w`", None).unwrap());
+            }
+            a.by_first("load of `w`", None, || {
+                done.store(true, Ordering::SeqCst);
+                Ok(())
+            })
+            .unwrap();
+            a.barrier(None).unwrap();
+            waits.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn who_waits_for_what_worker_0_does_hears_that_it_does_something_else() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            assert!(b.begin_by_first("load of `w`", None).unwrap());
+            failed(b.end_by_first("load of `w`", None, None).unwrap_err(), "barrier");
+            failed(b.begin_by_first("load of `w`", None).unwrap_err(), "load of `v`");
+            // It came too late for the beginning, and finds it done.
+            assert!(!b.begin_by_first("load of `v`", None).unwrap());
+            b.by_first("load of `v`", None, || Ok(())).unwrap_err()
+        });
+        assert!(a.begin_by_first("load of `w`", None).unwrap());
+        a.barrier(None).unwrap();
+        a.by_first("load of `v`", None, || Ok(())).unwrap();
+        a.leave(None).unwrap();
+        let error = waits.join().unwrap();
+        assert!(matches!(error, Error::FirstGone { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_load_beside_an_unfinished_contribution_fails_before_the_others_are_met() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        cluster.run(|job| {
+            let w = declare(job, "w", 4, Bsp);
+            let (one, hundred) = (bytes(&[1.0; 4]), bytes(&[100.0; 4]));
+            if job.rank() == 0 {
+                w.push(Some(&one), NO_SETTINGS, true, None).unwrap();
+                let error = w.load_together(job, Some(Foreign::of(&hundred)), None).unwrap_err();
+                assert!(matches!(error, Error::Unfinished { .. }), "{error}");
+                job.clock().unwrap(); // it is lost
+                let error = w.load_together(job, None, None).unwrap_err();
+                assert!(matches!(error, Error::BadLoad { .. }), "{error}");
+            }
+            let value = (job.rank() == 0).then(|| Foreign::of(&hundred));
+            w.load_together(job, value, None).unwrap();
+            assert_eq!(pull(&w, Some(1)).unwrap().1, vec![100.0; 4], "{way:?}: worker {}", job.rank());
+            job.barrier(None).unwrap();
+        });
+    }
 }
 
 // What it had told the servers was noted before all of them were told, so another thread waited for nothing.

@@ -25,6 +25,7 @@ _CONSEQUENCES = (
     "LaneTimeout",
     "GetTimeout",
     "RowsApart",
+    "FirstFailed",
 )
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60

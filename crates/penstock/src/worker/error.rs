@@ -93,6 +93,14 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// A push of what stands in the lane, where that is lost, or was loaded.
+    #[error(
+        "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, or what was loaded"
+    )]
+    StaleLane {
+        /// The tensor.
+        name: String,
+    },
     /// A state array that the optimizer does not have, or a load that is not this worker's to make.
     #[error("`{name}`: {what}")]
     BadLoad {
@@ -295,6 +303,20 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// Worker 0 has not done, or not all of, what it was to do for all, such as a load.
+    #[error("{what} was not done: worker 0 {instead}")]
+    FirstFailed {
+        /// What it was to do.
+        what: String,
+        /// What it did instead, in words that follow its name.
+        instead: String,
+    },
+    /// Worker 0 has gone without doing what it was to do for all.
+    #[error("{what} was not done: worker 0, whose arguments count, has gone")]
+    FirstGone {
+        /// What it was to do.
+        what: String,
+    },
     /// A server could not be reached in time.
     #[error("server {server} at {path} could not be reached in {waited:.1?}: {reason}")]
     ConnectTimeout {
@@ -473,6 +495,7 @@ impl Error {
             Self::Unfinished { .. } => {
                 "push what is last of it first, or load after the next clock, which drops it".to_owned()
             }
+            Self::StaleLane { .. } => "push what you mean, or call `lane()` again and fill that first".to_owned(),
             Self::NotStill { .. } => "give `out=`, or pull without slack under BSP".to_owned(),
             Self::PullTimeout { missing, .. }
             | Self::LaneTimeout { missing, .. }
@@ -489,6 +512,10 @@ impl Error {
             | Self::BarrierTimeout { silent: None, .. } => {
                 "raise `timeout` or the option `deadline`".to_owned()
             }
+            Self::FirstFailed { .. } => {
+                "mend what worker 0 says, then make the call again on every worker".to_owned()
+            }
+            Self::FirstGone { .. } => "do it before worker 0 leaves, or restart the job".to_owned(),
             Self::InLine { .. } => {
                 "check what this worker's other threads wait for, or raise `timeout` or the option `deadline`".to_owned()
             }

@@ -56,8 +56,10 @@ class CudaTransfer:
         # The gradient is ready when the stream that made it says so.
         side.wait_stream(torch.cuda.current_stream(self._device))
         copied = torch.cuda.Event()
+        # The lane is free: the pull that ended the last iteration saw its contribution folded. It may hold
+        # what was published since.
+        self._sends_to._core.lane_until_push()
         with torch.cuda.stream(side):
-            # The lane is free: the pull that ended the last iteration saw its contribution folded.
             self._lane.tensor.copy_(gradient, non_blocking=True)
             copied.record(side)
         # The allocator must not hand out the gradient's memory again before the side stream has read it.

@@ -327,6 +327,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         BarrierTimeout
             Not every worker called it in time.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. The servers have the old
+            values, or a part of the new ones: publish again on every worker.
         DtypeError
             The model was converted after `distribute`.
         OptionError
@@ -338,15 +341,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.refuse_between("a publication of parameters")
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
-        self.job.barrier(self._timeout, what=what)
-        if self.job.rank == 0:
-            for shared in self._shared.values():
-                core = shared.tensor._core
-                array = as_array(shared.parameter)
-                core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
-        self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
+        self.job._by_first(self._timeout, what, self._write_all, self._timeout)
         self._pull_all()
         self._keep_copies()
+
+    def _write_all(self) -> None:
+        for shared in self._shared.values():
+            core = shared.tensor._core
+            array = as_array(shared.parameter)
+            core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -400,6 +403,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Gradients of this iteration have left for the servers already, so `step` must come first.
         BarrierTimeout
             Not every worker called it in time.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. The servers have the old
+            state, or a part of the new one: load it again on every worker.
         """
         self._delivery.refuse_between("a load of the optimizer's state")
         saved = state_dict["param_groups"]
@@ -432,13 +438,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         what = f"{self._prefix}: the optimizer's state"
         if everything:
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
-        self.job.barrier(self._timeout, what=what)
-        if self.job.rank == 0:
+
+        def load() -> None:
             for shared in self._shared.values():
                 state = states.get(shared.parameter, {})
                 if state or everything:
                     self._load_state(shared, state)
-        self.job._barrier_with_first(self._timeout, what, "the optimizer's state was not loaded")
+
+        self.job._by_first(self._timeout, what, load, self._timeout)
 
     def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
         core = shared.tensor._core

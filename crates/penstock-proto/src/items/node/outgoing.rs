@@ -236,7 +236,9 @@ impl<H: Host> Node<H> {
         match self.batch(peer, id, account, work) {
             Due::Unpaid(_) if beside => {
                 let subscriber = self.partitions.get_mut(&id).and_then(|it| it.subscribers.get_mut(&peer));
-                subscriber.map(|it| it.behind = true);
+                if let Some(subscriber) = subscriber {
+                    subscriber.behind = true;
+                }
                 Due::Behind
             }
             due => due,

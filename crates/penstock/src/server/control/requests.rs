@@ -2,11 +2,12 @@
 
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
-use crate::server::client::{Channel, Received, Unsent};
+use crate::server::client::{Channel, Received, Standing, Unsent};
 use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
 use penstock_proto::account::Resource;
 use penstock_proto::error::{Loss, Refusal};
+use penstock_proto::first::Word;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
@@ -188,11 +189,13 @@ impl Control {
                 plain(Answer::Knot { knot })
             }
             Ask::Barrier => {
-                let waits = self.workers.get_mut(&rank)?.at_barrier.replace(request.id);
-                if waits != Some(request.id) {
-                    self.roster.arrive(rank);
-                    self.open_barrier();
-                }
+                self.stand(rank, Standing { request: request.id, hears: false, word: None });
+                None
+            }
+            Ask::Meet { word } => {
+                // The others listen to worker 0 only: what they say is not kept.
+                let word = word.filter(|_| rank == 0).map(Word::brief);
+                self.stand(rank, Standing { request: request.id, hears: true, word });
                 None
             }
             Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
@@ -249,10 +252,21 @@ impl Control {
         knot
     }
 
+    fn stand(&mut self, rank: Rank, standing: Standing) {
+        let Some(worker) = self.workers.get_mut(&rank) else { return };
+        let request = standing.request;
+        if worker.at_barrier.replace(standing).is_none_or(|before| before.request != request) {
+            self.roster.arrive(rank);
+            self.open_barrier();
+        }
+    }
+
     /// Takes a worker back from the barrier. Returns the workers that the barrier waits for, if it has not opened meanwhile.
     fn withdraw(&mut self, rank: Rank, barrier: u64) -> Vec<Rank> {
-        let stands =
-            self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take_if(|at| *at == barrier));
+        let stands = self
+            .workers
+            .get_mut(&rank)
+            .and_then(|worker| worker.at_barrier.take_if(|at| at.request == barrier));
         if stands.is_none() {
             return Vec::new();
         }
@@ -277,12 +291,20 @@ impl Control {
     pub(super) fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
         let left: Vec<Rank> = self.roster.members().left.into_iter().collect();
+        // Ranks come in order: what worker 0 says is there before anybody is told.
+        let mut said = None;
         for &rank in &ranks {
             self.knots.end(rank);
-            if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
-                let answer = Answer::BarrierPassed { ranks: ranks.clone(), left: left.clone() };
-                self.answer(rank, request, Ok((answer, Vec::new())));
-            }
+            let Some(at) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) else {
+                continue;
+            };
+            said = said.or(at.word);
+            let (ranks, left) = (ranks.clone(), left.clone());
+            let answer = match at.hears {
+                true => Answer::Met { ranks, left, word: said.clone() },
+                false => Answer::BarrierPassed { ranks, left },
+            };
+            self.answer(rank, at.request, Ok((answer, Vec::new())));
         }
     }
 

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `mod.rs` | what tensors and tables need of it; barriers |
 //! | [`clock`] | the worker's clock: what is stamped with it, when it moves, which shards are told |
+//! | [`first`] | what worker 0 does for all, while the others wait |
 //! | [`join`] | joining the servers |
 
 mod clock;
+mod first;
 mod join;
 
 pub use join::Membership;
@@ -26,6 +28,7 @@ use crate::worker::fate::Fate;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
+use penstock_proto::first::Word;
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
@@ -377,8 +380,12 @@ impl Job {
     /// The same; returns which workers stood there. Workers that have left or were lost did not. Errors call the barrier by
     /// `what` it is for.
     pub fn barrier_for(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
+        self.stand(what, Ask::Barrier, self.inner.deadline(timeout)).map(|(gathered, _)| gathered)
+    }
+
+    /// The same, with what `ask` says there; also returns what worker 0 said.
+    fn stand(&self, what: &str, ask: Ask, deadline: Deadline) -> Result<(Gathered, Option<Word>), Error> {
         self.inner.fate.check()?;
-        let deadline = self.inner.deadline(timeout);
         self.inner.touch();
         let _turn = self.inner.gathering.take(|| self.inner.look("standing at the barrier", deadline))?;
         self.inner.tell_clock(deadline)?;
@@ -405,10 +412,10 @@ impl Job {
         })?;
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
-        match first.stand_at_barrier(deadline, look)? {
-            Met::Passed { ranks, left } => {
+        match first.stand_at_barrier(ask, deadline, look)? {
+            Met::Passed { ranks, left, word } => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
-                Ok(Gathered { ranks, left })
+                Ok((Gathered { ranks, left }, word))
             }
             Met::InVain { missing } => {
                 let silent = missing.is_empty().then_some(0);

@@ -7,6 +7,7 @@ use super::{Answered, Heard, Link, lock};
 use crate::wait::Deadline;
 use crate::worker::Error;
 use penstock_proto::Rank;
+use penstock_proto::first::Word;
 use penstock_proto::message::{Answer, Ask};
 use std::sync::mpsc::Receiver;
 
@@ -18,6 +19,8 @@ pub(in crate::worker) enum Met {
         ranks: Vec<Rank>,
         /// Workers that had left the job.
         left: Vec<Rank>,
+        /// What worker 0 said, if it was asked what that is.
+        word: Option<Word>,
     },
     /// The time was up.
     InVain {
@@ -27,27 +30,32 @@ pub(in crate::worker) enum Met {
 }
 
 impl Link {
-    /// Stands at the barrier until it opens. `look` is called now and then, and its error ends the wait. After an error this
+    /// Stands at the barrier until it opens, with what `ask` says there. `look` is called now and then, and its error ends the wait. After an error this
     /// worker has not passed, except after [`Error::Interrupted`] at the very moment in which the barrier opened.
     pub(in crate::worker) fn stand_at_barrier(
         &self,
+        ask: Ask,
         deadline: Deadline,
         mut look: impl FnMut() -> Result<(), Error>,
     ) -> Result<Met, Error> {
         self.fate.check()?;
         let mut stands = || self.fate.check().and_then(|()| look());
         let patient = || self.fate.check_interrupt();
-        if let Some(opens) = lock(&self.doubtful).take() {
+        if let Some((asked, opens)) = lock(&self.doubtful).take() {
             match self.listen(&opens, &mut stands, patient, deadline) {
-                Ok(Some(passed @ (Answer::BarrierPassed { .. }, _))) => return self.passed(passed),
+                // What was said there, or heard, was about something else: it passed that barrier, and comes to this one.
+                Ok(Some((Answer::BarrierPassed { .. } | Answer::Met { .. }, _))) if asked != ask => {}
+                Ok(Some(passed @ (Answer::BarrierPassed { .. } | Answer::Met { .. }, _))) => {
+                    return self.passed(passed);
+                }
                 Ok(Some(_)) => {}
                 unheard => {
-                    *lock(&self.doubtful) = Some(opens);
+                    *lock(&self.doubtful) = Some((asked, opens));
                     return unheard.map(|_| Met::InVain { missing: Vec::new() });
                 }
             }
         }
-        let (barrier, opens) = self.wire.ask(Ask::Barrier)?;
+        let (barrier, opens) = self.wire.ask(ask.clone())?;
         let why = match self.listen(&opens, stands, patient, deadline) {
             Ok(Some(answered)) => return self.passed(answered),
             Ok(None) => None,
@@ -57,12 +65,12 @@ impl Link {
         };
         let missing = self.withdraw(barrier, deadline)?;
         match opens.try_recv() {
-            Ok(Ok(passed @ (Answer::BarrierPassed { .. }, _)))
+            Ok(Ok(passed @ (Answer::BarrierPassed { .. } | Answer::Met { .. }, _)))
                 if matches!(why, None | Some(Error::Knot { .. })) =>
             {
                 return self.passed(passed);
             }
-            Err(_) if missing.is_none() => *lock(&self.doubtful) = Some(opens),
+            Err(_) if missing.is_none() => *lock(&self.doubtful) = Some((ask, opens)),
             _ => {}
         }
         why.map_or_else(|| Ok(Met::InVain { missing: missing.unwrap_or_default() }), Err)
@@ -82,7 +90,8 @@ impl Link {
 
     fn passed(&self, (answer, _): Answered) -> Result<Met, Error> {
         match answer {
-            Answer::BarrierPassed { ranks, left } => Ok(Met::Passed { ranks, left }),
+            Answer::BarrierPassed { ranks, left } => Ok(Met::Passed { ranks, left, word: None }),
+            Answer::Met { ranks, left, word } => Ok(Met::Passed { ranks, left, word }),
             other => Err(self.misunderstood(&other)),
         }
     }

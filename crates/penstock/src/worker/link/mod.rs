@@ -108,7 +108,7 @@ pub(super) struct Link {
     /// The request to let this worker go; 0 before it was asked.
     asked: AtomicU64,
     /// The answer to a barrier of which it is not known whether this worker has passed it.
-    doubtful: Mutex<Option<Receiver<Heard>>>,
+    doubtful: Mutex<Option<(Ask, Receiver<Heard>)>>,
     fate: Arc<Fate>,
     stop: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,

@@ -145,6 +145,7 @@ impl Tensor {
     pub fn lane_until_push(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
+        lock(&self.position).lent(self.job.shown_clock());
         Ok(self.memory.lane())
     }
 

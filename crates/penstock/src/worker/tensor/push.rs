@@ -94,6 +94,9 @@ impl Tensor {
             rank: self.job.rank,
             iteration: already.iteration,
         })?;
+        if matches!(given, Given::New(None)) && position.is_stale(clock) {
+            return Err(Error::StaleLane { name: self.spec.name.clone() });
+        }
         self.wait_for_value(deadline)?;
         if self.wait_long(deadline, position.at(0), |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));

@@ -3,8 +3,8 @@
 use super::{HomeShard, Tensor, Tickets};
 use crate::turn::Taken;
 use crate::wait::Deadline;
-use crate::worker::Error;
 use crate::worker::link::{Waited, lock};
+use crate::worker::{Error, Job};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
@@ -67,6 +67,39 @@ impl Tensor {
         }
         self.is_given.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Overwrites the value, as all workers do together: worker 0's counts, and is given by it alone. Nobody returns as if it were
+    /// there before it is, and all of it. `timeout` is for the others to come; each wait behind that has the job's deadline.
+    pub fn load_together(
+        &self,
+        job: &Job,
+        value: Option<Foreign<'_>>,
+        timeout: Option<Duration>,
+    ) -> Result<(), Error> {
+        match value {
+            Some(value) => self.check_size(value.len())?,
+            None if self.job.rank == 0 => {
+                let (name, what) = (self.spec.name.clone(), "worker 0 gives no value".to_owned());
+                return Err(Error::BadLoad { name, what });
+            }
+            None => {}
+        }
+        // The others are not kept waiting for what must be mended here first.
+        self.check_sent(self.job.shown_clock())?;
+        let what = format!("load of `{}` (every worker calls it)", self.spec.name);
+        job.by_first(&what, timeout, || match value {
+            Some(value) => self.load(0, value, self.steps(None)?, None),
+            None => Ok(()),
+        })
+    }
+
+    /// That this worker has sent all that it has pushed in the iteration `clock`.
+    fn check_sent(&self, clock: u64) -> Result<(), Error> {
+        match lock(&self.position).is_open(clock) {
+            true => Err(Error::Unfinished { name: self.spec.name.clone() }),
+            false => Ok(()),
+        }
     }
 
     /// Worker 0, while no worker pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
@@ -145,11 +178,10 @@ impl Tensor {
         }
         // So that it goes whole, or not at all if the job is being closed.
         let (clock, _whole) = self.job.clock(deadline)?;
-        if position.is_open(clock) {
-            return Err(Error::Unfinished { name: self.spec.name.clone() });
-        }
+        self.check_sent(clock)?;
         let links = self.job.links();
         let rooms = self.rooms(&links, |_| 1, deadline)?;
+        lock(&self.position).loaded();
         lock(&self.lane).write(0, data);
         for (home, mut room) in self.homes.iter().zip(rooms) {
             let Extent { first, count } = home.extent;
