@@ -308,9 +308,10 @@ pub(super) struct Taking {
     sweeps: bool,
     /// Whether a run of rows that is torn is looked at row by row: its producer has gone, and none is made whole any more.
     apart: bool,
-    /// Slots that were torn in this round, and whether those are not all.
+    /// Slots that were torn in this round.
     torn: Vec<Range<u32>>,
-    many_torn: bool,
+    /// Whether there are more that were torn, or slots that are neither due nor in the batch: all rows are looked at.
+    unknown: bool,
     /// Slots that were torn in earlier rounds: they change often, so each round begins with them.
     often: RowSet,
     /// For the slots, where they are kept from one step to the next.
@@ -330,7 +331,7 @@ impl Taking {
             sweeps: false,
             apart,
             torn: Vec::new(),
-            many_torn: false,
+            unknown: false,
             often: RowSet::default(),
             slots_charge: Charge::default(),
         }
@@ -348,7 +349,7 @@ impl Taking {
         let Self { batch, due, torn, often, .. } = self;
         let taken = batch.pieces.values().map(|piece| piece.rows.len()).sum::<usize>() + batch.rows.len();
         let ranges = taken + due.len() + torn.len() + often.ranges().len();
-        if self.many_torn || !self.unseen.is_empty() || ranges > most {
+        if self.unknown || !self.unseen.is_empty() || ranges > most {
             return None;
         }
         let places = batch.pieces.values().flat_map(|piece| &piece.rows).chain(&batch.rows);
@@ -376,7 +377,7 @@ impl Taking {
         let torn = RowSet::from_ranges(torn.map(|range| range.start.into()..range.end.into()));
         let often = self.often.union(&torn);
         self.often = if often.ranges().len() > TORN { torn } else { often };
-        self.unseen = if std::mem::take(&mut self.many_torn) || all { 0..rows.len() } else { 0..0 };
+        self.unseen = if std::mem::take(&mut self.unknown) || all { 0..rows.len() } else { 0..0 };
         self.due = self.often.ranges().iter().map(|range| range.start as u32..range.end as u32).collect();
         self.sweeps = false;
     }
@@ -415,7 +416,11 @@ impl Taking {
                 self.due.pop_front();
                 continue;
             }
-            self.take_piece(memory, rows, after, number, end, work)?;
+            if let Err(why) = self.take_piece(memory, rows, after, number, end, work) {
+                // Some of what the piece had is not in the batch any more.
+                self.unknown = true;
+                return Err(why);
+            }
         }
         Ok(true)
     }
@@ -575,8 +580,82 @@ impl Taking {
         let many = self.torn.len() >= TORN;
         match self.torn.last_mut() {
             Some(last) if last.end == slots.start => last.end = slots.end,
-            _ if many => self.many_torn = true,
+            _ if many => self.unknown = true,
             _ => self.torn.push(slots),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::account::Limits;
+    use crate::items::row_memory::Unlisted;
+    use std::cell::Cell;
+
+    const ROWS: u32 = 10;
+
+    /// Rows that are written by each set.
+    struct Rows(Cell<u64>);
+
+    impl Memory for Rows {
+        fn changed(&mut self, _: &mut Vec<Changed>) -> Result<(), Unlisted> {
+            Ok(())
+        }
+
+        fn now(&self) -> Moment {
+            Moment { done: self.0.get(), several: 0, floor: 0 }
+        }
+
+        fn look(&self, _: u32, _: Moment) -> Result<Look, Torn> {
+            let number = self.0.get();
+            Ok(Look { number, clock: number, as_of: number })
+        }
+
+        fn read(&self, slot: u32, now: Moment, _: &mut [u8]) -> Result<Look, Torn> {
+            self.look(slot, now)
+        }
+
+        fn run(&self) -> u32 {
+            0
+        }
+
+        fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Torn> {
+            Ok(None)
+        }
+
+        fn open(&mut self, _: u64, _: usize) {}
+
+        fn put(&mut self, _: u32, _: u64, _: u64, _: &[u8]) {}
+
+        fn put_run(&mut self, _: u32, _: u64, _: u64, _: &[u8]) {}
+
+        fn finish(&mut self) {}
+
+        fn abort(&mut self) {}
+
+        fn refresh(&mut self, _: u32, _: u64, _: u64, _: u64, _: Option<&[u8]>) {}
+
+        fn raise(&mut self, _: u64) {}
+
+        fn wake(&mut self) {}
+    }
+
+    // They were forgotten, and sent to nobody before they were set once more.
+    #[test]
+    fn rows_of_a_piece_that_cannot_be_paid_when_it_is_taken_anew_are_not_taken_for_done() {
+        let (memory, rows) = (Rows(Cell::new(1)), RowSet::from_ranges(std::iter::once(0..u64::from(ROWS))));
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 300));
+        let batch = Batch::new(PartitionId { table: 0, rank: 0 }, 8, 0, &account).unwrap();
+        let (mut taking, mut work) = (Taking::new(memory.now(), 0, false, batch), Work::new(1000));
+        let all = || vec![0..ROWS];
+        taking.is_due(all(), false);
+        assert!(taking.take(&memory, &rows, 0, &mut work).unwrap());
+        assert_eq!(taking.slots(&rows, 1000), Some(all()));
+        memory.0.set(2);
+        taking.move_to(memory.now(), 0, false, &rows);
+        taking.is_due(vec![0..1, 2..4], false);
+        taking.take(&memory, &rows, 0, &mut work).unwrap_err();
+        assert_eq!(taking.slots(&rows, 1000), None);
     }
 }
