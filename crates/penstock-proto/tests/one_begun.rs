@@ -336,3 +336,37 @@ fn which_rows_are_left_of_one_is_not_kept() {
     let slots = u64::from(MANY / 2) * 8;
     assert!((256 * 1024..256 * 1024 + slots / 8).contains(&charged), "{charged} bytes for a step's rows");
 }
+
+// It stayed the one that was begun, and the other waited for ever.
+#[test]
+fn a_batch_that_is_overtaken_again_and_again_gives_way_to_another_that_is_large() {
+    let mut net =
+        Net::new(&[(LARGE, Propagation::Eager), (LARGE, Propagation::Eager)], u64::from(LARGE) * 4096);
+    net.all();
+    for _ in 0..3 {
+        net.set(1);
+        let came = (0..1000).any(|_| {
+            // All of them are torn, as of the moment that it had.
+            net.set(0);
+            net.step().0.is_some_and(|(rank, _)| rank == 1)
+        });
+        assert!(came);
+    }
+    net.all();
+}
+
+// Nothing was sent any more, and the thread never slept.
+#[test]
+fn a_batch_whose_sets_are_taken_back_meanwhile_gives_way_to_another() {
+    let mut net =
+        Net::new(&[(LARGE, Propagation::Eager), (LARGE, Propagation::Eager)], u64::from(LARGE) * 4096);
+    net.all();
+    net.set(0);
+    net.step();
+    let done = &net.rows[0].done;
+    done.set(done.get() - 1);
+    net.set(1);
+    let sent: Vec<_> = (0..100).map(|_| net.step()).collect();
+    assert!(sent.iter().any(|(whole, _)| *whole == Some((1, LARGE))));
+    assert!(!sent[99].1, "it goes on where nothing can be done");
+}

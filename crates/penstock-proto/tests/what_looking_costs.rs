@@ -40,6 +40,8 @@ struct Mirror {
     unlisted: Cell<(u32, u32)>,
     /// A row that is set when it is asked next which have changed, and not listed.
     sets_when_asked: Option<u32>,
+    /// The iteration for which all rows are complete, and how many times it is asked for the moment before that is the next.
+    floor: Cell<(u64, u32)>,
     /// Rows that are torn.
     torn: RefCell<BTreeSet<u32>>,
     counted: Rc<Counted>,
@@ -55,6 +57,7 @@ impl Mirror {
             log: RefCell::default(),
             unlisted: Cell::default(),
             sets_when_asked: None,
+            floor: Cell::default(),
             torn: RefCell::default(),
             counted: Rc::clone(counted),
         }
@@ -93,7 +96,10 @@ impl Memory for Mirror {
     }
 
     fn now(&self) -> Moment {
-        Moment { done: self.done.get(), several: 0, floor: 0 }
+        let (mut floor, until) = self.floor.get();
+        floor += u64::from(until == 1);
+        self.floor.set((floor, until.saturating_sub(1)));
+        Moment { done: self.done.get(), several: 0, floor }
     }
 
     fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
@@ -104,7 +110,7 @@ impl Memory for Mirror {
         let look = self.rows[slot as usize];
         let as_of = look.as_of.max(now.done);
         let number = if look.number <= as_of { look.number } else { self.before[slot as usize] };
-        Ok(Look { number, as_of, ..look })
+        Ok(Look { number, as_of, clock: look.clock.max(now.floor) })
     }
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
@@ -515,6 +521,19 @@ fn rows_of_a_set_that_is_finished_just_before_one_that_comes_round_are_found() {
             sent.sort_unstable();
             assert_eq!(sent, [(0, 7, 2), (0, ROWS - 1, 1)], "{propagation}, lost: {lost}");
         }
+    }
+}
+
+// It was taken for one for which all had been looked at.
+#[test]
+fn rows_that_are_complete_for_an_iteration_which_ends_while_they_are_looked_at_are_sent() {
+    for asked in 1..8 {
+        let mut net = here(&[3], Propagation::Bounded);
+        net.memory(0).floor.set((0, asked));
+        net.memory(0).set(1);
+        let sent: Vec<_> = (0..4).flat_map(|_| net.settle()).collect();
+        let rows: BTreeSet<_> = rows_in(&sent).into_iter().map(|(_, place, _)| place).collect();
+        assert_eq!(rows, BTreeSet::from([0, 1, 2]), "as it was asked for the {asked}th time");
     }
 }
 

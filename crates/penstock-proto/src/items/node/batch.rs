@@ -35,9 +35,11 @@ pub(super) enum Due {
 
 /// Passes on to the subscribers which rows have changed. In memory that it shares, a producer that was lost may go on writing: that
 /// is not followed.
-pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec<Changed>) {
-    if partition.ended.is_some() {
-        return;
+/// For how many iterations the producer has said that its rows are complete, as that was then: for a later number all rows have to be
+/// looked at.
+pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec<Changed>) -> u64 {
+    if let Some(ended) = partition.ended {
+        return ended.floor;
     }
     scratch.clear();
     let unlisted = partition.memory.changed(scratch).err();
@@ -53,6 +55,7 @@ pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec
         subscriber.all |= risen && subscriber.propagation == Propagation::Bounded;
         subscriber.dirty |= risen || last.is_some();
     }
+    floor
 }
 
 /// All rows that a subscriber lacks, as they were at one moment.
@@ -80,6 +83,9 @@ pub(super) fn eager<M: Memory>(
         // Memory that its producer shares may say so. A peer that is told so would conclude that this side breaks the protocol.
         let before = subscriber.taking.as_ref().map_or(subscriber.done, |taking| taking.now.done);
         if now.done < before {
+            if let Some(taking) = subscriber.taking.take() {
+                subscriber.give_up(taking);
+            }
             subscriber.dirty = !lost;
             return if lost { Due::Nothing { turn } } else { Due::Waits };
         }
@@ -251,14 +257,15 @@ pub(super) fn bounded<M: Memory>(
 ) -> Result<Needed, Exhausted> {
     let row_bytes = partition.shape.row_bytes as usize;
     let ended = partition.ended.is_some();
-    collect(partition, scratch);
+    let floor = collect(partition, scratch);
     // Behind `collect`: where it says that rows have changed that are not listed, those of every set before the last that it found
     // are looked at as that set's predecessor left them.
     let now = partition.ended.unwrap_or_else(|| partition.memory.now());
     let Partition { memory, subscribers, .. } = partition;
     let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(Needed::None) };
     subscriber.ripen(now, 0);
-    subscriber.floor = now.floor;
+    // Not that of `now`, which may have risen since: nobody would look at all rows for it.
+    subscriber.floor = floor;
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
     let slots = some_candidates(subscriber, now, work.left());
     // Where all that can be done is, those that were torn are looked at once more, a few at a time.

@@ -13,6 +13,10 @@ use crate::items::wire::{Encoder, Message, PartitionId};
 use crate::peer::PeerId;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Moments of a batch that others wait for, at most. Where one is found, it is by then: each round is as long as what has changed during
+/// the one before.
+const ROUNDS: u32 = 16;
+
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
@@ -154,10 +158,10 @@ impl<H: Host> Node<H> {
         if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
             ids.drain(..at);
         }
-        let begun = |partition: &Partition<H::Memory>| {
+        let is_begun = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(|it| it.taking.is_some())
         };
-        let begun = self.partitions.iter().find(|(_, partition)| begun(partition)).map(|(id, _)| *id);
+        let mut begun = self.partitions.iter().find(|(_, partition)| is_begun(partition)).map(|(id, _)| *id);
         let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
         for (at, id) in ids.into_iter().enumerate() {
             let mut of = id;
@@ -168,6 +172,9 @@ impl<H: Host> Node<H> {
             if let (Due::Behind, Some(begun)) = (&due, begun) {
                 // It is looked at once more, whatever comes of the other.
                 next = Ok(Next::Unfinished);
+                if self.gives_way(peer, begun) {
+                    break;
+                }
                 of = begun;
                 due = match work.is_over() {
                     true => Due::Unfinished,
@@ -175,6 +182,9 @@ impl<H: Host> Node<H> {
                 };
             }
             work.look(1);
+            if self.partitions.get(&of).is_some_and(is_begun) {
+                begun = Some(of);
+            }
             match due {
                 Due::Rows(batch) => {
                     if let Some(connection) = self.peers.get_mut(&peer) {
@@ -212,6 +222,19 @@ impl<H: Host> Node<H> {
             self.sent(peer, &through);
         }
         next
+    }
+
+    /// Whether the batch that is begun is given up, where others wait for it, since its producer overtakes it again and again: it comes
+    /// behind them.
+    fn gives_way(&mut self, peer: PeerId, begun: PartitionId) -> bool {
+        let subscriber = self.partitions.get_mut(&begun).and_then(|it| it.subscribers.get_mut(&peer));
+        let Some(subscriber) = subscriber else { return false };
+        let Some(taking) = subscriber.taking.take_if(|taking| taking.rounds > ROUNDS) else { return false };
+        subscriber.give_up(taking);
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.turn = Some(begun);
+        }
+        true
     }
 
     /// The same of one partition, while a batch of `begun` is being taken.

@@ -422,7 +422,7 @@ impl Subscriber {
         let gone = self.fetches.iter().take_while(|pending| pending.is_over).count();
         self.fetches.drain(..gone);
         self.over -= gone;
-        let mut next = self.pass.map_or(0, |pass| pass.next - gone);
+        let mut next = self.pass.map_or(0, |pass| pass.next.saturating_sub(gone));
         if self.over > 0 && (all || 2 * self.over > self.fetches.len()) {
             next -= self.fetches.range(..next).filter(|pending| pending.is_over).count();
             self.fetches.retain(|pending| !pending.is_over);

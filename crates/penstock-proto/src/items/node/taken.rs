@@ -304,6 +304,8 @@ pub(super) struct Taking {
     due: VecDeque<Range<u32>>,
     pub(super) unseen: Range<u64>,
     pub(super) changed: VecDeque<Changed>,
+    /// Moments so far.
+    pub(super) rounds: u32,
     /// Whether the slots are some of many, most of which may not have changed.
     sweeps: bool,
     /// Whether a run of rows that is torn is looked at row by row: its producer has gone, and none is made whole any more.
@@ -328,6 +330,7 @@ impl Taking {
             due: VecDeque::new(),
             unseen: 0..0,
             changed: VecDeque::new(),
+            rounds: 0,
             sweeps: false,
             apart,
             torn: Vec::new(),
@@ -340,6 +343,8 @@ impl Taking {
     /// It is kept until the next step, with its slots.
     pub(super) fn keep(&mut self, account: &Account) -> Result<(), Exhausted> {
         let bytes = (self.due.capacity() + self.torn.capacity()) * size_of::<Range<u32>>();
+        // One after the other: who can pay for them once is not refused.
+        self.slots_charge = Charge::default();
         self.slots_charge = account.charge(Resource::Bytes, bytes as u64 + self.often.kept_bytes())?;
         Ok(())
     }
@@ -372,7 +377,7 @@ impl Taking {
     /// It becomes a batch of a later moment. What has changed since is due, and that is for the caller to say; `all` rows are if that
     /// is not known. Those that were torn are due first.
     pub(super) fn move_to(&mut self, now: Moment, turn: u64, all: bool, rows: &RowSet) {
-        (self.now, self.turn) = (now, turn);
+        (self.now, self.turn, self.rounds) = (now, turn, self.rounds + 1);
         let torn = std::mem::take(&mut self.torn).into_iter();
         let torn = RowSet::from_ranges(torn.map(|range| range.start.into()..range.end.into()));
         let often = self.often.union(&torn);
