@@ -30,6 +30,7 @@ from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import (
+    DeadlineExceeded,
     DeclarationConflict,
     JobClosed,
     NotDelivered,
@@ -61,6 +62,8 @@ after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
+# Seconds that worker 0 waits for others which may have stopped waiting for it.
+_STILL_THERE = 1.0
 
 
 def init(**options: Any) -> Job:
@@ -516,7 +519,7 @@ class Job(Sealed):
             What is meant, such as "loss": a call that meets one of another name, or of none, is an error. At
             most 256 bytes. Default: none.
         timeout
-            Seconds to wait in total. Default: the job's `deadline`.
+            Seconds to wait in total. Default: the job's `deadline` for each wait of it.
 
         Returns
         -------
@@ -649,8 +652,11 @@ class Job(Sealed):
             try:
                 act()
             except BaseException as error:
-                # Ctrl-C does not wait for them. Otherwise they stand there already.
+                # Ctrl-C does not wait for them. Otherwise they stand there already, unless a deadline has
+                # passed, which may have been theirs too: they must not hear of this when they come again.
                 patience = then if isinstance(error, Exception) else 0.0
+                if isinstance(error, DeadlineExceeded):
+                    patience = _STILL_THERE
                 # Those that cannot be told wait for the next attempt, until their deadline.
                 with contextlib.suppress(PenstockError):
                     self._core.end_by_first(what, f"{type(error).__name__}: {error}", patience)

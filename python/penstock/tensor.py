@@ -174,9 +174,10 @@ class Tensor(Sealed):
 
         Waits until the servers have taken what is in it, including asynchronous pushes. Call it each time
         before you fill it: what is written between a push and the next call may be folded instead of what was
-        pushed. After a push with `more=True` the sum of the parts stands there: push arrays until it is sent.
-        From now on servers on other hosts are sent a copy that the worker makes, of what `push(grad)` brings
-        too. A filter of pushes leaves here what it sends, with zeros in place of what it holds back.
+        pushed, and `push()` refuses what was filled before a `load`. After a push with `more=True` the sum of
+        the parts stands there: push arrays until it is sent. From now on servers on other hosts are sent a
+        copy that the worker makes, of what `push(grad)` brings too. A filter of pushes leaves here what it
+        sends, with zeros in place of what it holds back.
 
         Returns
         -------

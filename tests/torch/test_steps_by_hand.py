@@ -197,6 +197,17 @@ with ps.init() as job:
     for step in range(3):
         model.zero_grad()
         loss(model, step, job.rank).backward()
+    # What was changed by hand is averaged and published now and then.
+    model, optimizer = distributed(job, overlap=False)
+    for step in range(40):
+        model.zero_grad()
+        loss(model, step, job.rank).backward()
+        move(model)
+        if step % 8 == 7:
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.copy_(job.mean(one))
+            optimizer.publish()
     # Without the check it is not looked for.
     model, optimizer = distributed(job, check=False)
     for step in range(40):

@@ -209,7 +209,8 @@ pub unsafe extern "C" fn penstock_push_with(
 /// NULL is not copied for them, and once for servers of other hosts.
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
-///              changed from this call until the next push, and is undefined at first.
+///              changed from this call until the next push, and is undefined at first. On rank 0 a load writes there: ask for it
+///              once more before it is filled and pushed with NULL.
 ///
 /// Waits until the servers have taken what is in it. Errors: as penstock_push().
 #[unsafe(no_mangle)]

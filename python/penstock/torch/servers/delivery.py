@@ -296,6 +296,10 @@ class Delivery:
         for shared in self._all:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
 
+    def forget_changes(self) -> None:
+        """What was changed without a step is everybody's by now."""
+        self._apart = None
+
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""
         gone = self._first_gone()

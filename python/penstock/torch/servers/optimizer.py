@@ -344,6 +344,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.job._by_first(self._timeout, what, self._write_all, self._timeout)
         self._pull_all()
         self._keep_copies()
+        # Who steps by hand and publishes does not train alone.
+        self._delivery.forget_changes()
 
     def _write_all(self) -> None:
         for shared in self._shared.values():

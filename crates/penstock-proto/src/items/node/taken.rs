@@ -653,7 +653,7 @@ mod tests {
         let account = Account::new(Limits::NONE.with(Resource::Bytes, 300));
         let batch = Batch::new(PartitionId { table: 0, rank: 0 }, 8, 0, &account).unwrap();
         let (mut taking, mut work) = (Taking::new(memory.now(), 0, false, batch), Work::new(1000));
-        let all = || vec![0..ROWS];
+        let all = || -> Vec<Range<u32>> { std::iter::once(0..ROWS).collect() };
         taking.is_due(all(), false);
         assert!(taking.take(&memory, &rows, 0, &mut work).unwrap());
         assert_eq!(taking.slots(&rows, 1000), Some(all()));

@@ -7,6 +7,9 @@ use penstock_proto::first::{Heard, Stage, Word, hear};
 use penstock_proto::message::Ask;
 use std::time::Duration;
 
+/// How long worker 0 waits for others that may have stopped waiting for it.
+const STILL_THERE: Duration = Duration::from_secs(1);
+
 impl Job {
     /// Has worker 0 `act` for all workers, each of which makes this call. Returns when it has; its error otherwise, which the
     /// others are told of. `timeout` is for the others to come, the job's deadline for each wait behind that.
@@ -23,8 +26,15 @@ impl Job {
             return self.end_by_first(what, None, None);
         }
         act().inspect_err(|error| {
-            // Who asks to stop waiting is not kept until the others come. Otherwise they stand there already.
-            let at_once = matches!(error, Error::Interrupted).then_some(Duration::ZERO);
+            // Who asks to stop waiting is not kept until the others come. Otherwise they stand there already, unless a deadline has
+            // passed, which may have been theirs too: they must not hear of this when they come again.
+            let at_once = match error {
+                Error::Interrupted => Some(Duration::ZERO),
+                Error::PullTimeout { .. } | Error::LaneTimeout { .. } | Error::Knot { .. } => {
+                    Some(STILL_THERE)
+                }
+                _ => None,
+            };
             // Those that cannot be told wait for worker 0's next attempt, until their deadline.
             let _ = self.end_by_first(what, Some(error.to_string()), at_once);
         })?;
