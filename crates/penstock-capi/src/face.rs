@@ -2,10 +2,11 @@
 //! here, a line each.
 
 /// How Python spells it, and how C does. The longer of two that begin the same goes first.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
     ("`ps.init()`", "penstock_init()"),
     ("`close()`", "penstock_finish()"),
     ("`job.clock()`", "penstock_clock()"),
+    ("`lane()`", "penstock_lane()"),
     ("push with `more=True`", "push with `more` (see penstock_call)"),
     ("fold=\"sum\" and use add", "PENSTOCK_FOLD_SUM and use penstock_add()"),
     ("give `out=`", "use penstock_pull_into()"),
