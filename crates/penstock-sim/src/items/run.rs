@@ -69,7 +69,7 @@ const LONG: u64 = 20_000;
 const LONG_IF_THIN: u64 = 200_000;
 const TABLE: u32 = 0;
 /// Of the hash that says how many rows nodes look at in one step.
-const STEPS: u64 = 0x57e9;
+pub(super) const STEPS: u64 = 0x57e9;
 pub(super) const HOME: PeerId = PeerId::server(0);
 
 pub(super) fn partition(rank: u32) -> PartitionId {
