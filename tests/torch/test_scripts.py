@@ -24,6 +24,8 @@ PAGE = (ROOT / "docs" / "pytorch.md").read_text()
 NAMES = sorted(folder.name for folder in SCRIPTS.iterdir() if (folder / "before.py").exists())
 PATIENCE = 180.0
 """Seconds that a program may take to end. Nothing is judged by time: this only ends a test that hangs."""
+ABORTED = "terminate called without an active exception"
+"""What C++ says where Python ends one of its threads."""
 
 DRAWN = """
 # Runs a script, and notes what its sampler draws on each worker; or has it draw what two workers drew.
@@ -70,8 +72,8 @@ def test_the_page_shows_the_whole_difference_and_counts_its_lines(name: str) -> 
     assert f", -{gone} +{come} lines. " in " ".join(said.split())
 
 
-def run(*commands: list[Any], **environment: str) -> str:
-    """What programs print that run at once, one after the other. None may fail."""
+def ended(*commands: list[Any]) -> list[tuple[int, str, str]]:
+    """How programs end that run at once, and what they print, one after the other."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -90,14 +92,38 @@ def run(*commands: list[Any], **environment: str) -> str:
         for rank, command in enumerate(commands)
     ]
     try:
-        ended = [process.communicate(timeout=PATIENCE) for process in started]
+        printed = [process.communicate(timeout=PATIENCE) for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    for process, (out, err) in zip(started, ended, strict=True):
-        assert process.returncode == 0, out + err
-    return "".join(out for out, _ in ended)
+    return [(process.returncode, *both) for process, both in zip(started, printed, strict=True)]
+
+
+def what_they_print(found: list[tuple[int, str, str]]) -> str:
+    """None may have failed."""
+    for code, out, err in found:
+        assert code == 0, out + err
+    return "".join(out for _, out, _ in found)
+
+
+def run(*commands: list[Any]) -> str:
+    """What programs print that run at once, one after the other."""
+    return what_they_print(ended(*commands))
+
+
+def run_as_it_was(*commands: list[Any]) -> str:
+    """
+    The same of a script that was not moved and averages by Gloo. Once its work is done PyTorch may abort it:
+    a thread of Gloo that lets go of a tensor while the interpreter ends is ended inside C++. Such a run is
+    no baseline, and is done again.
+    """
+    for _ in range(4):
+        found = ended(*commands)
+        if not any(code and ABORTED in err for code, _, err in found):
+            return what_they_print(found)
+        print(f"PyTorch aborted at its end and runs again: {commands}")
+    return run(*commands)
 
 
 def run_on_two(*command: Any) -> str:
@@ -123,7 +149,7 @@ def test_a_script_that_was_distributed_already_trains_to_the_same_bits(name: str
     theirs, ours = tmp_path / "theirs.pt", tmp_path / "ours.pt"
     command = [before, "--save", theirs]
     # The tutorial starts its processes itself.
-    expected = run(command) if name == "ddp_tutorial" else run(command, command)
+    expected = run_as_it_was(*([command] if name == "ddp_tutorial" else [command] * 2))
     found = run_on_two(after, "--save", ours)
     for rank in range(2):
         lines = losses(found, f"[worker {rank}] rank {rank} loss")
