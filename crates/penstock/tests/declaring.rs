@@ -235,3 +235,28 @@ fn while_a_large_tensor_is_declared_others_are_heard() {
     });
     assert!(overtakes, "a sign of life waited for a tensor's memory each time");
 }
+
+// Of the first size for which all but what its connection may have to hold had room, the tensor stayed, without a value that
+// anybody could give it: with its memory, and with its name, which could be declared as nothing else.
+#[test]
+fn a_program_that_asks_for_less_and_less_has_what_fits() {
+    let settings = [("chunk_bytes", "4MiB"), ("shards", "1"), ("memory", "80000000")];
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &settings);
+    let job = cluster.join(0);
+    let sizes = (2 << 20..8 << 20).rev().step_by(128 << 10);
+    let fits = sizes.map(|elements| {
+        job.declare(Declaration::new("w", &[elements], Rule::Adam { amsgrad: false, maximize: false }))
+    });
+    let mut refused = 0;
+    let w = fits.into_iter().find_map(|declared| match declared {
+        Ok(w) => Some(w),
+        Err(Error::Refused(Refusal::OutOfMemory { .. } | Refusal::Exhausted { .. })) => {
+            refused += 1;
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+    assert!(refused > 10, "{refused} were too large");
+    w.unwrap().initialize(None, None).unwrap();
+    job.close(None).unwrap();
+}

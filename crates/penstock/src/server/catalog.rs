@@ -42,22 +42,6 @@ pub(super) struct Entry {
     _charges: Vec<Charge>,
 }
 
-impl Entry {
-    /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer
-    /// than one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded
-    /// from.
-    fn held_to_send(&self, chunk: u32) -> usize {
-        let Self { layout, terms, .. } = self;
-        let Terms { values, contributions, .. } = &**terms;
-        let bytes = layout.value(chunk).len();
-        let payload = values.longest(bytes).max(layout.state(chunk).len());
-        let unread = if payload > BATCH_BYTES { payload } else { 0 };
-        let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
-        let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
-        unread + outgoing + incoming
-    }
-}
-
 /// Where a tensor's memory is.
 #[derive(Debug)]
 enum Held {
@@ -96,17 +80,27 @@ struct SendingCharges {
     charges: Vec<Charge>,
 }
 
-/// A tensor that was made, but for the first touch of its memory. Nobody knows of it so far: if there is no memory, it goes with
-/// all that it was charged.
+/// A tensor that was made, but perhaps for the first touch of its memory, and for the lane of the worker that declares it. Nobody
+/// knows of it so far: if there is no memory for all of that, it goes with all that it was charged.
 #[derive(Debug)]
 struct NewEntry {
     rank: Rank,
     entry: Entry,
     tensor: NewTensor,
     untouched: Untouched,
+    /// For what that worker may have to be sent, if it is on another host: before it has a place among others, which is not given
+    /// back.
+    paid: Option<Sending>,
     /// Bytes homed with it, by server and by shard of this one.
     server_loads: Vec<u64>,
     shard_loads: Vec<u64>,
+}
+
+/// What one of a worker's connections may have to hold, and what was charged for that and for notes of a tensor's chunks.
+#[derive(Debug)]
+struct Sending {
+    longest: u64,
+    charge: Charge,
 }
 
 /// A lane, likewise.
@@ -117,7 +111,7 @@ struct NewLane {
     views: Vec<LaneView>,
     own: Option<OwnLane>,
     untouched: Untouched,
-    paid: Option<(u64, Charge)>,
+    paid: Option<Sending>,
 }
 
 #[derive(Debug)]
@@ -191,14 +185,15 @@ impl Catalog {
         self.numbers.contains_key(name)
     }
 
-    /// Declares a tensor for `rank`: its number, and its memory where it is new. `None`: that is not touched so far; it is gone on
-    /// with when this is asked again, in another turn, and nothing else is declared before.
+    /// Declares a tensor for `rank`: its number. `None`: its memory is not touched so far; it is gone on with when this is asked
+    /// again, in another turn, and nothing else is declared before. A new one is known once it is [settled](Self::settle).
     pub(super) fn declare(
         &mut self,
         rank: Rank,
+        remote: bool,
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
-    ) -> Result<Option<(TensorId, Option<NewTensor>)>, Refusal> {
+    ) -> Result<Option<TensorId>, Refusal> {
         let terms = Arc::new(spec.check(&KNOWN)?);
         if let Some(&id) = self.numbers.get(&spec.name) {
             let entry = &self.entries[&id];
@@ -206,7 +201,7 @@ impl Catalog {
                 Some((what, expected, got)) => {
                     Err(Refusal::Conflict { name: spec.name, rank, what: what.to_owned(), expected, got })
                 }
-                None => Ok(Some((id, None))),
+                None => Ok(Some(id)),
             };
         }
         let begun = self.new_entry.take().filter(|new| new.rank == rank && new.tensor.spec.name == spec.name);
@@ -215,19 +210,36 @@ impl Catalog {
             None => {
                 let cut = Cut::new(spec.bytes(), self.chunk_bytes);
                 let (id, extents, server_loads) = self.decide(&cut, decided)?;
-                Box::new(self.make(rank, id, spec, terms, cut, extents, server_loads)?)
+                Box::new(self.make((rank, remote), id, spec, terms, cut, extents, server_loads)?)
             }
         };
         let touched = self.first_touch.touch(&mut new.untouched);
-        if !touched.map_err(lacking("make a tensor's memory"))? {
-            self.new_entry = Some(new);
-            return Ok(None);
-        }
-        let NewEntry { entry, tensor, server_loads, shard_loads, .. } = *new;
+        let id = touched.map_err(lacking("make a tensor's memory"))?.then_some(new.tensor.id);
+        self.new_entry = Some(new);
+        Ok(id)
+    }
+
+    /// The declaration of a tensor has all that it needs: where it was new, it is known from now on, and has this memory.
+    pub(super) fn settle(&mut self, id: TensorId) -> Option<NewTensor> {
+        let NewEntry { entry, tensor, server_loads, shard_loads, .. } =
+            *self.new_entry.take_if(|new| new.tensor.id == id)?;
         (self.server_loads, self.shard_loads) = (server_loads, shard_loads);
         self.numbers.insert(tensor.spec.name.clone(), tensor.id);
         self.entries.insert(tensor.id, entry);
-        Ok(Some((tensor.id, Some(tensor))))
+        Some(tensor)
+    }
+
+    /// A tensor, or the one whose declaration is under way.
+    fn entry(&self, id: TensorId) -> Result<&Entry, Refusal> {
+        let new = self.new_entry.as_ref().filter(|new| new.tensor.id == id);
+        new.map_or_else(|| self.get(id), |new| Ok(&new.entry))
+    }
+
+    fn entry_mut(&mut self, id: TensorId) -> Result<&mut Entry, Refusal> {
+        match &mut self.new_entry {
+            Some(new) if new.tensor.id == id => Ok(&mut new.entry),
+            _ => self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id }),
+        }
     }
 
     /// Number and extents, and the servers' loads with them.
@@ -267,7 +279,7 @@ impl Catalog {
     #[expect(clippy::too_many_arguments, reason = "what was decided of one tensor")]
     fn make(
         &mut self,
-        rank: Rank,
+        (rank, remote): (Rank, bool),
         id: TensorId,
         spec: TensorSpec,
         terms: Arc<Terms>,
@@ -289,6 +301,7 @@ impl Catalog {
         if streams > 0 {
             charges.push(self.charge(&spec.name, streams)?);
         }
+        let paid = remote.then(|| self.pay_for_sending(rank, &spec.name, &layout, &terms)).transpose()?;
         let mut held = Held::Nowhere;
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
@@ -328,7 +341,7 @@ impl Catalog {
             _charges: charges,
         };
         let tensor = NewTensor { id, spec, terms, total: cut.chunks(), homes };
-        Ok(NewEntry { rank, entry, tensor, untouched, server_loads, shard_loads })
+        Ok(NewEntry { rank, entry, tensor, untouched, paid, server_loads, shard_loads })
     }
 
     /// Pays for a tensor in regions of its own: value, state, and a lane for each worker.
@@ -379,19 +392,24 @@ impl Catalog {
     }
 
     /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and, for
-    /// each shard that it has a connection to, what that may have to hold beside a usual batch. Returns how much that is.
-    fn pay_for_sending(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
-        let extent = entry.layout.extent();
+    /// each shard that it has a connection to, what that may have to hold beside a usual batch.
+    fn pay_for_sending(
+        &self,
+        rank: Rank,
+        name: &str,
+        layout: &ExtentLayout,
+        terms: &Terms,
+    ) -> Result<Sending, Refusal> {
+        let extent = layout.extent();
         let before = self.sending.get(&rank).map_or(0, |charges| charges.longest);
         // Only the last chunk may be shorter.
-        let held = extent.chunks().next().map_or(0, |chunk| entry.held_to_send(chunk));
+        let held = extent.chunks().next().map_or(0, |chunk| held_to_send(layout, terms, chunk));
         let longest = before.max(held as u64);
         let notes = u64::from(extent.count) * NOTE_BYTES;
         let held = (longest - before) * self.shard_loads.len() as u64;
         let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held);
-        let what =
-            || format!("what it may have to send of `{}` to worker {rank} on another host", entry.spec.name);
-        Ok((longest, charge.map_err(|why| why.refuse(what()))?))
+        let what = || format!("what it may have to send of `{name}` to worker {rank} on another host");
+        Ok(Sending { longest, charge: charge.map_err(|why| why.refuse(what()))? })
     }
 
     /// Makes a worker's lane, for each shard its view; none where this server's extent is empty, or where the worker has one: a
@@ -403,7 +421,7 @@ impl Catalog {
         rank: Rank,
         remote: bool,
     ) -> Result<Option<Vec<LaneView>>, Refusal> {
-        if self.get(id)?.given.contains(&rank) {
+        if self.entry(id)?.given.contains(&rank) {
             return Ok(Some(Vec::new()));
         }
         let begun = self.new_lane.take().filter(|lane| (lane.id, lane.rank) == (id, rank));
@@ -415,12 +433,12 @@ impl Catalog {
             self.new_lane = Some(lane);
             return Ok(None);
         }
-        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        let entry = self.entry_mut(id)?;
         if let (Held::Own(_, lanes), Some(own)) = (&mut entry.held, lane.own) {
             lanes.insert(rank, own);
         }
         entry.given.insert(rank);
-        if let Some((longest, charge)) = lane.paid {
+        if let Some(Sending { longest, charge }) = lane.paid {
             let sending = self.sending.entry(rank).or_default();
             sending.longest = longest;
             sending.charges.push(charge);
@@ -429,8 +447,14 @@ impl Catalog {
     }
 
     fn make_lane(&mut self, id: TensorId, rank: Rank, remote: bool) -> Result<NewLane, Refusal> {
-        let entry = self.get(id)?;
-        let paid = if remote { Some(self.pay_for_sending(rank, entry)?) } else { None };
+        let paid = self.new_entry.as_mut().filter(|new| new.tensor.id == id).and_then(|new| new.paid.take());
+        let entry = self.entry(id)?;
+        let paid = match paid {
+            None if remote => {
+                Some(self.pay_for_sending(rank, &entry.spec.name, &entry.layout, &entry.terms)?)
+            }
+            paid => paid,
+        };
         let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
         let shard_of = Arc::clone(&entry.shard_of);
         let (mut own, mut untouched) = (None, Untouched::default());
@@ -463,7 +487,7 @@ impl Catalog {
 
     /// Whether a worker has declared a tensor before.
     pub(super) fn is_given(&self, id: TensorId, rank: Rank) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.given.contains(&rank))
+        self.entry(id).is_ok_and(|entry| entry.given.contains(&rank))
     }
 
     /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors; all of them
@@ -475,11 +499,12 @@ impl Catalog {
         rank: Rank,
         again: bool,
     ) -> Result<(Option<[SlabSpot; 2]>, Vec<OwnedFd>), Refusal> {
-        let entry = self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        let entry = self.entry(id)?;
         match &entry.held {
             Held::Nowhere => Ok((None, Vec::new())),
             Held::Pooled(place) => {
-                let passed = self.slabs.pass(*place, rank, again)?;
+                let place = *place;
+                let passed = self.slabs.pass(place, rank, again)?;
                 Ok(passed.map_or((None, Vec::new()), |(spots, fds)| (Some(spots), fds)))
             }
             Held::Own(model, lanes) => {
@@ -490,6 +515,18 @@ impl Catalog {
             }
         }
     }
+}
+
+/// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer than
+/// one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded from.
+fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
+    let Terms { values, contributions, .. } = terms;
+    let bytes = layout.value(chunk).len();
+    let payload = values.longest(bytes).max(layout.state(chunk).len());
+    let unread = if payload > BATCH_BYTES { payload } else { 0 };
+    let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
+    let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
+    unread + outgoing + incoming
 }
 
 impl Entry {
@@ -540,7 +577,7 @@ mod tests {
         }
     }
 
-    /// Declares a tensor, however many turns that takes.
+    /// Declares a tensor for a worker of this host, however many turns that takes; the worker has no lane so far.
     fn declare_in_turns(
         catalog: &mut Catalog,
         rank: Rank,
@@ -549,8 +586,8 @@ mod tests {
     ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
         loop {
             catalog.begin_turn();
-            if let Some(declared) = catalog.declare(rank, spec.clone(), decided.clone())? {
-                return Ok(declared);
+            if let Some(id) = catalog.declare(rank, false, spec.clone(), decided.clone())? {
+                return Ok((id, catalog.settle(id)));
             }
         }
     }
@@ -668,13 +705,11 @@ mod tests {
     #[test]
     fn a_large_tensor_and_its_lanes_are_touched_in_turns_and_known_when_all_of_them_were() {
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, Account::new(Limits::NONE));
-        let (turns_for_it, (id, new)) = turns(&mut catalog, |catalog| {
-            assert!(!catalog.knows("w"));
-            catalog.declare(0, TensorSpec { shape: vec![8 << 20], ..spec("w") }, None)
-        })
-        .unwrap();
+        let large = || TensorSpec { shape: vec![8 << 20], ..spec("w") };
+        let (turns_for_it, id) =
+            turns(&mut catalog, |catalog| catalog.declare(0, false, large(), None)).unwrap();
         // Of 32 MiB, and 64 MiB for Adam.
-        assert!(turns_for_it >= 6 && new.is_some(), "{turns_for_it} turns");
+        assert!(turns_for_it >= 6, "{turns_for_it} turns");
         for (rank, remote) in [(0, false), (1, true)] {
             let (turns, _) = turns(&mut catalog, |catalog| {
                 assert!(!catalog.is_given(id, rank));
@@ -682,9 +717,11 @@ mod tests {
             })
             .unwrap();
             assert!(turns >= 2, "{turns} turns for the lane of worker {rank}");
+            assert_eq!(catalog.knows("w"), rank > 0, "all that was asked for is there");
+            assert_eq!(catalog.settle(id).is_some(), rank == 0);
         }
-        let again = catalog.declare(1, TensorSpec { shape: vec![8 << 20], ..spec("w") }, None).unwrap();
-        assert!(matches!(again, Some((0, None))), "what is known takes no turn");
+        let again = catalog.declare(1, true, large(), None).unwrap();
+        assert!(again == Some(0) && catalog.settle(0).is_none(), "what is known takes no turn");
     }
 
     #[test]
@@ -703,9 +740,19 @@ mod tests {
 
         catalog.first_touch.memory = usize::MAX;
         catalog.begin_turn();
-        assert!(catalog.declare(0, large(), None).unwrap().is_none() && taken() != before);
+        assert!(catalog.declare(0, false, large(), None).unwrap().is_none() && taken() != before);
         catalog.end_declaration();
         assert_eq!(taken(), before, "its worker has gone");
+
+        // The tensor that was refused with the lane of its first worker was known from then on, and its memory gone.
+        for remote in [false, true] {
+            catalog.first_touch.memory = 100 << 20;
+            let (_, id) = turns(&mut catalog, |catalog| catalog.declare(0, remote, large(), None)).unwrap();
+            no_memory(lane_in_turns(&mut catalog, id, 0, remote).unwrap_err(), "make a lane");
+            catalog.end_declaration();
+            assert!(taken() == before && !catalog.knows("w") && catalog.shard_loads == [0, 0]);
+        }
+        catalog.first_touch.memory = usize::MAX;
 
         let (id, _) = declare_in_turns(&mut catalog, 0, large(), None).unwrap();
         let before = taken();

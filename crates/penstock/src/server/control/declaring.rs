@@ -125,8 +125,16 @@ impl Control {
         if matches!(self.roster.of(0), Member::Left | Member::Lost) && !self.catalog.knows(&spec.name) {
             return Err(Refusal::NoValue { name: spec.name });
         }
-        let Some((id, new)) = self.catalog.declare(rank, spec, decided)? else { return Ok(None) };
-        if let Some(NewTensor { id, spec, terms, total, homes }) = new {
+        let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
+        let Some(id) = self.catalog.declare(rank, remote, spec, decided)? else { return Ok(None) };
+        let again = self.catalog.is_given(id, rank);
+        let Some(lanes) = self.catalog.lane(id, rank, remote)? else { return Ok(None) };
+        let passed = match self.catalog.pass(id, rank, again) {
+            // With the lane, a tensor that is new goes too.
+            Err(refusal) if self.catalog.get(id).is_err() => return Err(refusal),
+            passed => passed,
+        };
+        if let Some(NewTensor { id, spec, terms, total, homes }) = self.catalog.settle(id) {
             // A shard that is home of none of it need not know it.
             let homes = self.shards.handles.iter().zip(homes);
             for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
@@ -134,9 +142,6 @@ impl Control {
                 shard.send(Command::Declare { id, spec, terms, total, home });
             }
         }
-        let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
-        let again = self.catalog.is_given(id, rank);
-        let Some(lanes) = self.catalog.lane(id, rank, remote)? else { return Ok(None) };
         if !again {
             // However many tensors a model has: the memory of each is paid for.
             self.pace.spend(-A_REQUEST);
@@ -148,8 +153,7 @@ impl Control {
                 shard.send(Command::Lane { id, rank, lane });
             }
         }
-        let (slabs, descriptors) = self.catalog.pass(id, rank, again)?;
-        let entry = self.catalog.get(id)?;
+        let (slabs, descriptors) = passed?;
         let answer = Answer::Declared {
             tensor: id,
             extents: entry.extents.clone(),
