@@ -209,14 +209,24 @@ pub enum Loss {
         /// What it did.
         what: String,
     },
+    /// What it needs is more than a server may keep for it.
+    #[error("it needs more than it may have: for {what} {why}")]
+    Exhausted {
+        /// For what.
+        what: String,
+        /// What was asked, what is left.
+        why: Exhausted,
+    },
 }
 
 impl Loss {
     /// The same in so few words that it fits into any message.
     #[must_use]
     pub fn brief(mut self) -> Self {
-        if let Self::Failed { what: text } | Self::Broke { what: text } | Self::Ended { how: text } =
-            &mut self
+        if let Self::Failed { what: text }
+        | Self::Broke { what: text }
+        | Self::Exhausted { what: text, .. }
+        | Self::Ended { how: text } = &mut self
         {
             shorten(text, MAX_TEXT_BYTES);
         }
@@ -314,6 +324,7 @@ impl Hint for JobFailure {
             Self::WorkerLost { loss: Loss::Failed { what }, .. } if what.contains(CANNOT_COME) => {
                 REMEDY.to_owned()
             }
+            Self::WorkerLost { loss: Loss::Exhausted { why, .. }, .. } => why.resource.raised_by().to_owned(),
             Self::WorkerLost { rank, .. } => format!(
                 "check worker {rank}'s own output; with the option `on_worker_loss=continue` the others go on without it"
             ),

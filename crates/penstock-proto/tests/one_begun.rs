@@ -355,6 +355,54 @@ fn a_batch_that_is_overtaken_again_and_again_gives_way_to_another_that_is_large(
     net.all();
 }
 
+// It had sixteen rounds, each of which may be a look at all rows of its partition.
+#[test]
+fn how_long_another_waits_for_it_is_a_few_looks_at_its_rows() {
+    // In steps. A row that is torn is looked at, and copied in part.
+    let look_at_all = |rows: u32| u64::from(rows) * (ROW + 1) / (ROW * u64::from(STEP));
+    for busy in [LARGE, 4 * LARGE, 16 * LARGE] {
+        // By itself, and beside a second that is overtaken as often.
+        for others in 1..=2 {
+            let mut producers = vec![(busy, EAGER); others];
+            producers.push((LARGE, EAGER));
+            let mut net = Net::new(&producers, u64::from(busy) * 4096 * others as u64);
+            net.all();
+            let quiet = others as u32;
+            for round in 0..6 {
+                // Whatever has been done by then of the others.
+                for _ in 0..7 * round {
+                    (0..quiet).for_each(|rank| net.set(rank));
+                    net.step();
+                }
+                net.set(quiet);
+                let mut steps = 0;
+                loop {
+                    (0..quiet).for_each(|rank| net.set(rank));
+                    steps += 1;
+                    assert!(steps < 100_000);
+                    if net.step().0.is_some_and(|(rank, _)| rank == quiet) {
+                        break;
+                    }
+                }
+                let most = 2 * look_at_all(busy) * others as u64 + look_at_all(LARGE) + 20;
+                assert!(steps <= most, "{steps} steps, not {most}, beside {others} of {busy} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_that_a_set_of_all_rows_has_overtaken_comes_next_all_the_same() {
+    let mut net = Net::new(&[(LARGE, EAGER), (LARGE, EAGER)], u64::from(LARGE) * 4096);
+    net.all();
+    net.set(0);
+    net.step();
+    net.set(1);
+    net.step();
+    net.set(0);
+    assert_eq!(net.all(), [0, 1]);
+}
+
 // Nothing was sent any more, and the thread never slept.
 #[test]
 fn a_batch_whose_sets_are_taken_back_meanwhile_gives_way_to_another() {

@@ -115,7 +115,7 @@ impl MessageReader {
                 return Err(Ended::Peer("it sent a message without an end".to_owned()));
             }
             let charge = self.account.charge(Resource::Bytes, longer as u64);
-            self.charge = charge.map_err(|why| Ended::Peer(format!("for a long message {why}")))?;
+            self.charge = charge.map_err(|why| Ended::Exhausted { what: "a long message", why })?;
             self.input.resize(longer, 0);
         }
         Ok(())
@@ -228,7 +228,7 @@ impl MessageWriter {
         if more > self.charge.amount() {
             self.charge = Charge::default();
             let charge = self.account.charge(Resource::Bytes, more);
-            self.charge = charge.map_err(|why| Ended::Peer(format!("for rows on their way {why}")))?;
+            self.charge = charge.map_err(|why| Ended::Exhausted { what: "rows on their way", why })?;
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ pub mod remote_shard;
 pub mod stream;
 pub mod tls;
 
+use penstock_proto::account::Exhausted;
 use penstock_proto::items::node::Broken;
 use std::io;
 
@@ -40,6 +41,13 @@ pub enum Ended {
     Connection(io::Error),
     /// The peer did what no honest one does.
     Peer(String),
+    /// It needs more than may be kept for it.
+    Exhausted {
+        /// For what.
+        what: &'static str,
+        /// What was asked, what is left.
+        why: Exhausted,
+    },
 }
 
 impl Ended {
@@ -59,6 +67,7 @@ impl From<Broken> for Ended {
     fn from(broken: Broken) -> Self {
         match broken {
             Broken::Malformed(damaged) if damaged.is_damage() => Self::damaged(&damaged),
+            Broken::Exhausted { what, why } => Self::Exhausted { what, why },
             broken => Self::Peer(broken.to_string()),
         }
     }
@@ -69,6 +78,9 @@ impl From<Ended> for io::Error {
         match ended {
             Ended::Connection(error) => error,
             Ended::Peer(what) => Self::new(io::ErrorKind::InvalidData, what),
+            Ended::Exhausted { what, why } => {
+                Self::new(io::ErrorKind::OutOfMemory, format!("for {what} {why}"))
+            }
         }
     }
 }

@@ -100,6 +100,9 @@ impl Cluster<'_> {
                 Ok(None) => break,
                 Err(Ended::Connection(_)) => self.lose_wire(rank, control, number, way)?,
                 Err(Ended::Peer(what)) => return self.refused_at_control(rank, what),
+                Err(Ended::Exhausted { what, why }) => {
+                    return self.refused_at_control(rank, format!("for {what} {why}"));
+                }
             }
         }
         Ok(())

@@ -128,6 +128,7 @@ impl Run<'_> {
                     did = true;
                 }
                 Err(Ended::Peer(what)) => return Err(what),
+                Err(Ended::Exhausted { what, why }) => return Err(format!("for {what} {why}")),
             }
         }
         Ok(did)
@@ -169,6 +170,7 @@ impl Run<'_> {
                 true
             }
             Err(Ended::Peer(what)) => return Err(format!("link {rank}: {what}")),
+            Err(Ended::Exhausted { what, why }) => return Err(format!("link {rank}: for {what} {why}")),
         };
         let wrong = self.seen.borrow_mut().wrong.take();
         wrong.map_or(Ok(came), |wrong| Err(format!("worker {rank}, {wrong}")))

@@ -51,6 +51,7 @@ fn loss(ended: Ended) -> Loss {
     match ended {
         Ended::Connection(_) => Loss::Died,
         Ended::Peer(what) => Loss::Broke { what },
+        Ended::Exhausted { what, why } => Loss::Exhausted { what: what.to_owned(), why },
     }
 }
 

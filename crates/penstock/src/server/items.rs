@@ -438,7 +438,7 @@ impl Passer {
     fn end_heard(&mut self, peer: PeerId, ended: Ended) {
         match ended {
             Ended::Connection(_) => self.hear_out(peer, ended),
-            Ended::Peer(_) => self.end(peer, ended),
+            Ended::Peer(_) | Ended::Exhausted { .. } => self.end(peer, ended),
         }
     }
 
@@ -506,6 +506,7 @@ impl Passer {
                 tracing::debug!(%peer, %error, "a peer's connection for items ended")
             }
             Ended::Peer(what) => self.report(Report::Broke { peer, what }),
+            Ended::Exhausted { what, why } => self.report(Report::Exhausted { peer, what, why }),
         }
         self.tell_end(peer);
         self.forget_gone(peer);

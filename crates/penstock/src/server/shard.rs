@@ -22,6 +22,7 @@ use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
 use penstock_fabric::sync::Ordering;
+use penstock_proto::account::Exhausted;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
@@ -104,6 +105,12 @@ pub(super) enum Report {
     Broke {
         peer: PeerId,
         what: String,
+    },
+    /// What a peer needs is more than may be kept for it.
+    Exhausted {
+        peer: PeerId,
+        what: &'static str,
+        why: Exhausted,
     },
     /// The peer has said goodbye, and everything before that was taken.
     Departed {

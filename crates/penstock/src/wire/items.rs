@@ -291,6 +291,6 @@ mod tests {
         let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 20));
         let mut wire = ItemWire::new(stream, LEASE, account.peer(PEER));
         let ended = wire.transmit(&mut node_with_a_long_row(), PEER).unwrap_err();
-        assert!(matches!(ended, Ended::Peer(_)), "{ended:?}");
+        assert!(matches!(ended, Ended::Exhausted { what: "rows on their way", .. }), "{ended:?}");
     }
 }

@@ -113,7 +113,10 @@ pub(super) fn eager<M: Memory>(
                 taking
             }
         };
-        match take(&mut taking, subscriber, memory, work) {
+        let left = work.left();
+        let taken = take(&mut taking, subscriber, memory, work);
+        taking.spend(left - work.left());
+        match taken {
             Ok(true) => {}
             Ok(false) => return goes_on(taking, subscriber, account, is_whole, work),
             Err(why) => {

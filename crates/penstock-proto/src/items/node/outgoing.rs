@@ -13,10 +13,6 @@ use crate::items::wire::{Encoder, Message, PartitionId};
 use crate::peer::PeerId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Moments of a batch that others wait for, at most. Where one is found, it is by then: each round is as long as what has changed during
-/// the one before.
-const ROUNDS: u32 = 16;
-
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
@@ -225,11 +221,14 @@ impl<H: Host> Node<H> {
     }
 
     /// Whether the batch that is begun is given up, where others wait for it, since its producer overtakes it again and again: it comes
-    /// behind them.
+    /// behind them, and behind all of them before its next turn, or two such would keep a third from ever coming.
     fn gives_way(&mut self, peer: PeerId, begun: PartitionId) -> bool {
+        let step = self.step;
         let subscriber = self.partitions.get_mut(&begun).and_then(|it| it.subscribers.get_mut(&peer));
         let Some(subscriber) = subscriber else { return false };
-        let Some(taking) = subscriber.taking.take_if(|taking| taking.rounds > ROUNDS) else { return false };
+        let Some(taking) = subscriber.taking.take_if(|taking| taking.is_overtaken(step)) else {
+            return false;
+        };
         subscriber.give_up(taking);
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.turn = Some(begun);

@@ -24,6 +24,10 @@ const MOVED: u64 = 1024;
 /// Ranges of rows that were torn, at most: where there are more, all rows are looked at.
 const TORN: usize = 4096;
 
+/// Moments of a batch that others wait for, at most, where each takes no longer than a step. Where one is found, it is by then: each
+/// round is as long as what has changed during the one before.
+const ROUNDS: u32 = 16;
+
 /// Bytes that are charged at once for rows of a batch.
 const STEP_BYTES: usize = 256 * 1024;
 
@@ -305,7 +309,10 @@ pub(super) struct Taking {
     pub(super) unseen: Range<u64>,
     pub(super) changed: VecDeque<Changed>,
     /// Moments so far.
-    pub(super) rounds: u32,
+    rounds: u32,
+    /// What this round has taken of steps, and the two before it took, the last first.
+    spent: u64,
+    before: [u64; 2],
     /// Whether the slots are some of many, most of which may not have changed.
     sweeps: bool,
     /// Whether a run of rows that is torn is looked at row by row: its producer has gone, and none is made whole any more.
@@ -331,6 +338,8 @@ impl Taking {
             unseen: 0..0,
             changed: VecDeque::new(),
             rounds: 0,
+            spent: 0,
+            before: [0; 2],
             sweeps: false,
             apart,
             torn: Vec::new(),
@@ -374,10 +383,24 @@ impl Taking {
         self.torn.first().map(|range| range.start)
     }
 
+    /// This round has taken so much more.
+    pub(super) fn spend(&mut self, looks: u64) {
+        self.spent = self.spent.saturating_add(looks);
+    }
+
+    /// Whether no moment is about to be found: its rounds take more than a `step` and do not become shorter by a quarter at least. A round
+    /// is a look at all rows at most, so those that do are four such looks together. It has two in any case: a set of all rows may
+    /// have overtaken the first, and no other comes before the second is through.
+    pub(super) fn is_overtaken(&self, step: u64) -> bool {
+        let [last, before] = self.before;
+        self.rounds > ROUNDS || self.rounds > 2 && last > step && last > before - before / 4
+    }
+
     /// It becomes a batch of a later moment. What has changed since is due, and that is for the caller to say; `all` rows are if that
     /// is not known. Those that were torn are due first.
     pub(super) fn move_to(&mut self, now: Moment, turn: u64, all: bool, rows: &RowSet) {
         (self.now, self.turn, self.rounds) = (now, turn, self.rounds + 1);
+        self.before = [std::mem::take(&mut self.spent), self.before[0]];
         let torn = std::mem::take(&mut self.torn).into_iter();
         let torn = RowSet::from_ranges(torn.map(|range| range.start.into()..range.end.into()));
         let often = self.often.union(&torn);

@@ -45,7 +45,9 @@ impl Control {
 
     pub(in crate::server) fn lose_rank(&mut self, rank: Rank, loss: Loss) {
         match self.workers.get(&rank).and_then(|worker| worker.client) {
-            Some(token) if matches!(loss, Loss::Broke { .. }) => self.close(token, loss),
+            Some(token) if matches!(loss, Loss::Broke { .. } | Loss::Exhausted { .. }) => {
+                self.close(token, loss)
+            }
             _ => self.lose(rank, loss),
         }
     }
@@ -154,14 +156,16 @@ impl Control {
         }
     }
 
-    /// Tells a worker that it is lost, which it may not know, and why: it was suspended, its line was silent, or it broke the
-    /// protocol.
+    /// Tells a worker that it is lost, which it may not know, and why: it was suspended, its line was silent, it broke the
+    /// protocol, or needs more than it may have.
     fn dismiss(&mut self, token: u64, peer: PeerId, rank: Rank, loss: &Loss) {
         let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
         let reply = Reply { id: 0, body: Answer::Failed(failure) };
         let until = self.clock.now() + RETURN_WITHIN_MS;
         match (self.clients.get_mut(&token), encode(&reply)) {
-            (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. } | Loss::Broke { .. }) => {
+            (Some(client), Ok(bytes))
+                if matches!(loss, Loss::Silent { .. } | Loss::Broke { .. } | Loss::Exhausted { .. }) =>
+            {
                 let sent = client.channel.send(&bytes, &[]).is_ok();
                 if sent && matches!(client.channel, Channel::Remote(_)) {
                     (client.peer, client.parting) = (None, Some(peer));

@@ -376,6 +376,11 @@ impl Control {
                         self.lose_rank(rank, Loss::Broke { what });
                     }
                 }
+                Report::Exhausted { peer, what, why } => {
+                    if let Some(rank) = self.rank_of(peer) {
+                        self.lose_rank(rank, Loss::Exhausted { what: what.to_owned(), why });
+                    }
+                }
                 Report::Departed { peer } => {
                     if let Some(rank) = self.rank_of(peer)
                         && let Some(worker) = self.workers.get_mut(&rank)

@@ -104,6 +104,10 @@ impl Shared {
                     self.fail(format!("it broke the protocol: {what}"));
                     break;
                 }
+                Err(Ended::Exhausted { what, why }) => {
+                    self.fail(format!("it needs more than it may have: for {what} {why}"));
+                    break;
+                }
                 _ => {
                     state.wire = None;
                     state.node.lost(HOME);
