@@ -351,6 +351,7 @@ impl Exhausted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::account::Resource;
     use crate::handshake::{MAX_HANDSHAKE_BYTES, Verdict, verdict};
 
     #[test]
@@ -366,6 +367,18 @@ mod tests {
         }
         let lost = JobFailure::ServerLost { server: 1, reason: "it closed the connection".to_owned() };
         assert_eq!(lost.clone().brief(), lost);
+    }
+
+    // It was said to have broken the protocol, and nothing of what would help.
+    #[test]
+    fn who_needs_more_than_it_may_have_is_told_what_of_and_what_to_raise() {
+        let why = Exhausted { resource: Resource::Bytes, asked: 560, left: 304, limit: 1 << 20 };
+        let loss = Loss::Exhausted { what: "rows on their way".to_owned(), why };
+        let failure = JobFailure::WorkerLost { rank: 1, loss }.brief();
+        let told = failure.to_string();
+        assert!(told.contains("for rows on their way it asked for 560 bytes of memory"), "{told}");
+        assert!(!told.contains("protocol"), "{told}");
+        assert_eq!(failure.hint().as_deref(), Some("raise the option `memory`"));
     }
 
     // The others were told to go on without the worker that had noticed the circle first.

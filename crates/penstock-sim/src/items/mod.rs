@@ -96,6 +96,10 @@ pub struct Tally {
     pub ends: u64,
     /// Bytes that reached consumers.
     pub bytes: u64,
+    /// Times that a batch became one of a later moment, since its producer had overtaken it.
+    pub overtaken: u64,
+    /// Batches that were given up for others, since their producers overtook them again and again.
+    pub given_up: u64,
     /// Most clocks that a row was behind.
     pub staleness: u64,
 }
@@ -111,17 +115,20 @@ impl Tally {
         self.cuts += other.cuts;
         self.ends += other.ends;
         self.bytes += other.bytes;
+        self.overtaken += other.overtaken;
+        self.given_up += other.given_up;
         self.staleness = self.staleness.max(other.staleness);
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reads, looks, waits, withdrawn, barriers, cuts, ends, bytes, staleness } = self;
+        let Self { reads, looks, waits, withdrawn, barriers, cuts, ends, bytes, .. } = self;
+        let Self { overtaken, given_up, staleness, .. } = self;
         write!(
             out,
             "{reads} reads, {looks} looks while rows came in, {waits} waits, {withdrawn} fetches withdrawn, {barriers} barriers, {cuts} cuts, {ends} connections given \
-             up, {bytes} bytes, at most {staleness} clocks behind"
+             up, {bytes} bytes, {overtaken} batches overtaken and {given_up} given up for others, at most {staleness} clocks behind"
         )
     }
 }

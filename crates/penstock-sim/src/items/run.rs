@@ -221,6 +221,11 @@ impl<'a> Run<'a> {
         self.nothing_is_left()?;
         self.tally.looks = self.seen.borrow().looks;
         self.tally.withdrawn = self.traffic.iter().map(|(up, down)| up.withdrawn + down.withdrawn).sum();
+        for node in self.workers.iter().map(|worker| &worker.node).chain([&self.home]) {
+            let (overtaken, given_up) = node.overtaken();
+            self.tally.overtaken += overtaken;
+            self.tally.given_up += given_up;
+        }
         Ok(self.tally)
     }
 

@@ -74,7 +74,7 @@ pub(super) fn eager<M: Memory>(
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
         collect(partition, scratch);
-        let Partition { memory, subscribers, ended, .. } = &mut *partition;
+        let Partition { memory, subscribers, ended, overtaken, .. } = &mut *partition;
         let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
             return Due::Waits;
         };
@@ -92,6 +92,7 @@ pub(super) fn eager<M: Memory>(
         let mut taking = match subscriber.taking.take() {
             Some(mut begun) => {
                 if begun.is_through() {
+                    overtaken.0 += 1;
                     subscriber.due(&mut begun, now, turn);
                 }
                 begun

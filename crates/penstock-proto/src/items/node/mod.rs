@@ -145,6 +145,8 @@ struct Partition<M> {
     heard: u32,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
+    /// See [`Node::overtaken`].
+    overtaken: (u64, u64),
 }
 
 /// What a source was told of what others want of it, as long as that may lie here for it.
@@ -362,6 +364,12 @@ impl<H: Host> Node<H> {
         of.fold((0, 0), |sum, (_, partition)| (sum.0 + partition.traffic.0, sum.1 + partition.traffic.1))
     }
 
+    /// How often a batch became one of a later moment, since its producer had overtaken it, and how often one was given up for others.
+    pub fn overtaken(&self) -> (u64, u64) {
+        let of = self.partitions.values().map(|partition| partition.overtaken);
+        of.fold((0, 0), |sum, (later, given_up)| (sum.0 + later, sum.1 + given_up))
+    }
+
     /// Asks for rows at `places` of what is consumed, once they have the version; the ticket comes back to [`Host::answered`].
     pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
@@ -513,6 +521,7 @@ impl<M: Memory> Partition<M> {
             asked: BTreeMap::new(),
             heard: 0,
             traffic: (0, 0),
+            overtaken: (0, 0),
         }
     }
 

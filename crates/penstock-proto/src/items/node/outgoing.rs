@@ -224,12 +224,13 @@ impl<H: Host> Node<H> {
     /// behind them, and behind all of them before its next turn, or two such would keep a third from ever coming.
     fn gives_way(&mut self, peer: PeerId, begun: PartitionId) -> bool {
         let step = self.step;
-        let subscriber = self.partitions.get_mut(&begun).and_then(|it| it.subscribers.get_mut(&peer));
-        let Some(subscriber) = subscriber else { return false };
+        let Some(partition) = self.partitions.get_mut(&begun) else { return false };
+        let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return false };
         let Some(taking) = subscriber.taking.take_if(|taking| taking.is_overtaken(step)) else {
             return false;
         };
         subscriber.give_up(taking);
+        partition.overtaken.1 += 1;
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.turn = Some(begun);
         }

@@ -58,7 +58,7 @@ impl Piece {
         if self.rows.is_empty() {
             return 0;
         }
-        size_of::<(u32, Self)>() + self.values.len() + self.rows.len() * size_of::<Sent>()
+        size_of::<(u32, Self)>() + self.values.capacity() + self.rows.capacity() * size_of::<Sent>()
     }
 
     /// The entry that has the row at a place, if one has.
@@ -229,7 +229,10 @@ impl Batch {
         if self.rows.is_empty() {
             return;
         }
-        // Long values are not copied once more.
+        // Long values are not copied once more, and take no more than they need.
+        if self.values.len() >= PIECE_BYTES {
+            self.values.shrink_to_fit();
+        }
         let piece = match self.values.len() < PIECE_BYTES {
             true => Piece { rows: self.rows.clone(), values: self.values.clone() },
             false => Piece { rows: self.rows.clone(), values: std::mem::take(&mut self.values) },
