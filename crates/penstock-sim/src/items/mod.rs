@@ -204,6 +204,8 @@ mod tests {
                 && all.withdrawn > 500
                 && all.barriers > 1_500
                 && all.cuts > 250
+                && all.overtaken > 200
+                && all.given_up > 5
                 && all.staleness == 8,
             "{all:?}"
         );
