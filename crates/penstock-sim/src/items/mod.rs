@@ -205,7 +205,7 @@ mod tests {
                 && all.barriers > 1_500
                 && all.cuts > 250
                 && all.overtaken > 200
-                && all.given_up > 5
+                && all.given_up > 0
                 && all.staleness == 8,
             "{all:?}"
         );
