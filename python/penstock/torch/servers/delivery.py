@@ -104,7 +104,7 @@ class Shared:
         gradient = self.parameter.grad
         if gradient is not None and gradient.layout is torch.strided:
             self.check()
-            self.transfer.hold(gradient.detach())
+            self.transfer.hold(dense(gradient, self.name, self.parameter.dtype))
             self.held = True
 
     def remember(self) -> None:
@@ -266,7 +266,7 @@ class Delivery:
             return
         shared.check()
         shared.group.refresh()
-        shared.transfer.send(dense(gradient, shared.name), held=shared.held)
+        shared.transfer.send(dense(gradient, shared.name, shared.parameter.dtype), held=shared.held)
         shared.left, shared.held = True, self._check
         shared.stamp = shared.tensor._job.iteration
 
