@@ -62,6 +62,8 @@ after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
+# Which jobs of servers that were named this process has joined.
+_joined: set[tuple[str | None, ...]] = set()
 # Seconds that worker 0 waits for others which may have stopped waiting for it.
 _STILL_THERE = 1.0
 
@@ -107,12 +109,20 @@ def init(**options: Any) -> Job:
     >>> job.rank, job.size
     (0, 1)
     """
-    return Job(join(as_text(options)))
+    job = Job(join(as_text(options)))
+    if os.environ.get("PENSTOCK_SERVERS"):
+        _joined.add(_named_by_environment())
+    return job
+
+
+def _named_by_environment() -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, ("PENSTOCK_SERVERS", "PENSTOCK_JOB", "PENSTOCK_RANK")))
 
 
 def current() -> Job:
     """
-    The one job that is open in this process, or a new one if none is. Raises OptionError if several are.
+    The one job that is open in this process, or a new one if none is. Raises OptionError if several are;
+    JobClosed if there is none but the one that this process has left: its servers end with it.
 
     One that has ended because another worker failed, and that the script has not left, is open: its calls say
     how it ended. A new one would wait for servers that have gone.
@@ -121,6 +131,12 @@ def current() -> Job:
     if len(jobs) > 1:
         raise OptionError(
             f"expected one open job in this process, found {len(jobs)}", "pass the one you mean as `job=`"
+        )
+    if not jobs and _named_by_environment() in _joined:
+        raise JobClosed(
+            "this process has left the job whose servers PENSTOCK_SERVERS names, and no other job is open",
+            "call this before `job.close()`, or before the job's `with` block ends; `ps.init()` joins another "
+            "job, whose servers the variable names by then",
         )
     if not jobs:
         jobs = [init()]
@@ -976,6 +992,7 @@ def _after_fork_in_child() -> None:
     for job in list(_open_jobs):
         job._orphan()
     _open_jobs.clear()
+    _joined.clear()
     before_leaving.clear()
 
 

@@ -688,18 +688,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._refuse_changes()
 
     def warn_of_no_step(self) -> None:
-        """Warns, where the job is about to be left, if this worker has trained alone."""
-        if self._steps or self._warned or self.job.closed:
+        """
+        Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
+        none was taken it may have done so out of sight, by copies: then any change counts.
+        """
+        if self._warned or self.job.closed:
             return
-        found = self._delivery.changed_without_step()
-        if found is not None:
-            self._warned = True
-            warnings.warn(
-                f"parameter `{found.name}` was changed outside of step(), and in {found.additions} backward "
-                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone"
-                '. Call its step(), or pass where="gradients", where a script may step by hand',
-                stacklevel=4,
-            )
+        found = self._delivery.changed_without_step(ever=not self._steps)
+        if found is None:
+            return
+        self._warned = True
+        since = "after its last step()" if self._steps else "and never stepped"
+        if found.computed:
+            what = f"gradients were computed {found.computed} times without a step: this worker has trained alone"
+        else:
+            what = "if this worker has trained, it has trained alone"
+        warnings.warn(
+            f"parameter `{found.name}` was changed outside of the optimizer that `distribute` returned, {since}; "
+            f'{what}. Call its step(), or pass where="gradients", where a script may step by hand',
+            stacklevel=4,
+        )
 
     def _refuse_changes(self) -> None:
         """
