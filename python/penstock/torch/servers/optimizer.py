@@ -346,6 +346,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The workers' groups differ.
         BarrierTimeout
             Not every worker called it in time. The group was added here: end the job.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. As above.
         """
         # The constructor of the base class adds the original's groups one by one, which are there.
         if self.__dict__.get("_ready"):
