@@ -254,7 +254,7 @@ def test_a_gradient_of_another_type_than_its_parameter_is_refused(job: ps.Job, o
     for parameter in model.parameters():
         parameter.grad_dtype = torch.float16
     optimizer = distributed(job, model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=overlap)
-    with pytest.raises(DtypeError, match="the gradient of `.*` is float16, expected bfloat16"):
+    with pytest.raises(DtypeError, match=r"the gradient of `.*` is float16, expected bfloat16"):
         model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()
 

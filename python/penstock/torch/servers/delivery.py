@@ -19,7 +19,8 @@ average. So what happens to a gradient between backward and `step()` is looked f
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 
 A script that steps by hand never comes to `step()`, where parameters are compared: so they are, now and then,
-in backward passes that no step follows. What is seen too rarely for an error is kept for a warning in the end.
+in backward passes that no step follows. What is seen too rarely for an error is kept for a warning in the
+end.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     `where="servers"`.
 
     `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, hooks and schedulers work as they
-    do in torch; hooks are called wherever they were registered, on this optimizer or on the original. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls
-    them. What cannot work as in torch, because gradients leave during backward and parameters come from the
-    servers, is an OptionError, never a different result:
+    do in torch; hooks are called wherever they were registered, on this optimizer or on the original. `step`,
+    `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls them. What cannot
+    work as in torch, because gradients leave during backward and parameters come from the servers, is an
+    OptionError, never a different result:
 
     - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
     - changing gradients before `step`, with several workers: `step` raises; the average would not change;
@@ -93,8 +94,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if (method := replaced_in(optimizer)) is not None:
             raise OptionError(
-                f"`{method}` of the optimizer, or of its class, was replaced: the servers take the steps, and "
-                "what replaces it would never be called",
+                f"`{method}` of the optimizer, or of its class, was replaced: the servers take the steps, "
+                "and what replaces it would never be called",
                 "register_step_pre_hook and register_step_post_hook do such things; or replace it on the "
                 'optimizer that `distribute` returns; with where="gradients" the optimizer itself steps',
             )
@@ -189,7 +190,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state = value
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The original optimizer's."""
         return self._original.param_groups
 
@@ -222,8 +223,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for key, shared in self._shared.items():
             if key not in here:
                 raise OptionError(
-                    f"parameter `{shared.name}` was taken out of its parameter group: the servers would go on "
-                    "stepping it as before",
+                    f"parameter `{shared.name}` was taken out of its parameter group: the servers would go "
+                    "on stepping it as before",
                     "leave it there: freeze it (requires_grad_(False)) to train it no longer, and give "
                     "`distribute` the groups as they are to be",
                 )
@@ -702,12 +703,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._warned = True
         since = "after its last step()" if self._steps else "and never stepped"
         if found.computed:
-            what = f"gradients were computed {found.computed} times without a step: this worker has trained alone"
+            times = f"{found.computed} times without a step"
+            what = f"gradients were computed {times}: this worker has trained alone"
         else:
             what = "if this worker has trained, it has trained alone"
         warnings.warn(
-            f"parameter `{found.name}` was changed outside of the optimizer that `distribute` returned, {since}; "
-            f'{what}. Call its step(), or pass where="gradients", where a script may step by hand',
+            f"parameter `{found.name}` was changed outside of the optimizer that `distribute` returned, "
+            f'{since}; {what}. Call its step(), or pass where="gradients", where a script may step by hand',
             stacklevel=4,
         )
 
