@@ -10,7 +10,6 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import difflib
 import os
@@ -30,12 +29,10 @@ from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import (
-    DeadlineExceeded,
     DeclarationConflict,
     JobClosed,
     NotDelivered,
     OptionError,
-    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
