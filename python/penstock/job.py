@@ -758,9 +758,9 @@ class Job(Sealed):
         thread is closing the job, this call waits for it, and raises the same error if it fails.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
-        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, this
-        worker has left as one that failed, and the others are told. Views that pulls returned stay readable,
-        but no longer change. A job that has failed is left at once.
+        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, as it
+        does then where warnings are errors, this worker has left as one that failed, and the others are told.
+        Views that pulls returned stay readable, but no longer change. A job that has failed is left at once.
 
         In a signal handler that interrupts a call of this package, the job is closed as soon as that call has
         ended, which then raises JobClosed. If that call is closing a job, it finishes first, and whatever
@@ -805,15 +805,16 @@ class Job(Sealed):
             # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
+            # Before it leaves: where warnings are errors, it has left as one that failed.
+            unsent, self._unsent = self._unsent, set()
+            if unsent and not self.closed:
+                _warn_of_unsent(unsent, "the job is closed")
             self._core.leave(limit.left())
         except BaseException as error:
             self._fail(error)
             raise
         self._line.end()
         _is_left(self)
-        unsent, self._unsent = self._unsent, set()
-        if unsent:
-            _warn_of_unsent(unsent, "the job was closed")
 
     def __enter__(self) -> Job:
         return self

@@ -845,6 +845,20 @@ def test_a_clock_whose_warning_is_an_error_completes_no_iteration(job: ps.Job) -
     np.testing.assert_array_equal(w.pull(), ONE)
 
 
+# It raised once the worker had left well.
+def test_a_close_whose_warning_is_an_error_has_not_left_well() -> None:
+    job = ps.init()
+    job.tensor("w", shape=3).push(ONE, more=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"closed.*more=True"):
+            job.close()
+    assert job.closed
+    with pytest.raises(ps.exceptions.JobClosed, match="UserWarning"):
+        job.clock()
+    job.close()
+
+
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:
     with pytest.raises(ZeroDivisionError), ps.init() as job:
         1 / 0  # noqa: B018
