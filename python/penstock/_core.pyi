@@ -76,11 +76,20 @@ class Job:
         then.
         """
 
-    def begin_by_first(self, what: str, timeout: float | None) -> bool:
-        """Meets the others for what worker 0 does for all; returns whether it is still to be done."""
+    def begin_by_first(self, what: str, timeout: float | None, then: float | None) -> int | None:
+        """
+        Takes part in what worker 0 does for all. There it returns the attempt's number when all others wait;
+        on the others None, when it is done.
+        """
 
-    def end_by_first(self, what: str, failed: str | None, timeout: float | None) -> None:
-        """Meets them again: worker 0 when it is done, or is not (an error's text); the others until then."""
+    def end_by_first(self, what: str, attempt: int, timeout: float | None) -> None:
+        """Worker 0 has done it: the others go on."""
+
+    def fail_by_first(self, what: str, attempt: int, why: str) -> None:
+        """Worker 0 has not done it: the others are told so. Waits for nothing."""
+
+    def count_by_first(self, what: str, attempt: int) -> None:
+        """Worker 0's call returns well: the next one is another."""
 
     def declare(
         self,

@@ -62,8 +62,6 @@ after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
-# Seconds that worker 0 waits for others which may have stopped waiting for it.
-_STILL_THERE = 1.0
 
 
 def init(**options: Any) -> Job:
@@ -646,22 +644,17 @@ class Job(Sealed):
         raise FirstFailed if it failed. `timeout` is for them to come, `then` (by default the deadline) for
         each wait after that.
         """
-        if not self._core.begin_by_first(what, timeout):
+        attempt = self._core.begin_by_first(what, timeout, then)
+        if attempt is None:
             return
-        if self.rank == 0:
-            try:
-                act()
-            except BaseException as error:
-                # Ctrl-C does not wait for them. Otherwise they stand there already, unless a deadline has
-                # passed, which may have been theirs too: they must not hear of this when they come again.
-                patience = then if isinstance(error, Exception) else 0.0
-                if isinstance(error, DeadlineExceeded):
-                    patience = _STILL_THERE
-                # Those that cannot be told wait for the next attempt, until their deadline.
-                with contextlib.suppress(PenstockError):
-                    self._core.end_by_first(what, f"{type(error).__name__}: {error}", patience)
-                raise
-        self._core.end_by_first(what, None, then)
+        try:
+            act()
+            self._core.end_by_first(what, attempt, then)
+        except BaseException as error:
+            # This waits for nothing, so Ctrl-C ends the call at once; and what is done by then stays done.
+            self._core.fail_by_first(what, attempt, f"{type(error).__name__}: {error}")
+            raise
+        self._core.count_by_first(what, attempt)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

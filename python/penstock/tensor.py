@@ -626,8 +626,11 @@ class Tensor(Sealed):
             The optimizer keeps no state of that name, or `step` is not a whole number of 0 or above. The
             tensor is as it was.
         BarrierTimeout
-            Not every worker called it in time: the tensor is as it was. Or, after `deadline`, not every one
-            came to its end.
+            Not every worker called it in time: the tensor is as it was. Or, not on worker 0, worker 0 did not
+            come to its end within `deadline`. Or the servers did not answer. The same call again is the same
+            load.
+        CircularWait
+            Another worker stands elsewhere, such as at a barrier, and waits for this one there.
         NotDelivered
             This worker's asynchronous pushes were not sent in time. The tensor is as it was.
         OptionError

@@ -691,7 +691,7 @@ penstock_status penstock_pull_with(const penstock_tensor *tensor,
 ///
 /// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BAD_OPTION (this worker has pushed a part of its contribution, with `more`, and
 /// not the last: the others wait for it), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
-/// or, after the job's deadline, not every rank came to the end), PENSTOCK_FIRST_FAILED (not on rank 0, whose call has failed: the text
+/// or, after the job's deadline, rank 0 had not come to the end; the call again is the same load), PENSTOCK_FIRST_FAILED (not on rank 0, whose call has failed: the text
 /// has its error, and the value is as it was or a part of it is new; call it again on every rank), and those of penstock_clock().
 penstock_status penstock_load(const penstock_job *job,
                               const penstock_tensor *tensor,

@@ -1,108 +1,538 @@
-//! What worker 0 does for all workers, such as loading a value: all meet, it does it while the others wait, and all meet again.
+//! What worker 0 does for all workers, such as loading a value. The others come, and wait for it: once all of them do, it begins,
+//! and when it is done, or has failed, those that wait are told.
 //!
-//! Worker 0 says at each of the two meetings what it is about, and so the others never take one for the other: whatever keeps it
-//! from the second, its next attempt begins with a first, at which the others go on to wait.
+//! Worker 0 waits for nobody when it says how it ended. But a server may not answer for a while, time may be up, and worker 0 may
+//! be interrupted when it has said so; then the call is made again. So worker 0 numbers its calls, by those that have returned
+//! well, and each of its attempts at one has a number too. Whoever comes says which call it knows to be done: it is told of the
+//! next that was, however late it comes, and waits through a call that worker 0 repeats. What has failed is told only to those
+//! that wait for it then.
 //!
-//! - **M-4** A worker that waits for what worker 0 does goes on as if it were done only when worker 0 has said so.
+//! - **M-4** A worker that waits for what worker 0 does goes on as if it were done only when worker 0 has done so, in a call that
+//!   this worker has not returned from before.
+//!
+//! Pure state, held by the first server's control thread. Memory: an entry for each that waits, and one for each thing that
+//! worker 0 ever did for all; both carry what was charged for them.
 
 use crate::error::{MAX_TEXT_BYTES, shorten};
+use crate::{Rank, membership::Members};
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// What worker 0 says to those that it meets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Word {
-    /// What it does for all. Those that wait for something else do not wait for this.
-    pub what: String,
-    /// How far it is.
-    pub stage: Stage,
-}
+/// The worker that does it.
+pub const FIRST: Rank = 0;
 
-/// How far worker 0 is.
+/// What a worker says to the first server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stage {
-    /// It does it now.
-    Begins,
-    /// It has done it.
-    Done,
-    /// It has not, or only a part.
-    Failed {
-        /// Why.
-        why: String,
+pub enum Say {
+    /// Worker 0: it is about to do this for all. Answered when all others wait for it, with [`Heard::Begins`].
+    Gathers {
+        /// What.
+        what: String,
+        /// Its calls for that which have returned well, and this one.
+        call: u64,
+    },
+    /// Worker 0: how that ended. Answered at once.
+    Ends {
+        /// What.
+        what: String,
+        /// The attempt.
+        attempt: u64,
+        /// Why it has failed, if it has.
+        failed: Option<String>,
+    },
+    /// Another: it waits for worker 0 to do this.
+    Waits {
+        /// What.
+        what: String,
+        /// The last call of worker 0 that it knows to be done; 0: none.
+        done: u64,
+        /// The attempt that it knows to have begun, by which it is here; 0: none.
+        begun: u64,
     },
 }
 
-impl Word {
-    /// That it is so far with `what`.
-    pub fn new(what: &str, stage: Stage) -> Self {
-        Self { what: what.to_owned(), stage }.brief()
-    }
-
-    /// The same, shortened so that it fits into a message.
+impl Say {
+    /// The same, shortened so that it fits into a message and a server keeps little of it.
     #[must_use]
     pub fn brief(mut self) -> Self {
-        shorten(&mut self.what, MAX_TEXT_BYTES);
-        if let Stage::Failed { why } = &mut self.stage {
+        let (Self::Gathers { what, .. } | Self::Ends { what, .. } | Self::Waits { what, .. }) = &mut self;
+        shorten(what, MAX_TEXT_BYTES);
+        if let Self::Ends { failed: Some(why), .. } = &mut self {
             shorten(why, MAX_TEXT_BYTES);
         }
         self
     }
 }
 
-/// What a meeting tells a worker that waits for what worker 0 does.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What it hears.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Heard {
-    /// Worker 0 does it now, maybe anew: wait for the next meeting.
-    Begins,
-    /// It is done.
-    Done,
-    /// It is not done.
-    Not {
-        /// What worker 0 did instead, in words that follow its name.
-        instead: String,
+    /// All wait for this attempt: worker 0 does it now.
+    Begins {
+        /// The attempt.
+        attempt: u64,
     },
+    /// This call of worker 0 is done.
+    Done {
+        /// Its number.
+        call: u64,
+    },
+    /// The attempt that it waited for has failed.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// Worker 0 has left the job, or was lost.
+    Gone,
+    /// To [`Say::Ends`].
+    Noted,
 }
 
-/// What a worker that waits for `what` hears from worker 0, which was at the meeting; no word: it stands at a barrier.
-pub fn hear(what: &str, word: Option<Word>) -> Heard {
-    let awaited = Word::new(what, Stage::Begins).what;
-    let instead = match word {
-        None => "stands at a barrier instead".to_owned(),
-        Some(Word { what, stage }) if what == awaited => match stage {
-            Stage::Begins => return Heard::Begins,
-            Stage::Done => return Heard::Done,
-            Stage::Failed { why } => format!("failed: {why}"),
-        },
-        Some(Word { what, .. }) => format!("does something else: {what}"),
-    };
-    Heard::Not { instead }
+/// What somebody is told: whose request it answers.
+pub type Told = (Rank, u64, Heard);
+
+/// What worker 0 does for all, has done, and is waited for. `C` is what was charged for an entry.
+#[derive(Debug)]
+pub struct Firsts<C> {
+    /// Attempts so far, of whatever.
+    attempts: u64,
+    deeds: BTreeMap<String, Deed<C>>,
+}
+
+#[derive(Debug)]
+struct Deed<C> {
+    /// Those that wait for it, by worker and request: the last call that each knows to be done. All know of the attempt that has
+    /// begun, if one has.
+    waiting: BTreeMap<(Rank, u64), (u64, C)>,
+    /// The request by which worker 0 gathers the others, and the number of its call.
+    gathers: Option<(u64, u64)>,
+    /// The attempt that worker 0 is at, and the call.
+    acts: Option<(u64, u64)>,
+    /// The last call that was done; and the last attempt that has failed, its call, and the reason.
+    done: u64,
+    failed: Option<(u64, u64, String)>,
+    /// From worker 0's first attempt on.
+    charge: Option<C>,
+}
+
+impl<C> Default for Firsts<C> {
+    fn default() -> Self {
+        Self { attempts: 0, deeds: BTreeMap::new() }
+    }
+}
+
+impl<C> Default for Deed<C> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), gathers: None, acts: None, done: 0, failed: None, charge: None }
+    }
+}
+
+impl<C> Deed<C> {
+    /// What one that comes is told at once.
+    fn heard(&self, done: u64, begun: u64) -> Option<Heard> {
+        if self.done > done {
+            return Some(Heard::Done { call: self.done });
+        }
+        if let Some((attempt, call, why)) = &self.failed
+            && (1..=*attempt).contains(&begun)
+            && *call > done
+        {
+            return Some(Heard::Failed { why: why.clone() });
+        }
+        self.acts.filter(|&(attempt, _)| attempt > begun).map(|(attempt, _)| Heard::Begins { attempt })
+    }
+
+    /// Those of `others` that do not wait for it.
+    fn missing(&self, others: &BTreeSet<Rank>) -> Vec<Rank> {
+        let waits: BTreeSet<Rank> = self.waiting.keys().map(|(rank, _)| *rank).collect();
+        others.difference(&waits).copied().collect()
+    }
+
+    /// Those that wait for `call` are told this.
+    fn tell(&mut self, call: u64, heard: &Heard, told: &mut Vec<Told>) {
+        self.waiting.retain(|&(rank, request), (done, _)| {
+            let waits = *done < call;
+            if waits {
+                told.push((rank, request, heard.clone()));
+            }
+            !waits
+        });
+    }
+}
+
+/// Those that worker 0 waits for.
+fn others(members: &Members) -> BTreeSet<Rank> {
+    members.live.iter().copied().filter(|&rank| rank != FIRST).collect()
+}
+
+impl<C> Firsts<C> {
+    /// What a worker says; those that are told something now. `charge` is for what is kept of it. Who says what is another's to
+    /// say, or what it has said before on another connection, changes nothing.
+    pub fn say<E>(
+        &mut self,
+        (rank, request): (Rank, u64),
+        say: Say,
+        members: &Members,
+        charge: impl FnOnce(usize) -> Result<C, E>,
+    ) -> Result<Vec<Told>, E> {
+        let mut told = Vec::new();
+        match say.brief() {
+            Say::Gathers { what, call } if rank == FIRST => {
+                if self.deeds.get(&what).is_none_or(|deed| deed.charge.is_none()) {
+                    let charge = charge(what.len())?;
+                    self.deeds.entry(what.clone()).or_default().charge = Some(charge);
+                }
+                if let Some(deed) = self.deeds.get_mut(&what) {
+                    // One that was not told how the last attempt ended waits for this one.
+                    (deed.gathers, deed.acts) = (Some((request, call)), None);
+                }
+                self.begin(&what, members, &mut told);
+            }
+            Say::Ends { what, attempt, failed } if rank == FIRST => {
+                told.push((rank, request, Heard::Noted));
+                let deed = self.deeds.get_mut(&what);
+                let acts = |deed: &mut Deed<C>| deed.acts.take_if(|(number, _)| *number == attempt);
+                if let Some((deed, (_, call))) = deed.and_then(|deed| acts(deed).map(|acts| (deed, acts))) {
+                    let heard = match failed {
+                        None => {
+                            deed.done = call;
+                            Heard::Done { call }
+                        }
+                        Some(why) => {
+                            deed.failed = Some((attempt, call, why.clone()));
+                            Heard::Failed { why }
+                        }
+                    };
+                    deed.tell(call, &heard, &mut told);
+                }
+            }
+            Say::Waits { what, done, begun } if rank != FIRST => {
+                let heard = self.deeds.get(&what).and_then(|deed| deed.heard(done, begun));
+                let gone = || members.is_gone(FIRST).then_some(Heard::Gone);
+                if let Some(heard) = heard.or_else(gone) {
+                    told.push((rank, request, heard));
+                    return Ok(told);
+                }
+                let charge = charge(what.len())?;
+                self.deeds.entry(what.clone()).or_default().waiting.insert((rank, request), (done, charge));
+                self.begin(&what, members, &mut told);
+            }
+            Say::Gathers { .. } | Say::Ends { .. } | Say::Waits { .. } => {
+                let why = "worker 0 does what is done for all, and the others wait for it".to_owned();
+                told.push((rank, request, Heard::Failed { why }));
+            }
+        }
+        Ok(told)
+    }
+
+    /// Begins what worker 0 gathers the others for, if all of them are there.
+    fn begin(&mut self, what: &str, members: &Members, told: &mut Vec<Told>) {
+        let Some(deed) = self.deeds.get_mut(what) else { return };
+        let Some((request, call)) = deed.gathers.filter(|_| deed.missing(&others(members)).is_empty()) else {
+            return;
+        };
+        self.attempts += 1;
+        let attempt = self.attempts;
+        (deed.gathers, deed.acts) = (None, Some((attempt, call)));
+        told.push((FIRST, request, Heard::Begins { attempt }));
+        deed.tell(u64::MAX, &Heard::Begins { attempt }, told);
+    }
+
+    /// A worker no longer waits for the answer to that request. For whom it waited, unless it was answered before.
+    pub fn withdraw(&mut self, rank: Rank, request: u64, members: &Members) -> Option<Vec<Rank>> {
+        let others = others(members);
+        let missing = self.deeds.values_mut().find_map(|deed| {
+            let gathers = deed.gathers.is_some();
+            if rank == FIRST {
+                deed.gathers.take_if(|(gathers, _)| *gathers == request)?;
+                return Some(deed.missing(&others));
+            }
+            deed.waiting.remove(&(rank, request))?;
+            let mut missing = if gathers { deed.missing(&others) } else { Vec::new() };
+            missing.retain(|&one| one != rank);
+            Some(if missing.is_empty() { vec![FIRST] } else { missing })
+        });
+        self.forget();
+        missing
+    }
+
+    /// A worker that has gone, and is not lost so far, waits for nothing, and is waited for by whoever does.
+    pub fn stand_aside(&mut self, rank: Rank) {
+        for deed in self.deeds.values_mut() {
+            deed.waiting.retain(|(of, _), _| *of != rank);
+            if rank == FIRST {
+                deed.gathers = None;
+            }
+        }
+        self.forget();
+    }
+
+    /// The workers are `members` now: who is told something by that.
+    pub fn without(&mut self, rank: Rank, members: &Members) -> Vec<Told> {
+        self.stand_aside(rank);
+        let mut told = Vec::new();
+        if rank == FIRST {
+            for deed in self.deeds.values_mut() {
+                deed.acts = None;
+                deed.tell(u64::MAX, &Heard::Gone, &mut told);
+            }
+            self.forget();
+            return told;
+        }
+        let gathers: Vec<String> = self
+            .deeds
+            .iter()
+            .filter(|(_, deed)| deed.gathers.is_some())
+            .map(|(what, _)| what.clone())
+            .collect();
+        gathers.iter().for_each(|what| self.begin(what, members, &mut told));
+        told
+    }
+
+    /// For whom a worker waits that has said that it waits for `what`.
+    pub fn needs(&self, rank: Rank, what: &str, members: &Members) -> Vec<Rank> {
+        if rank != FIRST {
+            let waits = |deed: &Deed<C>| deed.waiting.keys().any(|(of, _)| *of == rank);
+            return if self.deeds.values().any(waits) { vec![FIRST] } else { Vec::new() };
+        }
+        let gathers = self.deeds.get(what).filter(|deed| deed.gathers.is_some());
+        gathers.map_or_else(Vec::new, |deed| deed.missing(&others(members)))
+    }
+
+    /// What nobody waits for and worker 0 never did.
+    fn forget(&mut self) {
+        self.deeds.retain(|_, deed| deed.charge.is_some() || !deed.waiting.is_empty());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
 
-    const LOAD: &str = "load of `w`";
+    const W: &str = "load of `w`";
 
-    // M-4.
-    #[test]
-    fn only_the_word_that_it_is_done_is_taken_for_that() {
-        let says = |what, stage| hear(LOAD, Some(Word::new(what, stage)));
-        let failed = || Stage::Failed { why: "no room".to_owned() };
-        assert_eq!(says(LOAD, Stage::Done), Heard::Done);
-        assert_eq!(says(LOAD, Stage::Begins), Heard::Begins);
-        assert_eq!(says(LOAD, failed()), Heard::Not { instead: "failed: no room".to_owned() });
-        for stage in [Stage::Begins, Stage::Done, failed()] {
-            let Heard::Not { instead } = says("load of `v`", stage) else { panic!("of another tensor") };
-            assert!(instead.contains("load of `v`"));
+    fn gathers(what: &str, call: u64) -> Say {
+        Say::Gathers { what: what.to_owned(), call }
+    }
+
+    fn ends(attempt: u64, failed: Option<&str>) -> Say {
+        Say::Ends { what: W.to_owned(), attempt, failed: failed.map(str::to_owned) }
+    }
+
+    fn waits(what: &str, done: u64, begun: u64) -> Say {
+        Say::Waits { what: what.to_owned(), done, begun }
+    }
+
+    /// Of a job of three.
+    struct Job {
+        firsts: Firsts<()>,
+        members: Members,
+    }
+
+    impl Job {
+        fn new() -> Self {
+            Self { firsts: Firsts::default(), members: Members::of(0..3) }
         }
-        assert!(matches!(hear(LOAD, None), Heard::Not { .. }));
+
+        fn say(&mut self, rank: Rank, request: u64, say: Say) -> Vec<Told> {
+            self.firsts.say((rank, request), say, &self.members, |_| Ok::<_, Infallible>(())).unwrap()
+        }
     }
 
     #[test]
-    fn a_long_name_is_known_again_when_it_is_shortened() {
-        let long = "w".repeat(4 * MAX_TEXT_BYTES);
-        let word = Word::new(&long, Stage::Done);
-        assert!(word.what.len() < long.len());
-        assert_eq!(hear(&long, Some(word)), Heard::Done);
+    fn worker_0_begins_when_all_others_wait_and_they_are_told_how_it_ends() {
+        let mut job = Job::new();
+        assert_eq!(job.say(1, 10, waits(W, 0, 0)), []);
+        assert_eq!(job.say(2, 20, waits("load of `v`", 0, 0)), []);
+        assert_eq!(job.say(0, 1, gathers(W, 1)), [], "worker 2 waits for something else");
+        assert_eq!(job.firsts.needs(0, W, &job.members), [2]);
+        assert_eq!(job.firsts.needs(1, W, &job.members), [0]);
+        let begins = Heard::Begins { attempt: 1 };
+        let told = job.say(2, 21, waits(W, 0, 0));
+        assert_eq!(told, [(0, 1, begins.clone()), (1, 10, begins.clone()), (2, 21, begins)]);
+        assert_eq!(job.say(1, 11, waits(W, 0, 1)), []);
+        let done = Heard::Done { call: 1 };
+        assert_eq!(job.say(0, 2, ends(1, None)), [(0, 2, Heard::Noted), (1, 11, done.clone())]);
+        assert_eq!(job.say(2, 22, waits(W, 0, 1)), [(2, 22, done)], "it came after the end");
+        assert_eq!(job.say(2, 23, waits(W, 1, 0)), [], "that is another one");
+        // Worker 0 was interrupted when it had said so, and makes the call again.
+        job.say(1, 12, waits(W, 1, 0));
+        assert_eq!(job.say(0, 3, gathers(W, 1)).len(), 3);
+        assert!(job.say(1, 13, waits(W, 1, 2)).is_empty() && job.say(2, 24, waits(W, 1, 2)).is_empty());
+        assert_eq!(job.say(0, 4, ends(2, None)), [(0, 4, Heard::Noted)], "they wait for the next");
+        assert_eq!(job.say(0, 5, gathers(W, 2)).len(), 3);
+        assert_eq!(job.say(0, 6, ends(3, None)), [(0, 6, Heard::Noted)]);
+        assert_eq!(job.say(1, 14, waits(W, 1, 3)), [(1, 14, Heard::Done { call: 2 })]);
+    }
+
+    #[test]
+    fn what_failed_is_told_to_those_that_wait_for_that_attempt_and_to_no_other() {
+        let mut job = Job::new();
+        job.say(0, 1, gathers(W, 1));
+        job.say(1, 10, waits(W, 0, 0));
+        job.say(2, 20, waits(W, 0, 0));
+        job.say(1, 11, waits(W, 0, 1));
+        let failed = Heard::Failed { why: "no room".to_owned() };
+        assert_eq!(job.say(0, 2, ends(1, Some("no room"))), [(0, 2, Heard::Noted), (1, 11, failed.clone())]);
+        assert_eq!(job.say(2, 21, waits(W, 0, 1)), [(2, 21, failed)]);
+        assert_eq!(job.say(2, 22, waits(W, 0, 0)), [], "its time was up: it comes for the next attempt");
+        job.say(1, 12, waits(W, 0, 0));
+        assert_eq!(job.say(0, 3, gathers(W, 1)).len(), 3);
+        assert_eq!(job.say(0, 4, ends(1, None)), [(0, 4, Heard::Noted)], "that attempt is over");
+    }
+
+    #[test]
+    fn who_has_withdrawn_or_gone_is_not_told_and_a_worker_that_has_gone_is_not_waited_for() {
+        let mut job = Job::new();
+        job.say(0, 1, gathers(W, 1));
+        job.say(1, 10, waits(W, 0, 0));
+        assert_eq!(job.firsts.withdraw(1, 10, &job.members), Some(vec![2]));
+        assert_eq!(job.firsts.withdraw(1, 10, &job.members), None);
+        assert_eq!(job.firsts.withdraw(0, 1, &job.members), Some(vec![1, 2]));
+        assert_eq!(job.say(2, 20, waits(W, 0, 0)), []);
+        assert_eq!(job.firsts.withdraw(2, 20, &job.members), Some(vec![0]));
+        job.say(2, 21, waits(W, 0, 0));
+        job.say(0, 2, gathers(W, 1));
+        job.members = Members { live: [0, 2].into(), left: [1].into(), lost: BTreeSet::new() };
+        assert_eq!(job.firsts.without(1, &job.members).len(), 2, "worker 0 begins");
+        job.say(2, 22, waits(W, 0, 1));
+        job.members = Members { live: [2].into(), left: [0, 1].into(), lost: BTreeSet::new() };
+        assert_eq!(job.firsts.without(0, &job.members), [(2, 22, Heard::Gone)]);
+        assert_eq!(job.say(2, 23, waits(W, 0, 0)), [(2, 23, Heard::Gone)]);
+    }
+
+    #[test]
+    fn what_is_kept_of_those_that_only_wait_goes_with_them() {
+        let mut job = Job::new();
+        for request in 0..100 {
+            job.say(1, request, waits(&format!("load {request}"), 0, 0));
+        }
+        assert_eq!(job.firsts.deeds.len(), 100);
+        job.firsts.stand_aside(1);
+        assert!(job.firsts.deeds.is_empty());
+        for (rank, say) in [(1, gathers(W, 1)), (2, ends(1, None)), (0, waits(W, 0, 0))] {
+            assert!(matches!(&job.say(rank, 1, say)[..], [(_, 1, Heard::Failed { .. })]));
+        }
+        assert!(job.firsts.deeds.is_empty());
+    }
+
+    /// Where a worker is in its program: it loads 1, then 2, and so on, each until it is told that it is done.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum State {
+        /// Worker 0 gathers the others, or another waits, by this request.
+        Asked(u64),
+        /// Worker 0 acts.
+        Acts(u64),
+        /// It is about to make the call once more.
+        Between,
+    }
+
+    #[derive(Debug)]
+    struct Worker {
+        state: State,
+        load: u64,
+        done: u64,
+        begun: u64,
+        requests: u64,
+        out: VecDeque<(u64, Option<Say>)>,
+        into: VecDeque<(u64, Heard)>,
+    }
+
+    impl Worker {
+        fn new() -> Self {
+            let (out, into) = (VecDeque::new(), VecDeque::new());
+            Self { state: State::Between, load: 1, done: 0, begun: 0, requests: 0, out, into }
+        }
+
+        fn ask(&mut self, say: Say) -> u64 {
+            self.requests += 1;
+            self.out.push_back((self.requests, Some(say)));
+            self.requests
+        }
+
+        fn call(&mut self, rank: usize) {
+            let say = if rank == 0 { gathers(W, self.load) } else { waits(W, self.done, self.begun) };
+            self.state = State::Asked(self.ask(say));
+        }
+
+        /// Worker 0 gives `value` what it loads.
+        fn hear(&mut self, rank: usize, request: u64, heard: Heard, value: u64) {
+            if self.state != State::Asked(request) {
+                return; // nobody waits for that answer any more
+            }
+            match heard {
+                Heard::Begins { attempt } if rank == 0 => self.state = State::Acts(attempt),
+                Heard::Begins { attempt } => {
+                    self.begun = attempt;
+                    self.call(rank);
+                }
+                Heard::Done { call } => {
+                    assert_eq!(value, self.load, "M-4: worker {rank} is told that this load is done");
+                    (self.done, self.begun, self.load, self.state) = (call, 0, self.load + 1, State::Between);
+                }
+                Heard::Failed { .. } | Heard::Gone | Heard::Noted => {
+                    (self.begun, self.state) = (0, State::Between);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        // Retried, a load was taken for the next one, or the next for it.
+        #[test]
+        fn whoever_makes_its_calls_again_until_they_are_done_stays_in_step(
+            steps in prop::collection::vec((0usize..3, 0u8..8), 1..400),
+        ) {
+            let mut job = Job::new();
+            let mut workers = [Worker::new(), Worker::new(), Worker::new()];
+            let mut value = 0;
+            for (rank, what) in steps.into_iter().chain((0..600).map(|step| (step % 3, (step / 3 % 4) as u8))) {
+                let worker = &mut workers[rank];
+                match (what, worker.state) {
+                    (0, State::Between) => worker.call(rank),
+                    (0, State::Acts(attempt)) => {
+                        value = worker.load;
+                        worker.ask(ends(attempt, None));
+                        (worker.load, worker.state) = (worker.load + 1, State::Between);
+                    }
+                    // It fails before or after a part of it.
+                    (5, State::Acts(attempt)) => {
+                        worker.ask(ends(attempt, Some("no room")));
+                        worker.state = State::Between;
+                    }
+                    // Its time is up, or it was interrupted; the server may not answer to that.
+                    (6, State::Asked(request)) => {
+                        worker.out.push_back((request, None));
+                        (worker.begun, worker.state) = (0, State::Between);
+                    }
+                    // It is interrupted when it has said so, or so quickly that nobody is told.
+                    (6, State::Acts(attempt)) => {
+                        value = worker.load;
+                        worker.ask(ends(attempt, None));
+                        worker.state = State::Between;
+                    }
+                    (7, State::Acts(_)) => worker.state = State::Between,
+                    (1 | 2, _) => match worker.out.pop_front() {
+                        Some((request, Some(say))) => {
+                            for (to, request, heard) in job.say(rank as Rank, request, say) {
+                                workers[to as usize].into.push_back((request, heard));
+                            }
+                        }
+                        Some((request, None)) => _ = job.firsts.withdraw(rank as Rank, request, &job.members),
+                        None => {}
+                    },
+                    _ => {
+                        if let Some((request, heard)) = worker.into.pop_front() {
+                            worker.hear(rank, request, heard, value);
+                        }
+                    }
+                }
+            }
+            let loads = workers.each_ref().map(|worker| worker.load);
+            prop_assert!(loads.iter().all(|load| *load >= loads[0] - 1 && *load > 5), "{loads:?}");
+        }
     }
 }

@@ -43,6 +43,11 @@ pub enum Goal {
         /// What it is for, as the program says; empty where it does not.
         what: String,
     },
+    /// On worker 0, the workers that do not wait for what it does for all; on the others, worker 0.
+    First {
+        /// What it does.
+        what: String,
+    },
     /// The workers that have not declared the table.
     Table {
         /// Its name.
@@ -68,6 +73,7 @@ impl Goal {
     /// Cuts what a peer may have made too long.
     fn cut(&mut self) {
         let (Self::Barrier { what: text }
+        | Self::First { what: text }
         | Self::Table { name: text }
         | Self::Drop { name: text, .. }
         | Self::Ranks { what: text, .. }) = self;
@@ -79,7 +85,7 @@ impl Goal {
         let s = if several { "" } else { "s" };
         match self {
             Self::Ranks { what, .. } => format!("wait{s} for {what} of"),
-            Self::Barrier { .. } => format!("stand{s} at {self} and wait{s} for"),
+            Self::Barrier { .. } | Self::First { .. } => format!("stand{s} at {self} and wait{s} for"),
             Self::Table { name } => format!("declare{s} table `{name}` and wait{s} for"),
             Self::Drop { name, .. } => format!("drop{s} table `{name}` and wait{s} for"),
         }
@@ -90,7 +96,7 @@ impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Barrier { what } if what.is_empty() => f.write_str("the barrier"),
-            Self::Barrier { what } => write!(f, "the barrier `{what}`"),
+            Self::Barrier { what } | Self::First { what } => write!(f, "the barrier `{what}`"),
             Self::Table { name } => write!(f, "the declaration of table `{name}`"),
             Self::Drop { name, .. } => write!(f, "the drop of table `{name}`"),
             Self::Ranks { what, .. } => f.write_str(what),

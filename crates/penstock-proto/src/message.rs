@@ -5,7 +5,7 @@
 //! named at each reply. Nothing that happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
-use crate::first::Word;
+use crate::first::{Heard, Say};
 use crate::hex::unhex;
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
@@ -101,11 +101,11 @@ pub enum Ask {
         /// The version waited for.
         version: u64,
     },
-    /// No longer stands at the barrier, unless it has opened: then that is answered first. For which workers did the barrier
-    /// wait?
+    /// No longer waits for others, at the barrier or for what worker 0 does for all, unless that was answered before. For which
+    /// workers did it wait?
     Withdraw {
-        /// The request that came to the barrier. It is answered with `Missing` as well.
-        barrier: u64,
+        /// The request that waits. It is answered with `Missing` as well.
+        request: u64,
     },
     /// The clocks of all workers.
     Clocks,
@@ -123,11 +123,8 @@ pub enum Ask {
     },
     /// On a network connection: the worker has heard the server's last word (`Left` or `Failed`), which is not repeated then.
     Heard,
-    /// Stands at the barrier, for something that worker 0 does for all: see [`crate::first`].
-    Meet {
-        /// Worker 0: what it says there.
-        word: Option<Word>,
-    },
+    /// About something that worker 0 does for all: see [`crate::first`].
+    First(Say),
 }
 
 /// How a worker leaves.
@@ -222,15 +219,8 @@ pub enum Answer {
     Refused(Refusal),
     /// The job has failed.
     Failed(JobFailure),
-    /// To `Meet`: all came.
-    Met {
-        /// Workers that stood there.
-        ranks: Vec<Rank>,
-        /// Workers that had left the job, and were not waited for.
-        left: Vec<Rank>,
-        /// What worker 0 said, if it stood there and said something.
-        word: Option<Word>,
-    },
+    /// To `First`.
+    First(Heard),
 }
 
 /// Where something lies among others in one region.

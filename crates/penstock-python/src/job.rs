@@ -8,7 +8,7 @@ use crate::seconds::{Seconds, span};
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
-use penstock::worker::{Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
+use penstock::worker::{Attempt, Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
@@ -227,20 +227,44 @@ impl Job {
         Ok((met.ranks, met.left))
     }
 
-    fn begin_by_first(&self, py: Python<'_>, what: &str, timeout: Option<Seconds>) -> PyResult<bool> {
-        let timeout = span(timeout)?;
-        detached(py, |free| self.job.on(free).begin_by_first(what, timeout))
+    fn begin_by_first(
+        &self,
+        py: Python<'_>,
+        what: &str,
+        timeout: Option<Seconds>,
+        then: Option<Seconds>,
+    ) -> PyResult<Option<u64>> {
+        let (timeout, then) = (span(timeout)?, span(then)?);
+        let attempt = detached(py, |free| self.job.on(free).begin_by_first(what, timeout, then))?;
+        Ok(attempt.map(|attempt| attempt.number))
     }
 
     fn end_by_first(
         &self,
         py: Python<'_>,
-        what: &str,
-        failed: Option<String>,
+        what: String,
+        number: u64,
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let timeout = span(timeout)?;
-        detached(py, |free| self.job.on(free).end_by_first(what, failed, timeout))
+        detached(py, |free| self.job.on(free).end_by_first(&Attempt { what, number }, timeout))
+    }
+
+    fn count_by_first(&self, py: Python<'_>, what: String, number: u64) {
+        let count = |free: &_| {
+            self.job.on(free).count_by_first(&Attempt { what, number });
+            Ok(())
+        };
+        let _ = detached(py, count);
+    }
+
+    fn fail_by_first(&self, py: Python<'_>, what: String, number: u64, why: String) {
+        let fail = |free: &_| {
+            self.job.on(free).fail_by_first(&Attempt { what, number }, why);
+            Ok(())
+        };
+        // Nothing is waited for.
+        let _ = detached(py, fail);
     }
 
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]

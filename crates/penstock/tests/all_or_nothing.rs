@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
-use penstock::worker::{Declaration, Error, Job};
+use penstock::worker::{Declaration, Error, Job, Tensor};
 use penstock_kernels::{Foreign, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use std::cell::Cell;
@@ -192,12 +192,11 @@ fn what_worker_0_has_not_done_for_all_is_taken_for_done_by_nobody() {
     }
 }
 
-// Interrupted, or out of time, it may be unable to tell them that it has failed.
 #[test]
-fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_fail_in_silence() {
+fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_end_in_silence() {
     for way in [Way::Memory, Way::Tcp] {
         let cluster = Cluster::over(way, 2, 1, &[]);
-        let (a, b) = (interruptible(&cluster, 0), cluster.join(1));
+        let (a, b) = (cluster.join(0), cluster.join(1));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
@@ -206,7 +205,7 @@ fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_fail_in_sile
                 b.barrier(None).unwrap();
             });
             for _ in 0..3 {
-                assert!(a.begin_by_first("load of `w`", None).unwrap());
+                assert!(a.begin_by_first("load of `w`", None, None).unwrap().is_some());
             }
             a.by_first("load of `w`", None, || {
                 done.store(true, Ordering::SeqCst);
@@ -219,25 +218,111 @@ fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_fail_in_sile
     }
 }
 
+// A barrier, and what was done for all, passed for each other: worker 0 loaded, and the others went on behind their barrier before
+// it had.
 #[test]
-fn who_waits_for_what_worker_0_does_hears_that_it_does_something_else() {
+fn a_barrier_is_not_taken_for_what_worker_0_does_nor_that_for_a_barrier() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        misses(a.by_first("load of `w`", SOON, || panic!("worker 1 is not there")).unwrap_err(), 1);
+        std::thread::scope(|scope| {
+            let stands = scope.spawn(|| b.barrier(None).unwrap());
+            misses(
+                a.by_first("load of `w`", SOON, || panic!("worker 1 stands at a barrier")).unwrap_err(),
+                1,
+            );
+            a.barrier(None).unwrap();
+            stands.join().unwrap();
+            let stands = scope.spawn(|| a.barrier(None).unwrap());
+            misses(b.by_first("load of `w`", SOON, || Ok(())).unwrap_err(), 0);
+            b.barrier(None).unwrap();
+            stands.join().unwrap();
+        });
+    }
+}
+
+// The second waited behind the first, for which worker 0 came last.
+#[test]
+fn threads_take_part_in_several_things_at_once() {
     let cluster = Cluster::new(2, 1, &[]);
     let (a, b) = (cluster.join(0), cluster.join(1));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| {
-            assert!(b.begin_by_first("load of `w`", None).unwrap());
-            failed(b.end_by_first("load of `w`", None, None).unwrap_err(), "barrier");
-            failed(b.begin_by_first("load of `w`", None).unwrap_err(), "load of `v`");
-            // It came too late for the beginning, and finds it done.
-            assert!(!b.begin_by_first("load of `v`", None).unwrap());
-            b.by_first("load of `v`", None, || Ok(())).unwrap_err()
+        let loads = ["load of `v`", "load of `w`"].map(|what| {
+            let waits = scope.spawn(|| b.by_first(what, None, || Ok(())));
+            (what, waits)
         });
-        assert!(a.begin_by_first("load of `w`", None).unwrap());
-        a.barrier(None).unwrap();
-        a.by_first("load of `v`", None, || Ok(())).unwrap();
+        for (what, waits) in loads.into_iter().rev() {
+            a.by_first(what, None, || Ok(())).unwrap();
+            waits.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn who_waits_for_what_worker_0_does_hears_that_it_has_gone() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| b.by_first("load of `w`", None, || Ok(())).unwrap_err());
+        assert!(a.begin_by_first("load of `w`", None, None).unwrap().is_some());
         a.leave(None).unwrap();
         let error = waits.join().unwrap();
         assert!(matches!(error, Error::FirstGone { .. }), "{error}");
+    });
+    let error = b.by_first("load of `w`", None, || Ok(())).unwrap_err();
+    assert!(matches!(error, Error::FirstGone { .. }), "{error}");
+}
+
+// Repeated, the load of one was taken for the next of another: from then on each of its loads was one behind.
+#[test]
+fn loads_that_are_repeated_since_a_server_did_not_answer_stay_in_step() {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (wa, wb) = (declare(&a, "w", 4, Asp), declare(&b, "w", 4, Asp));
+    let soon = Some(Duration::from_millis(5));
+    let load = |job: &Job, w: &Tensor, value: f64| {
+        let given = bytes(&[value; 4]);
+        let given = || (job.rank() == 0).then(|| Foreign::of(&given));
+        while let Err(error) = w.load_together(job, given(), soon) {
+            let expected = matches!(error, Error::BarrierTimeout { .. } | Error::FirstFailed { .. });
+            assert!(expected, "{error}");
+        }
+        assert_eq!(pull(w, None).unwrap().1, vec![value; 4], "worker {}", job.rank());
+    };
+    let values = || (1..=100).map(f64::from);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                cluster.lines[0].let_pass(0);
+                cluster.lines[0].wait_until_stuck();
+                cluster.lines[0].let_pass(u64::MAX);
+            }
+        });
+        let others = scope.spawn(|| values().for_each(|value| load(&b, &wb, value)));
+        values().for_each(|value| load(&a, &wa, value));
+        others.join().unwrap();
+        over.store(true, Ordering::SeqCst);
+    });
+    a.leave(None).unwrap();
+    b.leave(None).unwrap();
+}
+
+// The thread waited for a lock that it held, so neither a deadline nor Ctrl-C ended the second call.
+#[test]
+fn a_barrier_is_called_again_and_again_while_the_server_says_nothing() {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    cluster.lines[0].let_pass(0);
+    for _ in 0..3 {
+        let error = b.barrier(SOON).unwrap_err();
+        assert!(matches!(error, Error::BarrierTimeout { silent: Some(0), .. }), "{error}");
+    }
+    cluster.lines[0].let_pass(u64::MAX);
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.barrier(None).unwrap());
+        b.barrier(None).unwrap();
     });
 }
 

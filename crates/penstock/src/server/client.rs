@@ -11,7 +11,6 @@ use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::account::Charge;
 use penstock_proto::error::Loss;
-use penstock_proto::first::Word;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::MAX_MESSAGE_BYTES;
@@ -133,15 +132,6 @@ impl Client {
     }
 }
 
-/// A request that stands at the barrier.
-pub(super) struct Standing {
-    pub(super) request: u64,
-    /// Whether it is told what worker 0 says there.
-    pub(super) hears: bool,
-    /// What it says there.
-    pub(super) word: Option<Word>,
-}
-
 /// A worker that has joined and not left.
 pub(super) struct Worker {
     pub(super) peer: PeerId,
@@ -151,7 +141,8 @@ pub(super) struct Worker {
     lease: Lease,
     /// Messages that came from another host.
     pub(super) signs: u64,
-    pub(super) at_barrier: Option<Standing>,
+    /// The request that stands at the barrier.
+    pub(super) at_barrier: Option<u64>,
     /// The request to be let go, and how many shards have taken all that the worker submitted.
     pub(super) leaving: Option<u64>,
     pub(super) departed: usize,

@@ -310,12 +310,12 @@ pub enum Error {
         waited: Duration,
     },
     /// Worker 0 has not done, or not all of, what it was to do for all, such as a load.
-    #[error("{what} was not done: worker 0 {instead}")]
+    #[error("{what} was not done: worker 0 failed: {why}")]
     FirstFailed {
         /// What it was to do.
         what: String,
-        /// What it did instead, in words that follow its name.
-        instead: String,
+        /// Why.
+        why: String,
     },
     /// Worker 0 has gone without doing what it was to do for all.
     #[error("{what} was not done: worker 0, whose arguments count, has gone")]

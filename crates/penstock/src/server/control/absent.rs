@@ -196,7 +196,7 @@ impl Control {
         for shard in &self.shards.handles {
             shard.send(Command::Remove { peer });
         }
-        self.open_barrier();
+        self.wait_without(rank);
     }
 
     pub(super) fn look_at_leases(&mut self) {

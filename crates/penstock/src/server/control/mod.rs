@@ -29,6 +29,7 @@ use penstock_fabric::socket::Listener;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Limits, Resource};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::first::Firsts;
 use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
 use penstock_proto::membership::Roster;
@@ -102,6 +103,8 @@ pub(super) struct Control {
     pub(super) workers: HashMap<Rank, Worker>,
     pub(super) roster: Roster,
     knots: Knots,
+    /// What worker 0 does for all.
+    firsts: Firsts<[Charge; 2]>,
     /// What the job makes this process keep.
     account: Account,
     _threads: Charge,
@@ -199,6 +202,7 @@ impl Control {
         Ok(Self {
             roster: Roster::new(config.workers),
             knots: Knots::default(),
+            firsts: Firsts::default(),
             catalog,
             tables: Tables::charged_to(&account, config.index == 0, config.servers),
             first_touch: FirstTouch::default(),

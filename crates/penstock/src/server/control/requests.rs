@@ -2,12 +2,12 @@
 
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
-use crate::server::client::{Channel, Received, Standing, Unsent};
+use crate::server::client::{Channel, Received, Unsent};
 use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
-use penstock_proto::account::Resource;
+use penstock_proto::account::{Exhausted, Resource};
 use penstock_proto::error::{Loss, Refusal};
-use penstock_proto::first::Word;
+use penstock_proto::first::{Say, Told};
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
@@ -18,6 +18,9 @@ use std::time::Instant;
 /// What a request counts for in the job's pace, and one that all shards are asked by, or that is long to answer.
 pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 10.0;
+
+/// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its name.
+const FIRST_BYTES: usize = 512;
 
 fn cost(ask: &Ask) -> f64 {
     match ask {
@@ -189,17 +192,12 @@ impl Control {
                 plain(Answer::Knot { knot })
             }
             Ask::Barrier => {
-                self.stand(rank, Standing { request: request.id, hears: false, word: None });
+                self.stand(rank, request.id);
                 None
             }
-            Ask::Meet { word } => {
-                // The others listen to worker 0 only: what they say is not kept.
-                let word = word.filter(|_| rank == 0).map(Word::brief);
-                self.stand(rank, Standing { request: request.id, hears: true, word });
-                None
-            }
+            Ask::First(say) => self.first(rank, request.id, say),
             Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
-            Ask::Withdraw { barrier } => plain(Answer::Missing { ranks: self.withdraw(rank, barrier) }),
+            Ask::Withdraw { request } => plain(Answer::Missing { ranks: self.withdraw(rank, request) }),
             Ask::Clocks => {
                 let ticket = match self.ticket(rank, request.id, 1) {
                     Ok(ticket) => ticket,
@@ -234,13 +232,14 @@ impl Control {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal, alone);
-        let (live, missing) = (self.roster.members().live, self.roster.missing_at_barrier());
+        let (members, missing) = (self.roster.members(), self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
         let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
-            Goal::Table { name } => self.tables.awaited_by(rank, name, &live),
-            Goal::Drop { id, .. } => self.tables.users(*id, &live),
+            Goal::First { what } => self.firsts.needs(rank, what, &members),
+            Goal::Table { name } => self.tables.awaited_by(rank, name, &members.live),
+            Goal::Drop { id, .. } => self.tables.users(*id, &members.live),
             Goal::Ranks { ranks, .. } => ranks.clone(),
         };
         let knot = self.knots.find(rank, needs);
@@ -252,29 +251,58 @@ impl Control {
         knot
     }
 
-    fn stand(&mut self, rank: Rank, standing: Standing) {
+    fn stand(&mut self, rank: Rank, request: u64) {
         let Some(worker) = self.workers.get_mut(&rank) else { return };
-        let request = standing.request;
-        if worker.at_barrier.replace(standing).is_none_or(|before| before.request != request) {
+        if worker.at_barrier.replace(request) != Some(request) {
             self.roster.arrive(rank);
             self.open_barrier();
         }
     }
 
-    /// Takes a worker back from the barrier. Returns the workers that the barrier waits for, if it has not opened meanwhile.
-    fn withdraw(&mut self, rank: Rank, barrier: u64) -> Vec<Rank> {
-        let stands = self
-            .workers
-            .get_mut(&rank)
-            .and_then(|worker| worker.at_barrier.take_if(|at| at.request == barrier));
-        if stands.is_none() {
-            return Vec::new();
+    /// What a worker says of something that worker 0 does for all.
+    fn first(&mut self, rank: Rank, request: u64, say: Say) -> Option<Answered> {
+        let (account, members) = (self.account.worker(rank), self.roster.members());
+        let charge = |bytes: usize| {
+            let entries = account.charge(Resource::Entries, TICKET_ENTRIES)?;
+            Ok([entries, account.charge(Resource::Bytes, (FIRST_BYTES + 2 * bytes) as u64)?])
+        };
+        match self.firsts.say((rank, request), say, &members, charge) {
+            Ok(told) => {
+                self.tell(told);
+                None
+            }
+            Err(why) => {
+                let why: Exhausted = why;
+                Some(Err(why.refuse("what worker 0 does for all")))
+            }
         }
+    }
+
+    fn tell(&mut self, told: Vec<Told>) {
+        for (rank, request, heard) in told {
+            self.knots.end(rank);
+            self.answer(rank, request, Ok((Answer::First(heard), Vec::new())));
+        }
+    }
+
+    /// Takes back a worker that waits for others. Returns the workers that it waits for, if it was not answered meanwhile.
+    fn withdraw(&mut self, rank: Rank, request: u64) -> Vec<Rank> {
+        let stood =
+            self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take_if(|at| *at == request));
+        let ranks = match stood {
+            Some(_) => {
+                let ranks = self.roster.missing_at_barrier();
+                self.roster.withdraw(rank);
+                ranks
+            }
+            None => match self.firsts.withdraw(rank, request, &self.roster.members()) {
+                Some(ranks) => ranks,
+                None => return Vec::new(),
+            },
+        };
         self.knots.end(rank); // its wait was in vain
-        let ranks = self.roster.missing_at_barrier();
-        self.roster.withdraw(rank);
         // An answer to the one request that has none: repeated on another connection, it is not taken for a new one.
-        self.answer(rank, barrier, Ok((Answer::Missing { ranks: ranks.clone() }, Vec::new())));
+        self.answer(rank, request, Ok((Answer::Missing { ranks: ranks.clone() }, Vec::new())));
         ranks
     }
 
@@ -283,28 +311,28 @@ impl Control {
     pub(in crate::server) fn stand_aside(&mut self, rank: Rank) {
         self.knots.end(rank);
         self.roster.withdraw(rank);
+        self.firsts.stand_aside(rank);
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.at_barrier = None;
         }
     }
 
-    pub(super) fn open_barrier(&mut self) {
+    /// The others go on without a worker, if they waited for no other.
+    pub(super) fn wait_without(&mut self, rank: Rank) {
+        self.open_barrier();
+        let told = self.firsts.without(rank, &self.roster.members());
+        self.tell(told);
+    }
+
+    fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
         let left: Vec<Rank> = self.roster.members().left.into_iter().collect();
-        // Ranks come in order: what worker 0 says is there before anybody is told.
-        let mut said = None;
         for &rank in &ranks {
             self.knots.end(rank);
-            let Some(at) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) else {
-                continue;
-            };
-            said = said.or(at.word);
-            let (ranks, left) = (ranks.clone(), left.clone());
-            let answer = match at.hears {
-                true => Answer::Met { ranks, left, word: said.clone() },
-                false => Answer::BarrierPassed { ranks, left },
-            };
-            self.answer(rank, at.request, Ok((answer, Vec::new())));
+            if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
+                let (ranks, left) = (ranks.clone(), left.clone());
+                self.answer(rank, request, Ok((Answer::BarrierPassed { ranks, left }, Vec::new())));
+            }
         }
     }
 

@@ -1,14 +1,45 @@
 //! What worker 0 does for all, while the others wait: see [`penstock_proto::first`].
 
-use super::Job;
+use super::{Inner, Job};
+use crate::turn::Turn;
 use crate::wait::Deadline;
 use crate::worker::Error;
-use penstock_proto::first::{Heard, Stage, Word, hear};
-use penstock_proto::message::Ask;
+use crate::worker::circle::Circle;
+use crate::worker::link::{Link, Met, lock};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::first::{Heard, Say};
+use penstock_proto::knot::Goal;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long worker 0 waits for others that may have stopped waiting for it.
-const STILL_THERE: Duration = Duration::from_secs(1);
+/// What was done for all so far, by its name.
+#[derive(Default)]
+pub(super) struct Deeds(Mutex<HashMap<String, Arc<Deed>>>);
+
+#[derive(Default)]
+struct Deed {
+    /// Of the threads of this worker that come for the same.
+    turn: Turn,
+    /// Calls of worker 0 that this worker knows to be done; on worker 0, that have returned well.
+    done: AtomicU64,
+}
+
+impl Deeds {
+    fn of(&self, what: &str) -> Arc<Deed> {
+        Arc::clone(lock(&self.0).entry(what.to_owned()).or_default())
+    }
+}
+
+/// An attempt of worker 0, which all others wait for.
+#[derive(Debug)]
+pub struct Attempt {
+    /// At what.
+    pub what: String,
+    /// Its number.
+    pub number: u64,
+}
 
 impl Job {
     /// Has worker 0 `act` for all workers, each of which makes this call. Returns when it has; its error otherwise, which the
@@ -19,68 +50,122 @@ impl Job {
         timeout: Option<Duration>,
         act: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if !self.begin_by_first(what, timeout)? {
-            return Ok(());
-        }
-        if self.inner.rank != 0 {
-            return self.end_by_first(what, None, None);
-        }
-        act().inspect_err(|error| {
-            // Who asks to stop waiting is not kept until the others come. Otherwise they stand there already, unless a deadline has
-            // passed, which may have been theirs too: they must not hear of this when they come again.
-            let at_once = match error {
-                Error::Interrupted => Some(Duration::ZERO),
-                Error::PullTimeout { .. } | Error::LaneTimeout { .. } | Error::Knot { .. } => {
-                    Some(STILL_THERE)
-                }
-                _ => None,
-            };
-            // Those that cannot be told wait for worker 0's next attempt, until their deadline.
-            let _ = self.end_by_first(what, Some(error.to_string()), at_once);
-        })?;
-        self.end_by_first(what, None, None)
-    }
-
-    /// The first half of [`Job::by_first`]: all meet. Returns whether there is a second: not for a worker that gave up waiting for
-    /// what has been done by now.
-    pub fn begin_by_first(&self, what: &str, timeout: Option<Duration>) -> Result<bool, Error> {
-        let deadline = self.inner.deadline(timeout);
-        if self.inner.rank == 0 {
-            self.say(what, Stage::Begins, deadline)?;
-            return Ok(true);
-        }
-        Ok(self.listen(what, deadline)? == Heard::Begins)
-    }
-
-    /// The second half. On worker 0 it says whether it was done or, with an error's text, was not; on the others it waits for that.
-    pub fn end_by_first(
-        &self,
-        what: &str,
-        failed: Option<String>,
-        timeout: Option<Duration>,
-    ) -> Result<(), Error> {
-        let deadline = self.inner.deadline(timeout);
-        if self.inner.rank == 0 {
-            let stage = failed.map_or(Stage::Done, |why| Stage::Failed { why });
-            return self.say(what, stage, deadline);
-        }
-        while self.listen(what, deadline)? == Heard::Begins {}
+        let Some(attempt) = self.begin_by_first(what, timeout, None)? else { return Ok(()) };
+        act()
+            .and_then(|()| self.end_by_first(&attempt, None))
+            .inspect_err(|error| self.fail_by_first(&attempt, error.to_string()))?;
+        self.count_by_first(&attempt);
         Ok(())
     }
 
-    fn say(&self, what: &str, stage: Stage, deadline: Deadline) -> Result<(), Error> {
-        let word = Some(Word::new(what, stage));
-        self.stand(what, Ask::Meet { word }, deadline).map(drop)
+    /// On worker 0, the first half of [`Job::by_first`]: all others have come. On the others all of it, which returns nothing;
+    /// `then` is for worker 0 to end what it has begun.
+    pub fn begin_by_first(
+        &self,
+        what: &str,
+        timeout: Option<Duration>,
+        then: Option<Duration>,
+    ) -> Result<Option<Attempt>, Error> {
+        let deed = self.inner.deeds.of(what);
+        let deadline = self.inner.deadline(timeout);
+        let what = what.to_owned();
+        self.inner.fate.check()?;
+        self.inner.touch();
+        let _turn = deed.turn.take(|| self.inner.look(&what, deadline))?;
+        if self.inner.rank == 0 {
+            let call = deed.done.load(Ordering::Relaxed) + 1;
+            let say = Say::Gathers { what: what.clone(), call };
+            // All came, but this call does not return: they are told so.
+            let late = |link: &Link, heard| {
+                if let Heard::Begins { attempt } = heard {
+                    let failed = Some("it was interrupted".to_owned());
+                    let _ = link.say(Say::Ends { what: what.clone(), attempt, failed });
+                }
+            };
+            return match self.take_part(&what, say, deadline, late)? {
+                Heard::Begins { attempt } => Ok(Some(Attempt { what, number: attempt })),
+                heard => Err(self.not_asked_for(&heard)),
+            };
+        }
+        let (mut begun, mut deadline) = (0, deadline);
+        loop {
+            let say = Say::Waits { what: what.clone(), done: deed.done.load(Ordering::Relaxed), begun };
+            match self.take_part(&what, say, deadline, |_, _| ())? {
+                Heard::Begins { attempt } => {
+                    if begun == 0 {
+                        deadline = self.inner.deadline(then);
+                    }
+                    begun = attempt;
+                }
+                Heard::Done { call } => {
+                    deed.done.store(call, Ordering::Relaxed);
+                    return Ok(None);
+                }
+                Heard::Failed { why } => return Err(Error::FirstFailed { what, why }),
+                Heard::Gone => return Err(Error::FirstGone { what }),
+                heard @ Heard::Noted => return Err(self.not_asked_for(&heard)),
+            }
+        }
     }
 
-    fn listen(&self, what: &str, deadline: Deadline) -> Result<Heard, Error> {
-        let (met, word) = self.stand(what, Ask::Meet { word: None }, deadline)?;
-        if !met.ranks.contains(&0) {
-            return Err(Error::FirstGone { what: what.to_owned() });
-        }
-        match hear(what, word) {
-            Heard::Not { instead } => Err(Error::FirstFailed { what: what.to_owned(), instead }),
-            heard => Ok(heard),
+    /// Worker 0 has done it: the others go on once all servers have taken what that was. After an error they have not, and are to
+    /// be told so.
+    pub fn end_by_first(&self, attempt: &Attempt, timeout: Option<Duration>) -> Result<(), Error> {
+        let Attempt { what, number } = attempt;
+        let goal = goal(what);
+        self.inner.settle_before(&goal, self.inner.deadline(timeout))?;
+        let links = self.inner.links();
+        links.first().ok_or(Error::Closed)?.say(Say::Ends {
+            what: what.clone(),
+            attempt: *number,
+            failed: None,
+        })?;
+        self.inner.barriers.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Worker 0's call returns well: its next is another one. A call that is interrupted before that, and made again, is the same.
+    pub fn count_by_first(&self, attempt: &Attempt) {
+        self.inner.deeds.of(&attempt.what).done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Worker 0 has not done it. Waits for nothing; changes nothing where it has.
+    pub fn fail_by_first(&self, attempt: &Attempt, why: String) {
+        let Attempt { what, number } = attempt;
+        if let Some(first) = self.inner.links().first() {
+            // Where it cannot be said, the job has failed, and they hear of that.
+            let _ = first.say(Say::Ends { what: what.clone(), attempt: *number, failed: Some(why) });
         }
     }
+
+    /// Takes part in it once all that this worker has submitted was taken.
+    fn take_part(
+        &self,
+        what: &str,
+        say: Say,
+        deadline: Deadline,
+        late: impl FnOnce(&Link, Heard),
+    ) -> Result<Heard, Error> {
+        let goal = goal(what);
+        self.inner.settle_before(&goal, deadline)?;
+        let links = self.inner.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        let mut circle = Circle::new(&self.inner, deadline);
+        let look = || circle.look(|| Ok(Some(goal.clone())));
+        match first.take_part(say, deadline, look, |heard| late(first, heard))? {
+            Met::Passed(heard) => {
+                self.inner.barriers.fetch_add(1, Ordering::Relaxed);
+                Ok(heard)
+            }
+            Met::InVain { missing } => Err(Inner::in_vain(&goal, missing, None, deadline)),
+        }
+    }
+
+    fn not_asked_for(&self, heard: &Heard) -> Error {
+        Error::Protocol { server: 0, what: format!("an answer that was not asked for: {heard:?}") }
+    }
+}
+
+fn goal(what: &str) -> Goal {
+    Goal::First { what: what.to_owned() }
 }

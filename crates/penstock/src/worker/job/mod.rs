@@ -11,12 +11,14 @@ mod clock;
 mod first;
 mod join;
 
+pub use first::Attempt;
 pub use join::Membership;
 
+use self::first::Deeds;
 use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
-use super::link::{Introduction, Link, Met, lock};
+use super::link::{Introduction, Link, Met, Passed, lock};
 use super::table::{Progress, Relay, RelaySetup, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::options::Options;
@@ -28,7 +30,6 @@ use crate::worker::fate::Fate;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
-use penstock_proto::first::Word;
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
@@ -93,6 +94,8 @@ pub(super) struct Inner {
     pub(super) stamping: Floor,
     /// Of the threads of this worker that come to a barrier.
     gathering: Turn,
+    /// What worker 0 has done for all.
+    deeds: Deeds,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
@@ -245,6 +248,28 @@ impl Inner {
         self.links.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What was submitted so far is taken, before any other worker goes on behind `goal`: what it submits there, such as a load, is
+    /// taken later. On this host, too: a shard takes turns at the rings of its workers.
+    fn settle_before(&self, goal: &Goal, deadline: Deadline) -> Result<(), Error> {
+        self.tell_clock(deadline)?;
+        let what = "take what came before the barrier";
+        let links = self.links();
+        let taken = links
+            .iter()
+            .try_for_each(|link| link.empty_rings(what, deadline).and_then(|()| link.drain(what, deadline)))
+            .and_then(|()| self.all_relays().iter().try_for_each(|relay| relay.deliver(deadline)));
+        taken.map_err(|error| match error {
+            // No matter which server does not answer, what the caller waited for is the barrier.
+            Error::Unanswered { server, .. } => Self::in_vain(goal, Vec::new(), Some(server), deadline),
+            error => error,
+        })
+    }
+
+    fn in_vain(goal: &Goal, missing: Vec<u32>, silent: Option<u32>, deadline: Deadline) -> Error {
+        let silent = silent.or_else(|| missing.is_empty().then_some(0));
+        Error::BarrierTimeout { barrier: goal.to_string(), missing, silent, waited: deadline.waited() }
+    }
+
     pub(super) fn barriers(&self) -> u64 {
         self.barriers.load(Ordering::Relaxed)
     }
@@ -293,6 +318,7 @@ impl Job {
             clock: AtomicU64::new(0),
             stamping: Floor::default(),
             gathering: Turn::default(),
+            deeds: Deeds::default(),
             barriers: AtomicU64::new(0),
             company: Company::default(),
             waits: AtomicU64::new(0),
@@ -380,47 +406,22 @@ impl Job {
     /// The same; returns which workers stood there. Workers that have left or were lost did not. Errors call the barrier by
     /// `what` it is for.
     pub fn barrier_for(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
-        self.stand(what, Ask::Barrier, self.inner.deadline(timeout)).map(|(gathered, _)| gathered)
-    }
-
-    /// The same, with what `ask` says there; also returns what worker 0 said.
-    fn stand(&self, what: &str, ask: Ask, deadline: Deadline) -> Result<(Gathered, Option<Word>), Error> {
+        let deadline = self.inner.deadline(timeout);
         self.inner.fate.check()?;
         self.inner.touch();
         let _turn = self.inner.gathering.take(|| self.inner.look("standing at the barrier", deadline))?;
-        self.inner.tell_clock(deadline)?;
+        let goal = Goal::Barrier { what: what.to_owned() };
+        self.inner.settle_before(&goal, deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
-        let goal = Goal::Barrier { what: what.to_owned() };
-        // No matter which server does not answer, what the caller waited for is the barrier.
-        let in_vain = |missing: Vec<u32>, silent| {
-            let (barrier, waited) = (goal.to_string(), deadline.waited());
-            Error::BarrierTimeout { barrier, missing, silent, waited }
-        };
-        // What was submitted before the barrier must have been taken before any worker passes it: behind it what another worker
-        // submits, such as a load, is taken later. On this host, too: a shard takes turns at the rings of its workers.
-        let what_came = "take what came before the barrier";
-        let drained = links
-            .iter()
-            .try_for_each(|link| {
-                link.empty_rings(what_came, deadline).and_then(|()| link.drain(what_came, deadline))
-            })
-            .and_then(|()| self.inner.all_relays().iter().try_for_each(|relay| relay.deliver(deadline)));
-        drained.map_err(|error| match error {
-            Error::Unanswered { server, .. } => in_vain(Vec::new(), Some(server)),
-            error => error,
-        })?;
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
-        match first.stand_at_barrier(ask, deadline, look)? {
-            Met::Passed { ranks, left, word } => {
+        match first.stand_at_barrier(deadline, look)? {
+            Met::Passed(Passed { ranks, left }) => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
-                Ok((Gathered { ranks, left }, word))
+                Ok(Gathered { ranks, left })
             }
-            Met::InVain { missing } => {
-                let silent = missing.is_empty().then_some(0);
-                Err(in_vain(missing, silent))
-            }
+            Met::InVain { missing } => Err(Inner::in_vain(&goal, missing, None, deadline)),
         }
     }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `mod.rs` | waiting, asking |
 //! | [`outlet`] | submitting |
-//! | [`barrier`] | standing at the barrier, and going away from it |
+//! | [`barrier`] | waiting for other workers, and going away from there |
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
@@ -19,7 +19,7 @@ mod proxy;
 mod remote;
 mod slabs;
 
-pub(super) use barrier::Met;
+pub(super) use barrier::{Met, Passed};
 pub(super) use outlet::{Room, Rooms, TELL_CLOCK, Untold, ring};
 pub(super) use proxy::RemoteHome;
 
@@ -108,7 +108,7 @@ pub(super) struct Link {
     /// The request to let this worker go; 0 before it was asked.
     asked: AtomicU64,
     /// The answer to a barrier of which it is not known whether this worker has passed it.
-    doubtful: Mutex<Option<(Ask, Receiver<Heard>)>>,
+    doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
     stop: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
