@@ -603,7 +603,7 @@ class Tensor(Sealed):
     ) -> None:
         """
         Overwrite the value, the optimizer's state or both. Collective: every worker calls it, and rank 0's
-        arguments count. What a worker has written into its lane and not pushed is gone, and `push()` refuses it.
+        arguments count. What a worker has written into its lane and not pushed is gone: `push()` refuses it.
 
         Parameters
         ----------
