@@ -130,7 +130,8 @@ def as_array(value: ArrayLike) -> Array:
     Raises
     ------
     DtypeError
-        It does not hold numbers, is a masked array, or a torch tensor that is sparse or on the meta device.
+        It does not hold numbers, is a masked array or has one in it, or is a torch tensor that is sparse,
+        nested or on the meta device.
     """
     if isinstance(value, np.ndarray):
         refuse_mask(value)
@@ -140,9 +141,11 @@ def as_array(value: ArrayLike) -> Array:
         return _from_torch(value, torch)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
+    _refuse_masks_in(value)
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+    # RuntimeError is torch's, for tensors in a list.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise DtypeError(f"expected an array of numbers, got {type(value).__name__}: {error}") from None
     if array.dtype == object:
         raise DtypeError(f"expected an array of numbers, got {type(value).__name__}")
@@ -156,6 +159,14 @@ def refuse_mask(value: object) -> None:
             "expected an array in which every element counts, got a masked array",
             "say what the masked elements are, such as `x.filled(0)`",
         )
+
+
+def _refuse_masks_in(value: object) -> None:
+    """The same for those in lists, of which NumPy would drop the mask."""
+    if type(value) in _LISTS and not set(map(type, value)) <= _NUMBERS:  # type: ignore[call-overload]
+        for one in value:  # type: ignore[attr-defined]
+            refuse_mask(one)
+            _refuse_masks_in(one)
 
 
 def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -213,6 +224,11 @@ def _from_torch(tensor: Any, torch: Any) -> Array:
     The memory of a torch tensor; one on another device is copied to the host, one that is not contiguous as
     well.
     """
+    if tensor.is_nested:
+        raise DtypeError(
+            "expected a tensor of one shape, got a nested one",
+            "pad it, as by `torch.nested.to_padded_tensor(x, 0.0)`",
+        )
     if tensor.layout != torch.strided:
         raise DtypeError(
             f"expected a dense tensor, got layout {tensor.layout}",

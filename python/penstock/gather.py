@@ -29,12 +29,15 @@ Cost: one set, and one get of a row of each worker; for long objects once more f
 from __future__ import annotations
 
 import pickle
+import signal
 import struct
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,12 +192,18 @@ class Gathering:
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
             gather = self._last = _Gather(words, data, number, gather.took_part())
-        elif gather.words != words or (gather.data != data and not call.says(gather.data)):
-            raise OptionError(
-                f"worker {job.rank} has begun a gather, {gather.words}, that has not ended; "
-                f"now it gives {words}{'' if words != gather.words else ', with another value'}",
-                "repeat the call that was broken off, with the same value, to continue waiting",
-            )
+        elif gather.words != words:
+            raise _another(job.rank, gather, words)
+        elif gather.data != data:
+            try:
+                same = call.says(gather.data)
+            except Exception as error:
+                if _is_of_a_handler(error):
+                    raise
+                why = f", which cannot be compared: {type(error).__name__}: {error}"
+                raise _another(job.rank, gather, f"{words}, with another value{why}") from error
+            if not same:
+                raise _another(job.rank, gather, f"{words}, with another value")
         try:
             result = self._run(job, gather, call.most, limit)
         except CircularWait:
@@ -212,10 +221,12 @@ class Gathering:
                 missing=missing,
                 waited=limit.waited(),
             ) from error
-        except PenstockError:
-            # It is over: for the others, too. What a signal handler raised leaves it as it is.
-            gather.failed = True
-            gather.over = True
+        except PenstockError as error:
+            # What every worker sees has ended it for all of them. What only this one lacks, such as memory,
+            # leaves it as it is, like a signal handler that raises: the others are still in it.
+            if isinstance(error, GatherConflict | WorkerLost) or not gather.set:
+                gather.failed = True
+                gather.over = True
             raise
         gather.over = True
         return result
@@ -442,6 +453,13 @@ def _left(rank: int) -> WorkerLost:
     )
 
 
+def _another(rank: int, gather: _Gather, given: str) -> OptionError:
+    return OptionError(
+        f"worker {rank} has begun a gather, {gather.words}, that has not ended; now it gives {given}",
+        "repeat the call that was broken off, with the same value, to continue waiting",
+    )
+
+
 def unreadable(rank: int) -> GatherConflict:
     """What a worker gave is none of what workers send."""
     return GatherConflict(
@@ -504,19 +522,19 @@ def _pickled(obj: Any) -> bytes:
     except PenstockError:
         raise
     except Exception as error:
+        if _is_of_a_handler(error):
+            raise
+        why = f"{type(error).__name__}: {error}"
         raise OptionError(
-            f"expected an object that can be pickled, got {type(obj).__name__}: {error}",
+            f"expected an object that can be pickled, got {type(obj).__name__}: {why}",
             "send what it consists of: numbers, text, arrays, in lists and dicts",
         ) from error
 
 
 def _pickles(obj: Any, data: bytes) -> bool:
     """Whether the data are a pickle of such an object, if not the one that it would have now."""
-    try:
-        # This worker has made it, in the same gather.
-        return alike(obj, pickle.loads(data))  # noqa: S301
-    except Exception:
-        return False
+    # This worker has made it, in the same gather.
+    return alike(obj, pickle.loads(data))  # noqa: S301
 
 
 def _unpickled(data: bytes, rank: int) -> Any:
@@ -524,10 +542,34 @@ def _unpickled(data: bytes, rank: int) -> Any:
         # A worker of this job has made it: docs/threat_model.md, "What a hostile worker can do".
         return pickle.loads(data)  # noqa: S301
     except Exception as error:
+        if _is_of_a_handler(error):
+            raise
         raise OptionError(
             f"what worker {rank} gave cannot be unpickled here: {type(error).__name__}: {error}",
             "its class must be in a module that every worker can import",
         ) from error
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """
+    Whether a signal handler raised it, as far as its traceback tells: then it says nothing of the object at
+    hand.
+    """
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if callable(handler) and (code := _code_of(handler)) is not None}
+    frames = error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code in codes:
+            return True
+        frames = frames.tb_next
+    return False
+
+
+def _code_of(call: Any) -> CodeType | None:
+    while isinstance(call, partial):
+        call = call.func
+    call = getattr(call, "__func__", call)
+    return getattr(call, "__code__", None)
 
 
 def _taken(x: Any, how: str) -> _Number | _Array:

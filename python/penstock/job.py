@@ -10,7 +10,6 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import difflib
 import os
@@ -30,12 +29,10 @@ from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import (
-    DeadlineExceeded,
     DeclarationConflict,
     JobClosed,
     NotDelivered,
     OptionError,
-    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
@@ -62,6 +59,8 @@ after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
+# Which jobs of servers that were named this process has joined.
+_joined: set[tuple[str | None, ...]] = set()
 
 
 def init(**options: Any) -> Job:
@@ -105,12 +104,20 @@ def init(**options: Any) -> Job:
     >>> job.rank, job.size
     (0, 1)
     """
-    return Job(join(as_text(options)))
+    job = Job(join(as_text(options)))
+    if os.environ.get("PENSTOCK_SERVERS"):
+        _joined.add(_named_by_environment())
+    return job
+
+
+def _named_by_environment() -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, ("PENSTOCK_SERVERS", "PENSTOCK_JOB", "PENSTOCK_RANK")))
 
 
 def current() -> Job:
     """
-    The one job that is open in this process, or a new one if none is. Raises OptionError if several are.
+    The one job that is open in this process, or a new one if none is. Raises OptionError if several are;
+    JobClosed if there is none but the one that this process has left: its servers end with it.
 
     One that has ended because another worker failed, and that the script has not left, is open: its calls say
     how it ended. A new one would wait for servers that have gone.
@@ -119,6 +126,12 @@ def current() -> Job:
     if len(jobs) > 1:
         raise OptionError(
             f"expected one open job in this process, found {len(jobs)}", "pass the one you mean as `job=`"
+        )
+    if not jobs and _named_by_environment() in _joined:
+        raise JobClosed(
+            "this process has left the job whose servers PENSTOCK_SERVERS names, and no other job is open",
+            "call this before `job.close()`, or before the job's `with` block ends; `ps.init()` joins "
+            "another job, whose servers the variable names by then",
         )
     if not jobs:
         jobs = [init()]
@@ -745,9 +758,9 @@ class Job(Sealed):
         thread is closing the job, this call waits for it, and raises the same error if it fails.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
-        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, this
-        worker has left as one that failed, and the others are told. Views that pulls returned stay readable,
-        but no longer change. A job that has failed is left at once.
+        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, as it
+        does then where warnings are errors, this worker has left as one that failed, and the others are told.
+        Views that pulls returned stay readable, but no longer change. A job that has failed is left at once.
 
         In a signal handler that interrupts a call of this package, the job is closed as soon as that call has
         ended, which then raises JobClosed. If that call is closing a job, it finishes first, and whatever
@@ -792,15 +805,16 @@ class Job(Sealed):
             # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
+            # Before it leaves: where warnings are errors, it has left as one that failed.
+            unsent, self._unsent = self._unsent, set()
+            if unsent and not self.closed:
+                _warn_of_unsent(unsent, "the job is closed")
             self._core.leave(limit.left())
         except BaseException as error:
             self._fail(error)
             raise
         self._line.end()
         _is_left(self)
-        unsent, self._unsent = self._unsent, set()
-        if unsent:
-            _warn_of_unsent(unsent, "the job was closed")
 
     def __enter__(self) -> Job:
         return self
@@ -969,6 +983,7 @@ def _after_fork_in_child() -> None:
     for job in list(_open_jobs):
         job._orphan()
     _open_jobs.clear()
+    _joined.clear()
     before_leaving.clear()
 
 

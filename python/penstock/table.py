@@ -508,6 +508,8 @@ def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
     """
     try:
         name = {"bf16": "bfloat16"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        if type(dtype).__module__.partition(".")[0] == "torch":
+            name = str(dtype).removeprefix("torch.")
         found = DTYPES["bfloat16"] if name == "bfloat16" else np.dtype(name)
     except TypeError:
         raise DtypeError(f"expected an element type such as float32, got {dtype!r}") from None

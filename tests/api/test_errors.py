@@ -590,6 +590,29 @@ def taking(job: ps.Job, w: ps.Tensor, table: ps.Table, array: Any) -> list[Calla
 
 
 # What stands below a mask was taken for numbers.
+def test_a_masked_array_in_a_list_is_refused_too(job: ps.Job) -> None:
+    masked = np.ma.array(ONE, mask=[0, 1, 0])
+    for value in ([masked], [1.0, [2.0, masked]], (masked, masked)):
+        with pytest.raises(ps.exceptions.DtypeError, match="masked"):
+            job.mean(value)
+    assert job.mean([ONE]).shape == (1, 3)
+
+
+def test_torch_tensors_that_numpy_cannot_read_are_refused(job: ps.Job) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ps.exceptions.DtypeError, match="requires grad"):
+        job.mean([torch.ones(2, requires_grad=True)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        nested = [
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+            for layout in (torch.strided, torch.jagged)
+        ]
+    for tensor in nested:
+        with pytest.raises(ps.exceptions.DtypeError, match="nested"):
+            job.mean(tensor)
+
+
 def test_a_masked_array_is_refused_wherever_it_comes_in(job: ps.Job, w: ps.Tensor) -> None:
     masked = np.ma.array(ONE, mask=[0, 1, 0])
     table = job.table("table", rows=3, width=3, produce="all", consume="all")
@@ -820,6 +843,20 @@ def test_a_clock_whose_warning_is_an_error_completes_no_iteration(job: ps.Job) -
         w.push()
         assert job.clock() == 1
     np.testing.assert_array_equal(w.pull(), ONE)
+
+
+# It raised once the worker had left well.
+def test_a_close_whose_warning_is_an_error_has_not_left_well() -> None:
+    job = ps.init()
+    job.tensor("w", shape=3).push(ONE, more=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"closed.*more=True"):
+            job.close()
+    assert job.closed
+    with pytest.raises(ps.exceptions.JobClosed, match="UserWarning"):
+        job.clock()
+    job.close()
 
 
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:

@@ -134,6 +134,37 @@ def test_what_cannot_be_pickled_or_unpickled_is_refused_by_name(job: ps.Job) -> 
         job.all_gather(Unreadable())
 
 
+class Unpicklable:
+    """Raises when it is pickled, or has a signal handler do so."""
+
+    def __init__(self, signals: bool = False) -> None:
+        self.signals = signals
+
+    def __reduce__(self) -> Any:
+        if self.signals:
+            signal.raise_signal(signal.SIGUSR1)
+        raise ValueError("no part of it")
+
+
+# It was said that the object cannot be pickled.
+def test_what_a_signal_handler_raises_while_an_object_is_pickled_stays_what_it_is(job: ps.Job) -> None:
+    class TooLate(Exception):
+        pass
+
+    def late(number: int, frame: Any) -> None:
+        raise TooLate
+
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        with pytest.raises(TooLate):
+            job.all_gather(Unpicklable(signals=True))
+        with pytest.raises(ps.exceptions.OptionError, match="ValueError: no part of it") as caught:
+            job.all_gather(Unpicklable())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 def test_after_close_and_after_a_fork_they_are_refused_like_every_call(job: ps.Job) -> None:
     calls: list[Callable[[Any], Any]] = [job.mean, job.sum, job.all_gather]
     child = os.fork()
@@ -417,6 +448,27 @@ def test_another_object_does_not_go_on_with_a_gather(pair: Pair, first: Any, the
     assert pair(run) == [2, 2]
 
 
+# It was said to be another value, and not why.
+def test_why_an_object_cannot_be_compared_with_that_of_a_gather_that_was_begun_is_said(pair: Pair) -> None:
+    late = threading.Event()
+
+    def run(job: Job) -> None:
+        if job.rank == 0:
+            with pytest.raises(ps.exceptions.GetTimeout):
+                job.all_gather([0, Unreadable()], timeout=0.05)
+            with pytest.raises(
+                ps.exceptions.OptionError, match="cannot be compared: error: unpack"
+            ) as caught:
+                job.all_gather([1, Unreadable()])
+            assert isinstance(caught.value.__cause__, struct.error)
+            late.set()
+        assert late.wait(60)
+        with pytest.raises(ps.exceptions.OptionError, match="cannot be unpickled"):
+            job.all_gather([0, Unreadable()])
+
+    pair(run)
+
+
 class Interrupted:
     """Calls a function of the gathers, and raises before or after it in one worker's first `times` calls."""
 
@@ -488,6 +540,40 @@ def test_a_gather_that_is_interrupted_anywhere_goes_on_by_the_same_call(
 
         assert pair(run) == [[11, long, 33, long[::-1]]] * 2
     assert interrupted.left < 4, "it was interrupted"
+
+
+# It had ended the gather for this worker alone, whose next call was another one than the others'.
+@pytest.mark.parametrize("name", ["penstock/gather", "penstock/gather/rest"])
+def test_a_gather_goes_on_by_the_same_call_once_a_worker_has_what_it_lacked(
+    spawn_job: Any, name: str
+) -> None:
+    saved = spawn_job(
+        2,
+        f"""
+        from penstock import gather
+        real, failed = gather.declare, []
+
+        def declare(core, name, **given):
+            if core.rank and name == {name!r} and not failed:
+                failed.append(name)
+                raise ps.exceptions.PenstockError("no memory")
+            return real(core, name, **given)
+
+        gather.declare = declare
+        with ps.init() as job:
+            def call():
+                return job.all_gather(bytes([job.rank]) * 300_000)
+            if job.rank:
+                try:
+                    call()
+                except ps.exceptions.PenstockError as error:
+                    assert "no memory" in str(error), error
+                assert failed == [{name!r}]
+            assert call() == [bytes([rank]) * 300_000 for rank in range(2)]
+            assert job.sum(job.rank) == 1
+        """,
+    )
+    assert len(saved) == 2
 
 
 def hostile(job: Job, row: Callable[[int], bytes], version: int = 0) -> None:
@@ -671,6 +757,31 @@ def test_who_leaves_instead_is_named(spawn_job: Any) -> None:
         jobs=2,
     )
     assert saved[0]["output"].count("told") == 2
+
+
+# It had declared its row, and had not mapped it: the others got the mean of those that were left.
+@pytest.mark.parametrize("on_loss", ["stop", "continue"])
+def test_who_leaves_in_the_middle_of_its_first_gather_is_named(spawn_job: Any, on_loss: str) -> None:
+    saved = spawn_job(
+        3,
+        """
+        with ps.init() as job:
+            if job.rank == 1:
+                try:
+                    job.mean(1.0, timeout=0.5)
+                except ps.exceptions.GetTimeout:
+                    pass
+            else:
+                job.barrier()  # it has left
+                try:
+                    job.mean(1.0)
+                except ps.WorkerLost as error:
+                    assert error.rank == 1 and "worker 1 left the job" in str(error), error
+                    print("told")
+        """,
+        options={"on_worker_loss": on_loss},
+    )
+    assert [saved[rank]["output"].count("told") for rank in (0, 2)] == [1, 1], saved
 
 
 @pytest.mark.parametrize(

@@ -259,3 +259,36 @@ def test_a_script_that_ends_with_an_exit_code_has_not_left_well(spawn_job: Any) 
     for rank in (0, 2):
         assert "lost 1" in saved[rank]["output"], saved[rank]["output"]
         assert "its process ended with exit code 3" in saved[rank]["output"]
+
+
+def test_a_call_that_joins_by_itself_does_not_wait_for_the_job_that_was_left(spawn_job: Any) -> None:
+    """It waited for servers that had ended with the job, until the deadline."""
+    spawn_job(
+        2,
+        """
+        from penstock.job import current
+
+        first = ps.init()
+        assert current() is first
+        first.barrier()
+        first.close()
+        for _ in range(2):
+            try:
+                current()
+            except ps.exceptions.JobClosed as error:
+                assert "PENSTOCK_SERVERS" in str(error), error
+                assert "before `job.close()`" in error.hint, error.hint
+            else:
+                raise AssertionError("it joined")
+        # Another job is another matter, joined by itself or not.
+        next_job()
+        second = current()
+        second.barrier()
+        second.close()
+        next_job()
+        with ps.init() as third:
+            assert current() is third
+            third.barrier()
+        """,
+        jobs=3,
+    )

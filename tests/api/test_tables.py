@@ -129,6 +129,15 @@ def test_plain_numbers_become_what_a_row_holds(job: ps.Job, dtype: Any, numbers:
     assert table.get([0]).tolist() == [numbers]
 
 
+def test_an_element_type_may_be_torchs(job: ps.Job) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+        name = str(dtype).removeprefix("torch.")
+        assert job.table(name, rows=1, dtype=dtype, produce="all").dtype.name == name
+    with pytest.raises(ps.exceptions.DtypeError):
+        job.table("q", rows=1, dtype=torch.qint8, produce="all")
+
+
 def test_a_sum_adds_up_and_its_own_rows_are_read_at_once(job: ps.Job) -> None:
     table = job.table("S", rows=3, width=2, dtype="f8", produce="all", consume="all", fold="sum")
     table.add([0, 2, 0], np.ones((3, 2)))

@@ -113,6 +113,10 @@ def test_what_cannot_be_is_refused_before_anything_starts(refused, unstarted, ar
 
 def test_an_option_that_was_mistyped_is_guessed(refused, unstarted):
     assert refused("run", "--worker", "2", unstarted)[1] == "did you mean --workers?"
+    assert refused("run", "--version") == (
+        "unknown option --version",
+        "`penstock --version` prints the version",
+    )
 
 
 def test_an_option_without_its_value_is_refused(refused):

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import _core
+from penstock.job import Job
 
 ROOT = Path(__file__).parents[2]
 SECRET = "5e" * 32
@@ -158,6 +160,28 @@ def test_a_signal_is_an_orderly_end(server: str, tmp_path: Path, number: signal.
     out, err = process.communicate(timeout=WAIT)
     assert (process.returncode, out, err) == (code, "", "")
     assert not socket.exists()
+
+
+# The one without Python was killed by SIGXFSZ, without a word; the error of the other did not name the limit.
+def test_a_limit_on_the_size_of_files_is_an_error_that_names_it(server: str, tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    words = ["sh", "-c", 'ulimit -f 512 && exec "$@"', "sh", server, "--socket", str(socket)]
+    process = subprocess.Popen(words, env=environment(PENSTOCK_SECRET=SECRET))
+    try:
+        until = time.monotonic() + WAIT
+        while not socket.exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with pytest.raises(penstock.PenstockError, match="`ulimit -f`"):
+            job = Job(_core.Job.connect([str(socket)], "job", SECRET, 0, 1, {"deadline": "20"}))
+            try:
+                job.tensor("w", shape=1 << 20)
+            finally:
+                job.close()
+    finally:
+        process.kill()
+        process.wait()
 
 
 WARNS = """

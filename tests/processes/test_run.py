@@ -46,6 +46,35 @@ def test_what_a_server_has_to_say_that_nobody_asked_for_is_a_line_of_its_own(com
     assert said[0].endswith("(table: T, rank: 1, rows: 1 to 3)")
 
 
+def test_rows_of_a_worker_that_left_in_the_middle_of_their_declaration_are_named(command, script):
+    name = script("""
+        import penstock as ps
+        job = ps.init()
+        def declare(limit):
+            mine = [2 * job.rank]
+            return job.table("T", rows=4, produce=mine, consume=[0, 2], slack=0, timeout=limit)
+        if job.rank == 1:
+            try:
+                declare(0.5)
+            except ps.exceptions.DeadlineExceeded:
+                pass
+        else:
+            job.barrier()  # worker 1 has left
+            table = declare(None)
+            table.set([0], [[1]], clock=1)
+            assert table.get([0, 2], clock=1, slack=0).tolist() == [[1], [0]]
+            assert table.versions([0, 2]).tolist() == [1, 2**63 - 1]
+        job.close()
+    """)
+    run = command("run", "--workers", "2", name)
+    assert run.ends() == 0, run.all()
+    said = [
+        line for line in run.err.splitlines() if line.startswith("[server 0] warning: a worker that has gone")
+    ]
+    assert len(said) == 1
+    assert said[0].endswith("they stay zero (table: T, rank: 1, rows: 2)")
+
+
 @pytest.mark.parametrize("name", ["PENSTOCK_SERVERS", "PENSTOCK_MANAGER"])
 def test_a_run_says_that_it_starts_servers_of_its_own_where_others_are_named(command, script, name):
     run = command("run", script("import penstock as ps\nps.init().close()\n"), **{name: "tcp://127.0.0.1:1"})

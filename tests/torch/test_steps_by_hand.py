@@ -78,7 +78,35 @@ def master_copies(model, optimizer, step, rank):
         for one, copied in zip(model.parameters(), copies):
             one.copy_(copied)
 
+def beside_one_that_stands(model, optimizer, step, rank):
+    if step == 0:
+        with torch.no_grad():
+            model[2].bias.fill_(-2.0)
+    model.zero_grad()
+    loss(model, step, rank).backward()
+    model[2].bias.grad.zero_()
+    move(model)
+
+def part_by_part(model, optimizer, step, rank):
+    for part, trains in ((model[0], step >= 10), (model[2], step < 10)):
+        part.requires_grad_(trains)
+    model.zero_grad()
+    loss(model, step, rank).backward()
+    with torch.no_grad():
+        for parameter in model[0 if step >= 10 else 2].parameters():
+            parameter -= 0.1 * parameter.grad
+
 with ps.init() as job:
+    # One that was changed and is not any more hides no other.
+    for way in (beside_one_that_stands, part_by_part):
+        model, optimizer = distributed(job)
+        try:
+            for step in range(60):
+                way(model, optimizer, step, job.rank)
+        except ps.exceptions.OptionError as error:
+            assert "was changed outside of step() again and again" in str(error), error
+        else:
+            raise AssertionError(way.__name__)
     for options in ({}, {"overlap": False}, {"clip_norm": 1.0}, {"consistency": ps.SSP(1)}):
         for way in (in_place, by_data, every_fourth, master_copies):
             for before in (0, 3):
@@ -118,6 +146,62 @@ for step in range(4):
 def test_one_that_ends_before_that_is_noticed_is_warned_in_the_end(spawn_job: Any, end: str) -> None:
     for one in spawn_job(2, SETUP + SHORT + end):
         assert one["output"].count("this worker has trained alone") == 1, one["output"]
+
+
+ALONE = """
+def by_hand(model, step):
+    model.zero_grad()
+    loss(model, step, job.rank).backward()
+    move(model)
+
+def by_grad(model, step):
+    gradients = torch.autograd.grad(loss(model, step, job.rank), list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter -= 0.1 * gradient
+
+def by_data(model, step):
+    gradients = torch.autograd.grad(loss(model, step, job.rank), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.data.add_(gradient, alpha=-0.1)
+
+def in_copies(model, step):
+    copies = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    x = torch.ones(4, 3, dtype=torch.double) * (step + job.rank)
+    torch.func.functional_call(model, copies, (x,)).square().mean().backward()
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            one -= 0.1 * copies[name].grad
+
+with ps.init() as job:
+    for way, before, steps in (
+        (by_hand, 0, 1),
+        (by_hand, 2, 4),
+        (by_grad, 0, 30),
+        (by_grad, 2, 4),
+        (by_data, 0, 2),
+        (by_data, 2, 9),
+        (in_copies, 0, 2),
+    ):
+        model, optimizer = distributed(job, overlap=False)
+        for step in range(before):
+            optimizer.zero_grad()
+            loss(model, step, job.rank).backward()
+            optimizer.step()
+        for step in range(steps):
+            way(model, step)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                optimizer.warn_of_no_step()
+        assert len(told) == 1, (way.__name__, before)
+        assert "has trained alone" in str(told[0].message)
+        assert ("after its last step()" in str(told[0].message)) == bool(before)
+"""
+
+
+def test_nor_does_another_way_of_stepping_by_hand_go_unsaid(spawn_job: Any) -> None:
+    spawn_job(2, SETUP + ALONE)
 
 
 HONEST = """
@@ -192,6 +276,20 @@ with ps.init() as job:
                 way(one, steps, step, rank)
                 steps.step()
         np.testing.assert_allclose(flat(model), flat(alone), rtol=1e-9, err_msg=way.__name__)
+    # Passes that are left over, and what is done with the model when it has been trained.
+    for last in (lambda one: one.clamp_(-0.1, 0.1), lambda one: one.copy_(0.9 * one)):
+        model, optimizer = distributed(job, overlap=False)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss(model, step, job.rank).backward()
+            optimizer.step()
+        for step in range(3):
+            loss(model, step, job.rank).backward()
+            torch.autograd.grad(loss(model, step, job.rank), list(model.parameters()))
+        with torch.no_grad():
+            for one in model.parameters():
+                last(one)
+        optimizer.warn_of_no_step()
     # Gradients that are only looked at.
     model, optimizer = distributed(job)
     for step in range(3):

@@ -27,6 +27,12 @@ pub fn listen() {
     }
 }
 
+/// From now on a file that is larger than this process may make it is an error, and no signal that ends the process.
+pub fn ignore_file_limit() {
+    // SAFETY: no handler is set.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Which one has come, if any.
 pub fn asked() -> Option<Ending> {
     match ASKED.load(Ordering::Relaxed) {

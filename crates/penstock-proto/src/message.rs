@@ -29,6 +29,9 @@ pub const MAX_SHARDS: u32 = 64;
 /// Most tensors of a job: each costs a server some kilobytes, and a worker must not be able to ask for any number.
 pub const MAX_TENSORS: u32 = 1 << 20;
 
+/// Where a worker's clock would stand: it has left.
+pub const LEFT: i64 = -2;
+
 /// Identifies a peer's process over reconnects.
 pub type Session = [u8; 16];
 
@@ -204,7 +207,7 @@ pub enum Answer {
         /// The circle.
         knot: Option<Knot>,
     },
-    /// To `Clocks`: by rank, -1 for one that is not live.
+    /// To `Clocks`: by rank, -1 for one that is not live, [`LEFT`] for one that has left.
     Clocks {
         /// Iterations completed.
         clocks: Vec<i64>,

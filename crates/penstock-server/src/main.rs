@@ -141,6 +141,7 @@ fn run(matches: &ArgMatches) -> Result<ExitCode, Refused> {
     let config = config(matches)?;
     penstock::log::warn_on_stderr();
     signals::listen();
+    signals::ignore_file_limit();
     let failed = |message: String, hint| Refused { message, hint, code: 1 };
     let mut server = Server::start(config).map_err(|error| failed(error.to_string(), error.hint()))?;
     loop {

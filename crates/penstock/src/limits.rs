@@ -23,6 +23,11 @@ pub(crate) fn explain(errno: Errno) -> String {
             "{errno}: this process has its {} open files; raise the limit (`ulimit -n`)",
             descriptors()
         ),
+        Errno::FBIG if let Some(most) = getrlimit(Resource::Fsize).current => {
+            format!(
+                "{errno}: this process may make no file of more than {most} bytes, nor memory that is shared; raise the limit (`ulimit -f`)"
+            )
+        }
         Errno::NOMEM if mapped() + 64 >= mappings() => format!(
             "{errno}: this process has its {} mappings; raise `vm.max_map_count` (sysctl)",
             mappings()
@@ -51,16 +56,42 @@ mod tests {
     use super::*;
     use penstock_fabric::region::{Access, Mapping, Part};
     use rustix::fd::AsFd;
+    use rustix::process::{Rlimit, setrlimit};
     use std::process::Command;
 
-    /// What tells a test that it is to take all mappings of its process.
-    const ROLE: &str = "PENSTOCK_TEST_MAPPINGS";
+    /// What tells a test that it is to use up what its process may have.
+    const ROLE: &str = "PENSTOCK_TEST_LIMITS";
 
     #[test]
     fn a_limit_that_was_reached_is_named_with_its_value_and_what_raises_it() {
         let text = explain(Errno::MFILE);
         assert!(text.contains(&descriptors().to_string()) && text.contains("ulimit -n"), "{text}");
         assert!(!explain(Errno::NOMEM).contains("max_map_count"), "memory is not mappings");
+    }
+
+    // A limit of bytes on files holds for the memory that processes share, too.
+    #[test]
+    #[expect(clippy::print_stdout, reason = "it tells another process what it found")]
+    fn where_a_file_is_larger_than_a_process_may_make_it_the_limit_is_named() {
+        if std::env::var_os(ROLE).is_some() {
+            let maximum = getrlimit(Resource::Fsize).maximum;
+            setrlimit(Resource::Fsize, Rlimit { current: Some(4096), maximum }).unwrap();
+            penstock_fabric::signals::ignore_file_limit();
+            let file = rustix::fs::memfd_create("page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            return println!("explained: {}", explain(rustix::fs::ftruncate(&file, 8192).unwrap_err()));
+        }
+        let text = explained_by_another();
+        assert!(text.contains("4096 bytes") && text.contains("`ulimit -f`"), "{text}");
+    }
+
+    /// What this test finds in a process of its own.
+    fn explained_by_another() -> String {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let name = std::thread::current().name().unwrap().to_owned();
+        let done = command.args(["--exact", &name, "--nocapture"]).env(ROLE, "").output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let text = said.split_once("explained: ").map(|(_, text)| text.lines().next().unwrap().to_owned());
+        text.unwrap_or_else(|| panic!("{said}\n{}", String::from_utf8_lossy(&done.stderr)))
     }
 
     // In a process of its own, which has no mapping left for other tests. To find that out takes memory, too.
@@ -85,12 +116,7 @@ mod tests {
             drop(all);
             return println!("explained: {text}");
         }
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = std::thread::current().name().unwrap().to_owned();
-        let done = command.args(["--exact", &name, "--nocapture"]).env(ROLE, "").output().unwrap();
-        let said = String::from_utf8_lossy(&done.stdout).into_owned();
-        let text = said.split_once("explained: ").map(|(_, text)| text.lines().next().unwrap());
-        let text = text.unwrap_or_else(|| panic!("{said}\n{}", String::from_utf8_lossy(&done.stderr)));
+        let text = explained_by_another();
         assert!(text.contains(&format!("its {} mappings", mappings())), "{text}");
         assert!(text.contains("vm.max_map_count"), "{text}");
     }

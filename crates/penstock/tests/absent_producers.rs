@@ -4,13 +4,19 @@
 mod common;
 
 use common::raw::Raw;
-use common::tenants::{self, far};
+use common::tenants::{self, SESSION, enter, far, frame};
 use common::{Cluster, Way, seconds};
-use penstock::worker::{Error, TableDeclaration};
+use penstock::worker::{Error, Table, TableDeclaration};
 use penstock_kernels::Dtype;
+use penstock_proto::handshake::Purpose;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
-use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
-use penstock_proto::message::{Answer, Ask, Departure, Request, encode};
+use penstock_proto::items::registry::Part;
+use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
+use penstock_proto::message::{Answer, Ask, Departure, Reply, Request, decode, encode};
+use penstock_proto::peer::PeerId;
+use penstock_proto::submission::Submission;
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 const ROW_BYTES: u32 = 16;
@@ -32,19 +38,15 @@ fn declaration(timeout: Option<Duration>) -> TableDeclaration {
     }
 }
 
+fn spec() -> TableSpec {
+    let (name, propagation) = ("U".to_owned(), Propagation::Eager);
+    TableSpec { name, rows: 2, row_bytes: ROW_BYTES, sum: None, propagation, holds: String::new() }
+}
+
 /// Worker 1 declares that it produces row 1, and waits until all have declared. It maps nothing.
 fn declare(raw: &Raw) {
-    let (name, propagation) = ("U".to_owned(), Propagation::Eager);
-    let spec = TableSpec {
-        name: name.clone(),
-        rows: 2,
-        row_bytes: ROW_BYTES,
-        sum: None,
-        propagation,
-        holds: String::new(),
-    };
-    let next = raw.declare(&spec, &RowSet::from_rows([1]), &RowSet::default());
-    let last = raw.ask(next, Ask::Table(TableAsk::Join { name }));
+    let next = raw.declare(&spec(), &RowSet::from_rows([1]), &RowSet::default());
+    let last = raw.ask(next, Ask::Table(TableAsk::Join { name: spec().name }));
     assert!(matches!(last, Answer::Table(TableAnswer::Joined { .. })), "{last:?}");
 }
 
@@ -60,9 +62,103 @@ fn reads_nothing_of_worker_1(way: Way, prepare: impl FnOnce(&Cluster)) {
         let mut out = vec![9; 2 * ROW_BYTES as usize];
         table.get(&[0, 1], &mut out, Some(1), Some(Slack::Bound(0)), None).unwrap();
         assert_eq!(out, [[1; ROW_BYTES as usize], [0; ROW_BYTES as usize]].concat(), "{way:?}");
+        assert_eq!(versions(&table), [1, 0], "{way:?}: it was lost");
     });
     job.leave(None).unwrap();
     assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())));
+}
+
+fn versions(table: &Table) -> [u64; 2] {
+    let mut versions = [9; 2];
+    table.versions(&[0, 1], &mut versions).unwrap();
+    versions
+}
+
+/// Worker 1 asks a server with one shard, by hand: on its host, or by the network.
+enum ByHand {
+    Here(Raw),
+    There(TcpStream, TcpStream),
+}
+
+impl ByHand {
+    fn join(cluster: &Cluster) -> Self {
+        if cluster.way != Way::Mixed {
+            return Self::Here(Raw::join(cluster, 1));
+        }
+        let control = far(cluster, 0, 1);
+        let purpose = Purpose::Shard { peer: PeerId::worker(1), session: SESSION, shard: 0 };
+        let shard = enter(cluster.servers[0].addresses()[0], "job", common::SECRET, purpose).unwrap();
+        Self::There(control, shard)
+    }
+
+    fn declare(&mut self) {
+        let Self::There(control, _) = self else {
+            let Self::Here(raw) = self else { return };
+            return declare(raw);
+        };
+        let name = || spec().name;
+        let rows = |part, set: RowSet| Ask::Table(TableAsk::Rows { name: name(), part, bytes: set.encode() });
+        let asks = [
+            Ask::Table(TableAsk::Begin { spec: spec(), home: 0, near: false }),
+            rows(Part::Produce, RowSet::from_rows([1])),
+            rows(Part::Consume, RowSet::default()),
+            Ask::Table(TableAsk::End { name: name() }),
+            Ask::Table(TableAsk::Join { name: name() }),
+        ];
+        for (body, id) in asks.into_iter().zip(2..) {
+            let answer = ask(control, id, body);
+            assert!(
+                matches!(&answer, Answer::Table(TableAnswer::Done | TableAnswer::Joined { .. })),
+                "{answer:?}"
+            );
+        }
+    }
+
+    fn leave(mut self) {
+        let body = Ask::Leave { how: Departure::Done };
+        let answer = match &mut self {
+            Self::Here(raw) => {
+                raw.submit(Submission::Leave.encode());
+                raw.ask(20, body)
+            }
+            Self::There(control, shard) => {
+                shard.write_all(&frame("job", 1, Submission::Leave).encode()).unwrap();
+                ask(control, 20, body)
+            }
+        };
+        assert_eq!(answer, Answer::Left);
+    }
+}
+
+fn ask(control: &mut TcpStream, id: u64, body: Ask) -> Answer {
+    tenants::say(control, &encode(&Request { id, settled: id - 1, body }).unwrap());
+    decode::<Reply>(&tenants::hear(control).unwrap()).unwrap().body
+}
+
+// They stayed at version 0, as those of a lost worker: a gather went on without one that had left.
+#[test]
+fn rows_that_a_worker_never_mapped_are_final_once_it_has_left() {
+    for way in [Way::Memory, Way::Tcp, Way::Mixed] {
+        for on_loss in ["stop", "continue"] {
+            let cluster = Cluster::over(way, 2, 1, &[("on_worker_loss", on_loss), ("shards", "1")]);
+            let job = cluster.join(0);
+            std::thread::scope(|scope| {
+                let declaring = scope.spawn(|| job.table(declaration(None)).unwrap());
+                let mut one = ByHand::join(&cluster);
+                one.declare();
+                one.leave();
+                let table = declaring.join().unwrap();
+                table.set(&[0], &[1; ROW_BYTES as usize], Some(1)).unwrap();
+                let mut out = vec![9; 2 * ROW_BYTES as usize];
+                let least = table.get(&[1], &mut out[16..], Some(1), Some(Slack::Bound(0)), None).unwrap();
+                assert_eq!((least, &out[16..]), (FINAL, &[0; ROW_BYTES as usize][..]), "{way:?}");
+                let least = table.get(&[0, 1], &mut out, Some(1), Some(Slack::Bound(0)), None).unwrap();
+                assert_eq!((least, versions(&table)), (1, [1, FINAL]), "{way:?}");
+                assert_eq!(job.clocks().unwrap(), [0, -1], "how it has gone is not told there");
+            });
+            job.leave(None).unwrap();
+        }
+    }
 }
 
 // The consumers waited for its rows' memory until their deadline.

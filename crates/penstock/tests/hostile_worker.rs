@@ -102,7 +102,7 @@ fn messages_that_are_none_end_the_connection() {
 #[test]
 fn a_worker_that_never_reads_its_answers_is_not_waited_for() {
     survives("deaf", |raw| {
-        let bytes = encode(&Request { id: 5, settled: 0, body: Ask::Withdraw { barrier: 4 } }).unwrap();
+        let bytes = encode(&Request { id: 5, settled: 0, body: Ask::Withdraw { request: 4 } }).unwrap();
         while raw.connection.send(&bytes, &[], SendFlags::DONTWAIT).is_ok() {}
         // Whether it was the server's queue or ours that is full: the server empties its own, then ours fills up.
         for _ in 0..10_000 {

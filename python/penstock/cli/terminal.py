@@ -86,9 +86,13 @@ class Parser(argparse.ArgumentParser):
         if unknown != message:
             name = unknown.split()[0].split("=")[0]
             message = f"unknown option {name}" if name.startswith("-") else f"unexpected argument {name!r}"
-            meant = near(name, self.option_names())
-            if meant and name.startswith("-"):
-                hint = f"did you mean {meant}?"
+            # Without the dashes, which all of them share.
+            options = {option.lstrip("-"): option for option in self.option_names()}
+            meant = near(name.lstrip("-"), options)
+            if name in ("-V", "--version"):
+                hint = "`penstock --version` prints the version"
+            elif meant and name.startswith("-"):
+                hint = f"did you mean {options[meant]}?"
         refuse(message, hint)
 
     def option_names(self) -> list[str]:

@@ -151,6 +151,8 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
         Worker 0 has left the job; or another has, before the first of these calls.
     OutOfMemory
         There is no room for a window of 16 MiB on the servers.
+    FirstFailed
+        Not on worker 0, whose own call has failed; the message has its error.
     JobClosed
         The job has ended.
     JaxRuntimeError

@@ -260,6 +260,10 @@ def distribute(
         The servers have too little shared memory for the model.
     BarrierTimeout
         Not every worker called it in time.
+    FirstFailed
+        Not on worker 0, whose own call has failed; the message has its error.
+    JobClosed
+        The job has ended; without `job`, this process has left its job.
 
     Notes
     -----

@@ -313,6 +313,17 @@ impl Registry {
         self.tables.get_mut(name).into_iter().for_each(|table| _ = table.ready.insert(rank));
     }
 
+    /// Rows that a worker was to produce of tables that it is not ready for: it has set none of them.
+    pub fn never_set(&self, rank: Rank) -> impl Iterator<Item = (&str, &RowSet)> {
+        self.tables
+            .iter()
+            .filter(move |(_, table)| table.failed.is_none() && !table.ready.contains(&rank))
+            .filter_map(move |(name, table)| {
+                let (produce, _) = &**table.workers.get(&rank)?.sets.as_ref()?;
+                (!produce.is_empty()).then_some((&name[..], produce))
+            })
+    }
+
     /// Workers that have.
     pub fn ready(&self, name: &str) -> Option<&BTreeSet<Rank>> {
         self.tables.get(name).map(|table| &table.ready)

@@ -188,7 +188,7 @@ impl Cluster<'_> {
         }
         match self.workers[rank as usize].state {
             State::AtBarrier(AtBarrier::Stands(barrier)) => {
-                let withdrawal = self.ask_control(rank, Ask::Withdraw { barrier }, Asked::Withdraw);
+                let withdrawal = self.ask_control(rank, Ask::Withdraw { request: barrier }, Asked::Withdraw);
                 let withdraws = AtBarrier::Withdraws { barrier, withdrawal, opened: None };
                 self.wait_at_control(rank, State::AtBarrier(withdraws), true);
                 Ok(())
@@ -369,7 +369,7 @@ impl Cluster<'_> {
                     self.open_barrier();
                 }
             }
-            Ask::Withdraw { barrier } => {
+            Ask::Withdraw { request: barrier } => {
                 if clerk.at_barrier.take_if(|at| *at == barrier).is_some() {
                     self.desk.roster.withdraw(rank);
                     self.answer_request(rank, barrier, Answer::Missing { ranks: Vec::new() });

@@ -69,6 +69,12 @@ class Member:
         hint = "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`"
         if gradient.dtype is not self.dtype:
             was, now = _word(self.dtype), _word(gradient.dtype)
+            parameter = self.parameter
+            if parameter is not None and parameter.dtype is self.dtype:
+                return DtypeError(
+                    f"the gradient of `{self.name}` is {now}, expected {was} as the parameter is",
+                    "leave its grad_dtype at the parameter's own type",
+                )
             return DtypeError(f"parameter `{self.name}` was distributed as {was} and is {now} now", hint)
         if gradient.device != self.device:
             return OptionError(

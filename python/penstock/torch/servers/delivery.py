@@ -19,7 +19,8 @@ average. So what happens to a gradient between backward and `step()` is looked f
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 
 A script that steps by hand never comes to `step()`, where parameters are compared: so they are, now and then,
-in backward passes that no step follows.
+in backward passes that no step follows. What is seen too rarely for an error is kept for a warning in the
+end.
 """
 
 from __future__ import annotations
@@ -73,14 +74,20 @@ class Shared:
     """Whether the transfer knows the bits of the gradient after the last addition."""
     seen: tuple[torch.Tensor, int, Settings] | None = None
     """The gradient, its version and the settings, as they were after the last addition."""
+    computed: int = 0
+    """How often a gradient was computed since the last step, `torch.autograd.grad`'s too."""
+    place: tuple[int, int] | None = None
+    """Where the parameter was, and its version, when that was last."""
+    moved: bool = False
+    """Whether the script had changed it since the last step when a gradient was computed."""
     handles: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._place = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
+        self._was = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if the parameter is no longer what the tensor is."""
-        dtype, device, shape = self._place
+        dtype, device, shape = self._was
         now = self.parameter
         if now.dtype is dtype and now.device == device and now.shape == shape:
             return
@@ -99,12 +106,30 @@ class Shared:
             "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`",
         )
 
+    def look(self) -> None:
+        """A gradient is computed: notes whether the parameter was changed since one was before."""
+        self.computed += 1
+        place = self.parameter.data_ptr(), self.parameter._version
+        self.moved = self.moved or (self.place is not None and self.place != place)
+        self.place = place
+        # A change through `.data` is not counted. Where `backward` adds, it is looked for there.
+        if not self.additions and self.computed % LOOK_EVERY == 0:
+            self.moved = self.moved or self.changed()
+
+    def changed(self) -> bool:
+        """Whether the parameter, where it was distributed, is not what was received."""
+        return self.parameter.device == self._was[1] and not self.transfer.received(self.parameter)
+
+    def forget(self) -> None:
+        """What was noted of changes is everybody's by now."""
+        self.computed, self.place, self.moved = 0, None, False
+
     def hold(self) -> None:
         """Has the transfer keep the gradient's bits, if it is one that can leave."""
         gradient = self.parameter.grad
         if gradient is not None and gradient.layout is torch.strided:
             self.check()
-            self.transfer.hold(gradient.detach())
+            self.transfer.hold(dense(gradient, self.name, self.parameter.dtype))
             self.held = True
 
     def remember(self) -> None:
@@ -157,6 +182,8 @@ class Delivery:
         self._all: list[Shared] = []
         self._apart: tuple[Shared, torch.Tensor] | None = None
         """One whose parameter the script had changed when it was looked at, and what it was then."""
+        self._beside: set[int] = set()
+        """Others, changed too, that were looked at since."""
 
     def __iter__(self) -> Iterator[Shared]:
         return iter(self._all)
@@ -190,6 +217,8 @@ class Delivery:
 
     def _before(self, shared: Shared) -> None:
         """A gradient was computed. Backward is about to add it, or `torch.autograd.grad` to return it."""
+        if self._check and not self._alone and not self._is_over(shared):
+            shared.look()
         if (
             shared.additions
             and not shared.left
@@ -224,14 +253,18 @@ class Delivery:
     def _look_for_steps(self, shared: Shared) -> None:
         """Raises OptionError for a parameter that changes again and again without a step of the servers."""
         shared.check()
+        apart = self._apart
         if shared.transfer.received(shared.parameter):
-            if self._apart is not None and self._apart[0] is shared:
+            if apart is not None and apart[0] is shared:
                 self._apart = None
             return
+        shared.moved = True
         now = shared.parameter.detach()
-        if self._apart is None:
-            self._apart = shared, now.clone()
-        elif self._apart[0] is shared and not same_bits(now, self._apart[1]):
+        if apart is not None and apart[0] is shared:
+            if same_bits(now, apart[1]):
+                # It stands still: another may not.
+                self._apart = None
+                return
             raise OptionError(
                 f"parameter `{shared.name}` was changed outside of step() again and again, in "
                 f"{shared.additions} backward passes without a step(): each worker trains alone",
@@ -239,17 +272,22 @@ class Delivery:
                 'where="gradients", which averages gradients; where what changes is put back before step(), '
                 "check=False",
             )
+        # One that was looked at, and again, while the noted one was not: that is not trained any more.
+        if apart is None or id(shared) in self._beside:
+            self._apart = shared, now.clone()
+            self._beside.clear()
+        else:
+            self._beside.add(id(shared))
 
-    def changed_without_step(self) -> Shared | None:
-        """One whose parameter was changed where there were several passes since the last step."""
+    def changed_without_step(self, *, ever: bool) -> Shared | None:
+        """
+        One whose parameter was changed and is no longer what was received; unless `ever`, where gradients
+        were computed with it since the last step. A last change after those is none of a training.
+        """
         if not self._check or self._alone:
             return None
         return next(
-            (
-                shared
-                for shared in self._all
-                if shared.additions > 1 and not shared.transfer.received(shared.parameter)
-            ),
+            (shared for shared in self._all if (ever or shared.moved) and shared.changed()),
             None,
         )
 
@@ -266,7 +304,7 @@ class Delivery:
             return
         shared.check()
         shared.group.refresh()
-        shared.transfer.send(dense(gradient, shared.name), held=shared.held)
+        shared.transfer.send(dense(gradient, shared.name, shared.parameter.dtype), held=shared.held)
         shared.left, shared.held = True, self._check
         shared.stamp = shared.tensor._job.iteration
 
@@ -295,10 +333,13 @@ class Delivery:
         self._apart = None
         for shared in self._all:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
+            shared.forget()
 
     def forget_changes(self) -> None:
         """What was changed without a step is everybody's by now."""
         self._apart = None
+        for shared in self._all:
+            shared.forget()
 
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""

@@ -39,7 +39,7 @@ from .attendance import Attendance
 from .bits import same_bits
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
-from .rules import GroupRule, has_rule, names, steps_of, torch_state
+from .rules import HOOKS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
 from .state import OnServers
 from .transfer import transfer_for
 
@@ -50,14 +50,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     `where="servers"`.
 
     `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, hooks and schedulers work as they
-    do in torch. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls
-    them. What cannot work as in torch, because gradients leave during backward and parameters come from the
-    servers, is an OptionError, never a different result:
+    do in torch; hooks are called wherever they were registered, on this optimizer or on the original. `step`,
+    `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls them. What cannot
+    work as in torch, because gradients leave during backward and parameters come from the servers, is an
+    OptionError, never a different result:
 
     - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
     - changing gradients before `step`, with several workers: `step` raises; the average would not change;
     - changing parameters, such as by a clamp: the next `step` raises, unless `publish` came before; with
       several workers, in steps by hand that go on without a `step`: a later `backward` raises;
+    - adding, removing or emptying parameter groups by hand: the next `step` raises; `add_param_group` adds
+      one; new settings, in the same dictionaries or in others, are taken over;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
     - stepping the original optimizer, or another one of the model's parameters: raises.
@@ -88,6 +91,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise OptionError(
                 f'where="servers" takes the steps of {names()}, got {type(optimizer).__name__}',
                 'pass where="gradients", under ps.BSP(): then the optimizer itself steps, whichever it is',
+            )
+        if (method := replaced_in(optimizer)) is not None:
+            raise OptionError(
+                f"`{method}` of the optimizer, or of its class, was replaced: the servers take the steps, "
+                "and what replaces it would never be called",
+                "register_step_pre_hook and register_step_post_hook do such things; or replace it on the "
+                'optimizer that `distribute` returns; with where="gradients" the optimizer itself steps',
             )
         self._original = optimizer
         self._model = model
@@ -122,7 +132,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ready = False
         self._loaded: str | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
-        self.param_groups = optimizer.param_groups
+        # The same dictionaries: whichever of the two optimizers a hook is registered on, it is called.
+        for hooks in HOOKS:
+            setattr(self, hooks, getattr(optimizer, hooks))
         for group in self.param_groups:
             self._rules.append(self._rule_of(group))
         self._clipping = self._clipping_to(clip_norm)
@@ -178,6 +190,50 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state = value
 
     @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The original optimizer's."""
+        return self._original.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        # The base class begins with none, and adds the original's one by one.
+        if self.__dict__.get("_ready"):
+            self._original.param_groups = groups
+            self._follow_groups()
+
+    def _follow_groups(self) -> None:
+        """
+        Takes over dictionaries that have replaced those of the groups. Raises OptionError if a group came or
+        went otherwise than by `add_param_group`, or a parameter that the servers step left its own.
+        """
+        groups = self.param_groups
+        if len(groups) != len(self._rules):
+            raise OptionError(
+                f"expected the {len(self._rules)} parameter groups whose steps the servers take, found "
+                f"{len(groups)} in optimizer.param_groups",
+                "optimizer.add_param_group({...}), on every worker, adds one; to train a part no longer, "
+                "leave its group and freeze it (requires_grad_(False))",
+            )
+        here: set[int] = set()
+        for group, rule in zip(groups, self._rules, strict=True):
+            for parameter in group["params"]:
+                shared = self._shared.get(id(parameter))
+                if shared is not None and shared.group is rule:
+                    here.add(id(parameter))
+        for key, shared in self._shared.items():
+            if key not in here:
+                raise OptionError(
+                    f"parameter `{shared.name}` was taken out of its parameter group: the servers would go "
+                    "on stepping it as before",
+                    "leave it there: freeze it (requires_grad_(False)) to train it no longer, and give "
+                    "`distribute` the groups as they are to be",
+                )
+        for group, rule in zip(groups, self._rules, strict=True):
+            if group is not rule.options():
+                _check_same_flags(type(self._original), group, rule)
+                rule.follow(group)
+
+    @property
     def total_norm(self) -> float | None:
         """With `clip_norm`, the norm of the last step's average before it was clipped; None before a step."""
         return None if self._clipping is None else self._clipping.total_norm
@@ -223,11 +279,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
-            several workers; or a parameter was.
+            several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
-            A gradient is sparse, or the model was converted after `distribute`.
+            A gradient is sparse, or of another element type than its parameter; or the model was converted
+            after `distribute`.
         SettingsError
             A parameter group has a setting that is out of range, or a flag that was changed.
         WorkerLost
@@ -240,6 +297,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._follow_groups()
         self._delivery.check()
         self._refuse_changes()
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
@@ -289,11 +347,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The workers' groups differ.
         BarrierTimeout
             Not every worker called it in time. The group was added here: end the job.
+        FirstFailed
+            Not on worker 0, whose own call has failed; the message has its error. As above.
         """
-        super().add_param_group(param_group)
-        # The constructor of the base class adds the groups one by one: they are declared
-        # together, afterwards.
+        # The constructor of the base class adds the original's groups one by one, which are there.
         if self.__dict__.get("_ready"):
+            self._follow_groups()
+            super().add_param_group(param_group)
             group = self.param_groups[-1]
             try:
                 self._check_group(group["params"])
@@ -410,6 +470,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state, or a part of the new one: load it again on every worker.
         """
         self._delivery.refuse_between("a load of the optimizer's state")
+        self._follow_groups()
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         saved = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in self.param_groups]
         found = [len(group["params"]) for group in saved]
@@ -425,6 +490,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._load_states(states, everything=True)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
@@ -624,18 +691,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._refuse_changes()
 
     def warn_of_no_step(self) -> None:
-        """Warns, where the job is about to be left, if this worker has trained alone."""
-        if self._steps or self._warned or self.job.closed:
+        """
+        Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
+        none was taken it may have done so out of sight, by copies: then any change counts.
+        """
+        if self._warned or self.job.closed:
             return
-        found = self._delivery.changed_without_step()
-        if found is not None:
-            self._warned = True
-            warnings.warn(
-                f"parameter `{found.name}` was changed outside of step(), and in {found.additions} backward "
-                "passes the optimizer that `distribute` returned never stepped: this worker has trained alone"
-                '. Call its step(), or pass where="gradients", where a script may step by hand',
-                stacklevel=4,
-            )
+        found = self._delivery.changed_without_step(ever=not self._steps)
+        if found is None:
+            return
+        self._warned = True
+        since = "after its last step()" if self._steps else "and never stepped"
+        if found.computed:
+            times = f"{found.computed} times without a step"
+            what = f"gradients were computed {times}: this worker has trained alone"
+        else:
+            what = "if this worker has trained, it has trained alone"
+        warnings.warn(
+            f"parameter `{found.name}` was changed outside of the optimizer that `distribute` returned, "
+            f'{since}; {what}. Call its step(), or pass where="gradients", where a script may step by hand',
+            stacklevel=4,
+        )
 
     def _refuse_changes(self) -> None:
         """

@@ -18,6 +18,15 @@ from ...optim import Optimizer
 
 Group: TypeAlias = dict[str, Any]
 
+HOOKS = tuple(
+    f"_optimizer_{what}_{when}_hooks"
+    for what in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
+"""Where torch has an optimizer's hooks."""
+_METHODS = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+"""That a script calls on the optimizer that `distribute` returns, in place of the original's."""
+
 
 def _rule_and_names(name: str) -> tuple[type[Optimizer], tuple[str, ...]]:
     ours = getattr(optim, name)
@@ -57,6 +66,25 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in _RULES
 
 
+def replaced_in(optimizer: torch.optim.Optimizer) -> str | None:
+    """
+    The method that a script has replaced, of this optimizer or of its class; None if it has replaced none.
+    """
+    kind = type(optimizer)
+    own = {name: value for name, value in vars(optimizer).items() if callable(getattr(kind, name, None))}
+    of_class = {name: getattr(kind, name) for name in _METHODS}
+    return next((name for name, value in [*own.items(), *of_class.items()] if not _is_torchs(value)), None)
+
+
+def _is_torchs(method: Any) -> bool:
+    """Whether it is torch's, and so is all that it wraps: a scheduler has its own around `step`."""
+    while method is not None:
+        if not getattr(method, "__globals__", {}).get("__name__", "").startswith("torch."):
+            return False
+        method = getattr(method, "__wrapped__", None)
+    return True
+
+
 def names() -> str:
     """The optimizers that the servers have, as a sentence lists them."""
     *most, last = (kind.__name__ for kind in _RULES)
@@ -85,6 +113,10 @@ class GroupRule:
     def options(self) -> Group:
         """The group, as torch has it."""
         return self._group
+
+    def follow(self, group: Group) -> None:
+        """From now on the group is this one."""
+        self._group = group
 
     def refresh(self) -> None:
         """Takes over the group's settings; raises SettingsError if one is invalid, or if a flag changed."""

@@ -76,8 +76,8 @@ class HostTransfer:
         elif gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
             tensor.push(gradient)
         else:
-            # The shape and dtype are the parameter's, autograd sees to it: what `push` checks needs
-            # no second look.
+            # The shape is the parameter's, autograd sees to it, and `dense` to the type: what `push`
+            # checks needs no second look.
             tensor._core.push(gradient.numpy(), tensor._optimizer._packed, False, None)
 
     def holds(self, gradient: torch.Tensor) -> bool:
@@ -134,11 +134,17 @@ def transfer_for(
     )
 
 
-def dense(gradient: torch.Tensor, name: str) -> torch.Tensor:
-    """`gradient`, detached; raises DtypeError if it is sparse."""
+def dense(gradient: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """`gradient`, detached; raises DtypeError if it is sparse, or of another type than its parameter."""
     if gradient.layout != torch.strided:
         raise DtypeError(
             f"the gradient of `{name}` has layout {gradient.layout}, expected a dense one",
             "build the layer with sparse=False",
+        )
+    if gradient.dtype is not dtype:
+        mine, its = (str(one).removeprefix("torch.") for one in (gradient.dtype, dtype))
+        raise DtypeError(
+            f"the gradient of `{name}` is {mine}, expected {its} as the parameter is",
+            "leave its grad_dtype at the parameter's own type",
         )
     return gradient.detach()

@@ -32,8 +32,8 @@ use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::first::Firsts;
 use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
-use penstock_proto::membership::Roster;
-use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
+use penstock_proto::membership::{Member, Roster};
+use penstock_proto::message::{Answer, LEFT, MAX_MESSAGE_BYTES, Reply, encode};
 use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -410,6 +410,10 @@ impl Control {
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Clocks { ticket, clocks } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
+                        // The shard knows that it is gone, and not how.
+                        let left = |rank| self.roster.of(rank) == Member::Left;
+                        let shown = |(clock, rank)| if clock < 0 && left(rank) { LEFT } else { clock };
+                        let clocks = clocks.into_iter().zip(0..).map(shown).collect();
                         self.answer(ticket.rank, ticket.request, Ok((Answer::Clocks { clocks }, Vec::new())));
                     }
                 }

@@ -184,6 +184,14 @@ impl Tables {
 
     /// A producer has gone: what it had not mapped by then it never will, and workers that wait for it are given it as it is.
     pub(in crate::server) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
+        for (table, rows) in self.registry.never_set(rank) {
+            tracing::warn!(
+                table,
+                rank,
+                %rows,
+                "a worker that has gone was to produce these rows, and had not finished declaring the table; they stay zero"
+            );
+        }
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
         let open = self.partitions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
         for id in open.map(|(id, _)| *id).collect::<Vec<_>>() {

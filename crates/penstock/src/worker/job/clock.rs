@@ -126,7 +126,7 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         match first.ask(Ask::Clocks, "tell the clocks", deadline)? {
-            (Answer::Clocks { clocks }, _) => Ok(clocks),
+            (Answer::Clocks { clocks }, _) => Ok(clocks.into_iter().map(|clock| clock.max(-1)).collect()),
             (other, _) => Err(first.misunderstood(&other)),
         }
     }

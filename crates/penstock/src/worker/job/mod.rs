@@ -32,7 +32,7 @@ use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
-use penstock_proto::message::{Answer, Ask};
+use penstock_proto::message::{Answer, Ask, LEFT};
 use penstock_proto::peer::PeerId;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -80,6 +80,14 @@ pub(super) struct Counters {
     pub(super) copies_retried: AtomicU64,
 }
 
+/// A worker that is not waited for any more.
+struct Gone {
+    /// When this one heard of it.
+    since: Instant,
+    /// Whether it had left: it was not lost.
+    left: bool,
+}
+
 /// What a job's tensors need of it.
 pub(super) struct Inner {
     /// A thread that needs the relays too locks these first, and none locks them twice at a time: it would stand behind a thread
@@ -121,8 +129,8 @@ pub(super) struct Inner {
     pub(super) company: Company,
     /// Numbers long waits.
     pub(super) waits: AtomicU64,
-    /// Workers that are not waited for any more, and since when this one knows.
-    gone: Mutex<BTreeMap<Rank, Instant>>,
+    /// Workers that are not waited for any more.
+    gone: Mutex<BTreeMap<Rank, Gone>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -148,7 +156,12 @@ impl Inner {
 
     /// When this worker heard that another is no longer waited for.
     pub(super) fn gone_since(&self, rank: Rank) -> Option<Instant> {
-        lock(&self.gone).get(&rank).copied()
+        lock(&self.gone).get(&rank).map(|gone| gone.since)
+    }
+
+    /// Whether a worker that is gone had left: it was not lost.
+    pub(super) fn has_left(&self, rank: Rank) -> bool {
+        lock(&self.gone).get(&rank).is_some_and(|gone| gone.left)
     }
 
     /// Whether a worker is no longer waited for, if the server says so in time. Notes all that are not: where several are lost
@@ -162,8 +175,8 @@ impl Inner {
         match first.ask(Ask::Clocks, "tell the clocks", deadline) {
             Ok((Answer::Clocks { clocks }, _)) => {
                 let (mut gone, now) = (lock(&self.gone), Instant::now());
-                for (rank, _) in (0..).zip(&clocks).filter(|&(_, &clock)| clock < 0) {
-                    gone.entry(rank).or_insert(now);
+                for (rank, &clock) in (0..).zip(&clocks).filter(|&(_, &clock)| clock < 0) {
+                    gone.entry(rank).or_insert(Gone { since: now, left: clock == LEFT });
                 }
                 Ok(gone.contains_key(&rank))
             }

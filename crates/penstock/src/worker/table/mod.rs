@@ -44,7 +44,7 @@ struct Source {
     rank: Rank,
     rows: Rows,
     waiters: Waiters,
-    /// Whether the producer is no longer waited for: it has been lost, and the job goes on.
+    /// Whether the producer is no longer waited for, and all that it set is here: it has left, or was lost and the job goes on.
     gone: AtomicBool,
     /// How its rows come, if they do not stand in its own memory.
     remote: Option<Remote>,

@@ -237,7 +237,15 @@ impl TableInner {
     /// are what they are.
     fn version(&self, place: Place) -> u64 {
         let source = &self.sources[place.source as usize];
-        source.rows.version(place.slot)
+        let version = source.rows.version(place.slot);
+        if source.is_gone() { self.last_of(source, version) } else { version }
+    }
+
+    /// The version of a row of a producer that is gone, where it stands at `version`. One that has left raises its rows itself, but
+    /// not those that it had not mapped by then.
+    #[cold]
+    fn last_of(&self, source: &Source, version: u64) -> u64 {
+        if self.job.has_left(source.rank) { FINAL } else { version }
     }
 
     fn is_fresh(&self, place: Place, wanted: Wanted) -> bool {
@@ -288,7 +296,7 @@ impl TableInner {
             };
             if look.clock >= wanted.version || is_gone {
                 self.look_ahead(source, wanted);
-                return Ok(look.clock);
+                return Ok(if is_gone { self.last_of(source, look.clock) } else { look.clock });
             }
             self.check_own(row, place, look.clock, wanted)?;
             if self.spec.sum.is_some() && self.is_own(place) {
@@ -398,7 +406,7 @@ impl TableInner {
                 };
                 if together.version >= wanted.version || is_gone {
                     self.look_ahead(from, wanted);
-                    return Ok(together.version);
+                    return Ok(if is_gone { self.last_of(from, together.version) } else { together.version });
                 }
                 if self.is_own(place(all(0))) && self.spec.sum.is_some() {
                     return Ok(together.version);

@@ -1,0 +1,281 @@
+"""
+What a script does to the optimizer that it gave to `distribute`, where the servers step in its place: hooks,
+methods of its own, other parameter groups. It works as in one process, or it is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.exceptions import DtypeError, OptionError, SettingsError
+
+torch = pytest.importorskip("torch")
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+
+def optimizer_of(model: Any) -> Any:
+    groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def distributed(job: ps.Job, model: Any, optimizer: Any, **options: Any) -> Any:
+    return ps.torch.distribute(model, optimizer, job=job, where="servers", **options)[1]
+
+
+def train(model: Any, optimizer: Any, steps: int = 4) -> Any:
+    for step in range(steps):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step), dtype=torch.double)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def alike(job: ps.Job, script: Callable[[Any, Callable[[Any], Any]], Any], **options: Any) -> None:
+    """A script, which is given a model and what makes an optimizer of the one it has, does the same alone."""
+    model, alone = net(), net()
+    found = script(model, lambda optimizer: distributed(job, model, optimizer, **options))
+    torch.testing.assert_close(found, script(alone, lambda optimizer: optimizer), rtol=1e-9, atol=0)
+
+
+def clips(optimizer: Any, *_: Any) -> None:
+    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    torch.nn.utils.clip_grad_norm_(mine, 0.05)
+
+
+def decays(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_step_hooks_of_the_original_are_called(job: ps.Job, late: bool) -> None:
+    def script(model: Any, make: Any) -> Any:
+        original = optimizer_of(model)
+        optimizer = make(original) if late else None
+        original.register_step_pre_hook(clips)
+        gone = original.register_step_pre_hook(lambda *_: pytest.fail("was removed"))
+        original.register_step_post_hook(decays)
+        optimizer = optimizer or make(original)
+        gone.remove()
+        return train(model, optimizer)
+
+    alike(job, script)
+
+
+def test_hooks_of_states_are_called(job: ps.Job) -> None:
+    def script(model: Any, make: Any) -> Any:
+        original = optimizer_of(model)
+        calls = []
+        original.register_state_dict_pre_hook(lambda _: calls.append(1))
+        original.register_state_dict_post_hook(lambda _, state: {**state, "more": 7})
+
+        def takes_lr(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+            calls.append(state.pop("more"))
+            return {**state, "param_groups": [{**one, "lr": 0.01} for one in state["param_groups"]]}
+
+        original.register_load_state_dict_pre_hook(takes_lr)
+        optimizer = make(original)
+        optimizer.register_load_state_dict_post_hook(decays)
+        train(model, optimizer, 2)
+        saved = optimizer.state_dict()
+        before = copy.deepcopy(saved)
+        optimizer.load_state_dict(saved)
+        assert calls == [1, 7]
+        assert saved.keys() == before.keys()
+        assert saved["param_groups"] == before["param_groups"]
+        assert [group["lr"] for group in optimizer.param_groups] == [0.005, 0.005]
+        return train(model, optimizer)
+
+    alike(job, script)
+
+
+TWO = """
+import torch
+
+torch.set_num_threads(1)
+
+def clips(optimizer, *_):
+    torch.nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], 0.05)
+
+@torch.no_grad()
+def clamps(optimizer, *_):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.clamp_(-0.01, 0.01)
+
+with ps.init() as job:
+    for name, hook, said in (
+        ("register_step_pre_hook", clips, "changed between backward and step()"),
+        ("register_step_post_hook", clamps, "was changed outside of step()"),
+    ):
+        model = torch.nn.Linear(3, 1)
+        original = torch.optim.SGD(model.parameters(), lr=0.1)
+        getattr(original, name)(hook)
+        model, optimizer = ps.torch.distribute(model, original, job=job, where="servers")
+        try:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).square().mean().backward()
+                optimizer.step()
+        except ps.exceptions.OptionError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(name)
+    job.barrier()
+"""
+
+
+def test_what_a_hook_changes_is_looked_at_with_several_workers(spawn_job: Any) -> None:
+    spawn_job(2, TWO)
+
+
+@pytest.mark.parametrize("name", ["step", "zero_grad", "state_dict"])
+def test_a_method_of_its_own_is_refused(job: ps.Job, name: str) -> None:
+    model = net()
+    original = optimizer_of(model)
+    # A scheduler's own is not, but what is around it.
+    torch.optim.lr_scheduler.StepLR(original, 1)
+    was = getattr(original, name)
+    setattr(original, name, functools.wraps(was)(lambda *arguments: was(*arguments)))
+    with pytest.raises(OptionError, match=f"`{name}` of the optimizer.*was replaced") as found:
+        distributed(job, model, original)
+    assert "register_step_pre_hook" in str(found.value.hint)
+    delattr(original, name)
+    train(model, distributed(job, model, original))
+
+
+@pytest.mark.parametrize("keeps_name", [False, True])
+def test_a_step_that_was_patched_in_its_class_is_refused(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, keeps_name: bool
+) -> None:
+    was = torch.optim.SGD.step
+
+    def step(self: Any, closure: Any = None) -> Any:
+        return was(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", functools.wraps(was)(step) if keeps_name else step)
+    model = net()
+    with pytest.raises(OptionError, match="`step` of the optimizer"):
+        distributed(job, model, optimizer_of(model))
+
+
+def test_schedulers_of_either_optimizer_go_on(job: ps.Job) -> None:
+    def script(model: Any, make: Any) -> Any:
+        original = optimizer_of(model)
+        first = torch.optim.lr_scheduler.StepLR(original, 1, 0.5)
+        optimizer = make(original)
+        second = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for _ in range(3):
+            train(model, optimizer, 2)
+            first.step()
+            second.step()
+        return train(model, optimizer)
+
+    alike(job, script)
+
+
+OTHERS: dict[str, Callable[[Any], None]] = {
+    "list of others": lambda o: setattr(o, "param_groups", [{**g, "lr": 0.01} for g in o.param_groups]),
+    "one in place": lambda o: o.param_groups.__setitem__(0, {**o.param_groups[0], "lr": 0.01}),
+    "the original's": lambda o: setattr(
+        getattr(o, "_original", o), "param_groups", [{**g, "lr": 0.01} for g in o.param_groups]
+    ),
+    "another order": lambda o: o.param_groups[0]["params"].reverse(),
+}
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_groups_with_other_settings_are_taken_over(job: ps.Job, change: Any, overlap: Any) -> None:
+    def script(model: Any, make: Any) -> Any:
+        optimizer = make(optimizer_of(model))
+        train(model, optimizer, 1)
+        change(optimizer)
+        return train(model, optimizer)
+
+    alike(job, script, overlap=overlap)
+
+
+def test_another_list_of_groups_counts_in_the_next_backward(job: ps.Job) -> None:
+    def script(model: Any, make: Any) -> Any:
+        optimizer = make(optimizer_of(model))
+        train(model, optimizer, 1)
+        OTHERS["list of others"](optimizer)
+        return train(model, optimizer)
+
+    # Gradients leave there, with the settings that are.
+    alike(job, script, overlap=1)
+
+
+CHANGED: dict[str, Callable[[Any], Any]] = {
+    "taken out": lambda o: o.param_groups[0]["params"].pop(),
+    "moved": lambda o: o.param_groups[1]["params"].append(o.param_groups[0]["params"].pop()),
+    "appended": lambda o: o.param_groups.append({**o.param_groups[0], "params": []}),
+    "popped": lambda o: o.param_groups.pop(),
+    "exchanged": lambda o: o.param_groups.reverse(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_groups_that_come_or_go_by_hand_are_refused(job: ps.Job, change: Any) -> None:
+    model = net()
+    optimizer = distributed(job, model, optimizer_of(model))
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    change(optimizer)
+    for call in (lambda: train(model, optimizer, 1), lambda: optimizer.load_state_dict(state)):
+        with pytest.raises(OptionError, match=r"param_groups|taken out of its parameter group") as found:
+            call()
+        assert "freeze it" in str(found.value.hint)
+
+
+def test_a_group_with_another_flag_is_refused(job: ps.Job) -> None:
+    model = net()
+    optimizer = distributed(job, model, optimizer_of(model))
+    with pytest.raises(SettingsError):
+        optimizer.param_groups = [{**group, "nesterov": True} for group in optimizer.param_groups]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has gradients of one type only")
+@pytest.mark.parametrize("overlap", ["auto", 1, False])
+def test_a_gradient_of_another_type_than_its_parameter_is_refused(job: ps.Job, overlap: Any) -> None:
+    model = net().bfloat16()
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float16
+    optimizer = distributed(job, model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=overlap)
+    with pytest.raises(DtypeError, match=r"the gradient of `.*` is float16, expected bfloat16"):
+        model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+
+
+AVERAGED = """
+import torch
+
+with ps.init() as job:
+    model = torch.nn.Linear(3, 1).double()
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    ps.torch.distribute(model, job=job)
+    try:
+        model(torch.ones(2, 3, dtype=torch.double)).sum().backward()
+    except ps.exceptions.DtypeError as error:
+        assert "is float32, expected float64 as the parameter is" in str(error), error
+    else:
+        raise AssertionError
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has gradients of one type only")
+def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
+    spawn_job(2, AVERAGED)
