@@ -201,11 +201,6 @@ class Tensor(Sealed):
         0
         """
         self._job._await_pushes()
-        if self._name in self._job._unsent:
-            raise OptionError(
-                f"what was pushed to `{self._name}` with more=True waits in the lane: this would lose it",
-                "push an array, which is added to it; push() without an argument sends it",
-            )
         memory = self._core.lane()
         if self._lane is None:
             self._lane = self._array_over(memory)
@@ -608,7 +603,7 @@ class Tensor(Sealed):
     ) -> None:
         """
         Overwrite the value, the optimizer's state or both. Collective: every worker calls it, and rank 0's
-        arguments count. The values pass through rank 0's lane: what was written there and not pushed is gone.
+        arguments count. What a worker has written into its lane and not pushed is gone: `push()` refuses it.
 
         Parameters
         ----------
@@ -665,6 +660,7 @@ class Tensor(Sealed):
                 "call push() first, which sends it, or load after the next clock, which drops it",
             )
         self._job._by_first(limit.left(), what, lambda: self._write(pieces, steps))
+        self._core.loaded()
 
     def _write(self, pieces: dict[int, Array], steps: int | None) -> None:
         # The caller's time does not count here: used up between two pieces it left the tensor with one of

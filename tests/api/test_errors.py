@@ -767,7 +767,7 @@ def test_the_lane_is_not_filled_while_parts_of_a_push_wait_in_it(job: ps.Job) ->
     w = job.tensor("w", shape=3)
     w.lane()[:] = 1
     w.push(w.lane(), more=True)
-    with pytest.raises(ps.exceptions.OptionError, match="`w` with more=True waits in the lane"):
+    with pytest.raises(ps.exceptions.OptionError, match="`w` with `more` waits in the lane"):
         w.lane()
     w.push(ONE, more=True)
     w.push()

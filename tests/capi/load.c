@@ -10,6 +10,7 @@ int main(void)
     const uint64_t shape[1] = {4};
     const float zero[4] = {0}, one[4] = {1, 1, 1, 1}, loaded[4] = {100, 100, 100, 100};
     float out[4];
+    void *lane;
     uint32_t rank;
 
     OK(penstock_init(NULL, &job));
@@ -30,7 +31,9 @@ int main(void)
         REFUSED(PENSTOCK_BAD_ARGUMENT, "in the lane", penstock_push(tensor, NULL, 0));
         OK(penstock_push(tensor, zero, sizeof zero));
     } else {
+        OK(penstock_lane(tensor, &lane));
         OK(penstock_load(job, tensor, NULL, 0, 0));
+        REFUSED(PENSTOCK_BAD_ARGUMENT, "in the lane", penstock_push(tensor, NULL, 0)); /* as on worker 0 */
         OK(penstock_pull_into(tensor, out, sizeof out, 0));
         HOLDS(out[0] == 100 && out[3] == 100);
         OK(penstock_clock(job, NULL));

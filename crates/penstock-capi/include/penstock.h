@@ -608,10 +608,11 @@ penstock_status penstock_push_with(const penstock_tensor *tensor,
 /// NULL is not copied for them, and once for servers of other hosts.
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
-///              changed from this call until the next push, and is undefined at first. On rank 0 a load writes there: ask for it
-///              once more before it is filled and pushed with NULL.
+///              changed from this call until the next push, and is undefined at first. What was written there before a load is
+///              no contribution: ask for it once more before it is filled and pushed with NULL.
 ///
-/// Waits until the servers have taken what is in it. Errors: as penstock_push().
+/// Waits until the servers have taken what is in it. Errors: PENSTOCK_BAD_OPTION (a part that was pushed with `more` waits in it,
+/// and would be lost: push data, which is added to it, or NULL, which sends it), and as penstock_push().
 penstock_status penstock_lane(const penstock_tensor *tensor,
                               void **lane);
 

@@ -2,12 +2,16 @@
 //! here, a line each.
 
 /// How Python spells it, and how C does. The longer of two that begin the same goes first.
-const WORDS: [(&str, &str); 9] = [
+const WORDS: [(&str, &str); 10] = [
     ("`ps.init()`", "penstock_init()"),
     ("`close()`", "penstock_finish()"),
     ("`job.clock()`", "penstock_clock()"),
     ("`lane()`", "penstock_lane()"),
     ("push with `more=True`", "push with `more` (see penstock_call)"),
+    (
+        "push an array, which is added to it; a push without one",
+        "push data, which is added to it; a push of NULL",
+    ),
     ("fold=\"sum\" and use add", "PENSTOCK_FOLD_SUM and use penstock_add()"),
     ("give `out=`", "use penstock_pull_into()"),
     ("give an array of the tensor's shape and dtype", "give a buffer of as many bytes as is expected"),

@@ -200,9 +200,11 @@ fn status(error: &Error) -> penstock_status {
         Error::Failed(failure) => self::failure(failure),
         Error::Refused(refusal) => self::refusal(refusal),
         Error::StaleLane { .. } => PENSTOCK_BAD_ARGUMENT,
-        Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } | Error::Unfinished { .. } => {
-            PENSTOCK_BAD_OPTION
-        }
+        Error::Options(_)
+        | Error::Slack { .. }
+        | Error::WrongFold { .. }
+        | Error::Unfinished { .. }
+        | Error::PartWaits { .. } => PENSTOCK_BAD_OPTION,
         Error::Start(error) => start(error),
         Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
         Error::WrongSize { .. } => PENSTOCK_BAD_SHAPE,

@@ -9,7 +9,7 @@ use crate::status::{Failure, penstock_status};
 use penstock::turn::{Taken, Turn};
 use penstock::worker::{Declaration, Error, Tensor};
 use penstock_fabric::forked::Maker;
-use penstock_kernels::{Dtype, Settings};
+use penstock_kernels::{Dtype, Settings, SettingsError};
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
@@ -209,10 +209,11 @@ pub unsafe extern "C" fn penstock_push_with(
 /// NULL is not copied for them, and once for servers of other hosts.
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
-///              changed from this call until the next push, and is undefined at first. On rank 0 a load writes there: ask for it
-///              once more before it is filled and pushed with NULL.
+///              changed from this call until the next push, and is undefined at first. What was written there before a load is
+///              no contribution: ask for it once more before it is filled and pushed with NULL.
 ///
-/// Waits until the servers have taken what is in it. Errors: as penstock_push().
+/// Waits until the servers have taken what is in it. Errors: PENSTOCK_BAD_OPTION (a part that was pushed with `more` waits in it,
+/// and would be lost: push data, which is added to it, or NULL, which sends it), and as penstock_push().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_lane(
     tensor: *const penstock_tensor,
@@ -404,8 +405,16 @@ pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64
         changed.0[0] = lr;
         let spec = tensor.tensor.spec();
         changed.check(spec.rule).map_err(|error| {
-            let message = format!("`{}`: {error}", spec.name);
-            Failure::new(penstock_status::PENSTOCK_BAD_SETTINGS, message, error.hint())
+            let (message, hint) = match &error {
+                SettingsError::Unused { rule, .. } => (
+                    format!("{rule} has no learning rate (`lr`), so it must be 0, got {lr}"),
+                    "leave out penstock_set_lr(), or declare the tensor with an optimizer that has one"
+                        .to_owned(),
+                ),
+                error => (error.to_string(), error.hint()),
+            };
+            let message = format!("`{}`: {message}", spec.name);
+            Failure::new(penstock_status::PENSTOCK_BAD_SETTINGS, message, hint)
         })?;
         *settings = changed;
         Ok(())

@@ -101,7 +101,10 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::WrongSize { .. } => named("ShapeError"),
         Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
         Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),
-        Error::NotStill { .. } | Error::Unfinished { .. } | Error::StaleLane { .. } => named("OptionError"),
+        Error::NotStill { .. }
+        | Error::Unfinished { .. }
+        | Error::PartWaits { .. }
+        | Error::StaleLane { .. } => named("OptionError"),
         Error::UnknownRow { .. } => named("UnknownRow"),
         Error::NotProducer { .. } => named("NotProducer"),
         Error::RowTwice { row, .. } => named("RowTwice").with("row", *row),

@@ -349,6 +349,63 @@ fn a_load_beside_an_unfinished_contribution_fails_before_the_others_are_met() {
     }
 }
 
+// Worker 0 alone refused to push it: the others' contributions were of another iteration's, and the workers came apart.
+#[test]
+fn what_stood_in_a_lane_before_a_load_is_pushed_by_no_worker() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        cluster.run(|job| {
+            let w = declare(job, "w", 4, Bsp);
+            let fill = |with: f64| {
+                let lane = w.lane(None).unwrap();
+                let words = bytes(&[with; 4]);
+                // SAFETY: this worker's lane, which has as many bytes and which nobody else writes.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(words.as_ptr(), lane.base().as_ptr().cast(), words.len())
+                };
+            };
+            let hundred = bytes(&[100.0; 4]);
+            let value = (job.rank() == 0).then(|| Foreign::of(&hundred));
+            fill(1.0);
+            w.load_together(job, value, None).unwrap();
+            let before = w.push(None, NO_SETTINGS, false, None);
+            fill(2.0);
+            let after = w.push(None, NO_SETTINGS, false, None);
+            job.clock().unwrap();
+            let pulled = pull(&w, Some(0)).unwrap().1;
+            job.barrier(None).unwrap();
+            let what = format!("{way:?}: worker {}: {before:?}, {after:?}", job.rank());
+            assert!(matches!(before, Err(Error::StaleLane { .. })) && after.is_ok(), "{what}");
+            assert_eq!(pulled, vec![104.0; 4], "{what}");
+        });
+    }
+}
+
+// Who filled it for each part lost all but the last.
+#[test]
+fn the_lane_is_lent_to_nobody_while_parts_of_a_contribution_stand_there() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 1, 1, &[]);
+        cluster.run(|job| {
+            let w = declare(job, "w", 4, Bsp);
+            w.lane(None).unwrap();
+            w.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, true, None).unwrap();
+            let error = w.lane(None).unwrap_err();
+            assert!(matches!(error, Error::PartWaits { .. }), "{error}");
+            w.push(Some(&bytes(&[2.0; 4])), NO_SETTINGS, true, None).unwrap();
+            // Who adds to them there goes on.
+            w.lane_until_push(None).unwrap();
+            w.push(None, NO_SETTINGS, false, None).unwrap();
+            w.lane(None).unwrap();
+            job.clock().unwrap();
+            assert_eq!(pull(&w, Some(0)).unwrap().1, vec![3.0; 4], "{way:?}");
+            w.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, true, None).unwrap();
+            job.clock().unwrap();
+            w.lane(None).unwrap(); // they are lost by now
+        });
+    }
+}
+
 // What it had told the servers was noted before all of them were told, so another thread waited for nothing.
 #[test]
 fn threads_that_pull_and_look_at_the_state_of_a_server_elsewhere_get_all_of_it() {

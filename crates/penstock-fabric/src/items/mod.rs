@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
 //! | [`steps`] | in which order a writer does what; for the program and for the models |
+//! | [`written`] | what of a set that is dropped the change log lists no longer |
 //! | [`change_log`] | which rows were written, for the node that passes them on |
 //! | [`together`] | whether rows that were looked at one after the other belong together |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
@@ -28,6 +29,7 @@ pub mod slot;
 mod steps;
 pub mod together;
 pub mod waiters;
+mod written;
 
 #[cfg(all(test, loom))]
 mod model;

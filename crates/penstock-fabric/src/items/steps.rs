@@ -3,6 +3,7 @@
 //! models over their own.
 
 use super::slot::{Buffers, Progress, RowGroup, Slot, Spot, UNFINISHED, age, newest, target};
+use super::written::Written;
 use crate::sync::{Ordering, OwnedU64};
 
 /// In an entry of the change log: all rows of the row group whose number follows.
@@ -30,6 +31,8 @@ pub(super) struct Steps<W> {
     done: u64,
     logged: u64,
     open: Option<Open>,
+    /// What the open set has written whose entries in the change log it has written over.
+    unlisted: Option<Written>,
 }
 
 /// A set under way.
@@ -46,7 +49,7 @@ impl<W: Words> Steps<W> {
     /// entries which it has not read have been written over.
     pub(super) fn over(words: W) -> Self {
         let (done, logged) = (words.progress().done(), words.progress().logged());
-        Self { words, done, logged, open: None }
+        Self { words, done, logged, open: None, unlisted: None }
     }
 
     #[inline]
@@ -147,6 +150,7 @@ impl<W: Words> Steps<W> {
     #[inline]
     pub(super) fn finish(&mut self) {
         let Some(open) = self.open.take() else { return };
+        self.unlisted = None;
         self.finish_log(open);
         self.done = open.number;
         self.words.progress().finish(open.number);
@@ -160,36 +164,39 @@ impl<W: Words> Steps<W> {
         }
     }
 
+    /// Looks at what the set has put and at nothing else: whoever sends rows may begin sets and not end them.
     #[cold]
     fn drop_set(&mut self, open: Open) {
-        let entries = self.words.entries();
-        let listed = open.logged.min(entries);
-        let listed =
-            || (self.logged + open.logged - listed..self.logged + open.logged).map(|at| self.words.entry(at));
-        let written: Vec<u32> = if open.logged <= entries {
-            listed().map(|entry| entry.own() as u32).collect()
-        } else {
-            let row_groups = (0..self.words.row_groups()).map(|row_group| row_group | WHOLE_GROUP);
-            (0..self.words.slots()).chain(row_groups).collect()
-        };
-        for entry in written {
-            let buffers = if entry & WHOLE_GROUP != 0 {
-                &self.words.row_group(entry & !WHOLE_GROUP).buffers
-            } else {
-                &self.words.head(entry).buffers
-            };
-            for (buffer, number) in buffers.numbers().into_iter().enumerate() {
-                if number > self.done && number != UNFINISHED {
-                    buffers.begin(buffer);
-                }
+        let slots = self.words.slots() as usize;
+        for place in self.unlisted.take().into_iter().flat_map(Written::into_places) {
+            match place.checked_sub(slots) {
+                Some(row_group) => self.undo(&self.words.row_group(row_group as u32).buffers),
+                None => self.undo(&self.words.head(place as u32).buffers),
             }
         }
-        // What was logged is heard of by followers, to which it must say nothing new: no set of that number may ever be finished.
-        for entry in listed() {
-            let place = entry.own() & u64::from(u32::MAX);
-            entry.store(place | self.done << 32, Ordering::Relaxed);
+        let end = self.logged + open.logged;
+        for at in end - open.logged.min(self.words.entries())..end {
+            let entry = self.words.entry(at);
+            let place = entry.own() as u32;
+            if place & WHOLE_GROUP != 0 {
+                self.undo(&self.words.row_group(place & !WHOLE_GROUP).buffers);
+            } else {
+                self.undo(&self.words.head(place).buffers);
+            }
+            // What was logged is heard of by followers, to which it must say nothing new: no set of that number may ever be
+            // finished.
+            entry.store(u64::from(place) | self.done << 32, Ordering::Relaxed);
         }
         self.finish_log(open);
+    }
+
+    /// No number of a set that is not finished stays in these.
+    fn undo(&self, buffers: &Buffers) {
+        for (buffer, number) in buffers.numbers().into_iter().enumerate() {
+            if number > self.done && number != UNFINISHED {
+                buffers.begin(buffer);
+            }
+        }
     }
 
     #[inline]
@@ -257,8 +264,28 @@ impl<W: Words> Steps<W> {
             open.begun += (self.words.entries() / 8).max(1);
             self.words.progress().begin_log(self.logged + open.begun);
         }
-        let entry = u64::from(place) | open.number << 32;
-        self.words.entry(self.logged + open.logged).store(entry, Ordering::Relaxed);
+        let entry = self.words.entry(self.logged + open.logged);
+        if open.logged >= self.words.entries() {
+            note(&mut self.unlisted, &self.words, entry.own() as u32);
+        }
+        entry.store(u64::from(place) | open.number << 32, Ordering::Relaxed);
         open.logged += 1;
     }
+}
+
+/// Places of a partition: its slots, then its row groups.
+pub(super) fn places(slots: u32, row_groups: u32) -> usize {
+    slots as usize + row_groups as usize
+}
+
+/// Notes a place whose entry in the change log is about to be written over.
+#[inline(never)]
+fn note(unlisted: &mut Option<Written>, words: &impl Words, place: u32) {
+    let (slots, row_groups) = (words.slots(), words.row_groups());
+    let number = if place & WHOLE_GROUP != 0 {
+        slots as usize + (place & !WHOLE_GROUP) as usize
+    } else {
+        place as usize
+    };
+    unlisted.get_or_insert_with(|| Written::of(places(slots, row_groups))).note(number);
 }

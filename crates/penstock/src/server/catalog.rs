@@ -132,7 +132,6 @@ pub(super) struct Catalog {
     /// What is made for the declaration that is under way: there is one at a time.
     new_entry: Option<Box<NewEntry>>,
     new_lane: Option<NewLane>,
-    first_touch: FirstTouch,
 }
 
 impl Catalog {
@@ -157,18 +156,7 @@ impl Catalog {
             sending: BTreeMap::new(),
             new_entry: None,
             new_lane: None,
-            first_touch: FirstTouch::default(),
         }
-    }
-
-    /// Another turn: more memory may be touched.
-    pub(super) fn begin_turn(&mut self) {
-        self.first_touch.begin_turn();
-    }
-
-    /// Whether no more memory may be touched in this turn.
-    pub(super) fn is_turn_over(&self) -> bool {
-        self.first_touch.is_over()
     }
 
     /// The declaration that was under way is over, or given up: what was made for it and not touched to its end goes.
@@ -193,6 +181,7 @@ impl Catalog {
         remote: bool,
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
+        first_touch: &mut FirstTouch,
     ) -> Result<Option<TensorId>, Refusal> {
         let terms = Arc::new(spec.check(&KNOWN)?);
         if let Some(&id) = self.numbers.get(&spec.name) {
@@ -210,10 +199,12 @@ impl Catalog {
             None => {
                 let cut = Cut::new(spec.bytes(), self.chunk_bytes);
                 let (id, extents, server_loads) = self.decide(&cut, decided)?;
-                Box::new(self.make((rank, remote), id, spec, terms, cut, extents, server_loads)?)
+                let new = self.make((rank, remote), id, spec, terms, cut, extents, server_loads);
+                first_touch.spend(self.slabs.take_touched());
+                Box::new(new?)
             }
         };
-        let touched = self.first_touch.touch(&mut new.untouched);
+        let touched = first_touch.touch(&mut new.untouched);
         let id = touched.map_err(lacking("make a tensor's memory"))?.then_some(new.tensor.id);
         self.new_entry = Some(new);
         Ok(id)
@@ -313,7 +304,6 @@ impl Catalog {
             let split;
             (split, held) = if pooled {
                 let (place, split) = self.slabs.place(&spec.name, layout, &shard_of, shards)?;
-                self.first_touch.spend(self.slabs.take_touched());
                 (split, Held::Pooled(place))
             } else {
                 charges.extend(self.pay(&spec.name, &layout)?);
@@ -420,6 +410,7 @@ impl Catalog {
         id: TensorId,
         rank: Rank,
         remote: bool,
+        first_touch: &mut FirstTouch,
     ) -> Result<Option<Vec<LaneView>>, Refusal> {
         if self.entry(id)?.given.contains(&rank) {
             return Ok(Some(Vec::new()));
@@ -427,9 +418,13 @@ impl Catalog {
         let begun = self.new_lane.take().filter(|lane| (lane.id, lane.rank) == (id, rank));
         let mut lane = match begun {
             Some(lane) => lane,
-            None => self.make_lane(id, rank, remote)?,
+            None => {
+                let lane = self.make_lane(id, rank, remote);
+                first_touch.spend(self.slabs.take_touched());
+                lane?
+            }
         };
-        if !self.first_touch.touch(&mut lane.untouched).map_err(lacking("make a lane"))? {
+        if !first_touch.touch(&mut lane.untouched).map_err(lacking("make a lane"))? {
             self.new_lane = Some(lane);
             return Ok(None);
         }
@@ -462,9 +457,7 @@ impl Catalog {
             Held::Nowhere => Vec::new(),
             Held::Pooled(place) => {
                 let place = *place;
-                let views = self.slabs.lane(place, rank, remote, layout, &shard_of, shards)?;
-                self.first_touch.spend(self.slabs.take_touched());
-                views
+                self.slabs.lane(place, rank, remote, layout, &shard_of, shards)?
             }
             Held::Own(..) if remote => {
                 let views;
@@ -584,12 +577,10 @@ mod tests {
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
     ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
-        loop {
-            catalog.begin_turn();
-            if let Some(id) = catalog.declare(rank, false, spec.clone(), decided.clone())? {
-                return Ok((id, catalog.settle(id)));
-            }
-        }
+        let touch = &mut FirstTouch::default();
+        let (_, id) =
+            turns(touch, |touch| catalog.declare(rank, false, spec.clone(), decided.clone(), touch))?;
+        Ok((id, catalog.settle(id)))
     }
 
     /// Makes a lane, likewise.
@@ -599,12 +590,8 @@ mod tests {
         rank: Rank,
         remote: bool,
     ) -> Result<Vec<LaneView>, Refusal> {
-        loop {
-            catalog.begin_turn();
-            if let Some(views) = catalog.lane(id, rank, remote)? {
-                return Ok(views);
-            }
-        }
+        turns(&mut FirstTouch::default(), |touch| catalog.lane(id, rank, remote, touch))
+            .map(|(_, views)| views)
     }
 
     #[test]
@@ -687,15 +674,15 @@ mod tests {
 
     /// Turns that pass until something is there.
     fn turns<T>(
-        catalog: &mut Catalog,
-        mut part: impl FnMut(&mut Catalog) -> Result<Option<T>, Refusal>,
+        touch: &mut FirstTouch,
+        mut part: impl FnMut(&mut FirstTouch) -> Result<Option<T>, Refusal>,
     ) -> Result<(usize, T), Refusal> {
         let mut turns = 1;
         loop {
-            catalog.begin_turn();
-            match part(catalog)? {
+            touch.begin_turn();
+            match part(touch)? {
                 Some(it) => return Ok((turns, it)),
-                None => assert!(catalog.is_turn_over(), "what is left has to wait for another turn"),
+                None => assert!(touch.is_over(), "what is left has to wait for another turn"),
             }
             turns += 1;
         }
@@ -706,21 +693,22 @@ mod tests {
     fn a_large_tensor_and_its_lanes_are_touched_in_turns_and_known_when_all_of_them_were() {
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, Account::new(Limits::NONE));
         let large = || TensorSpec { shape: vec![8 << 20], ..spec("w") };
+        let touch = &mut FirstTouch::default();
         let (turns_for_it, id) =
-            turns(&mut catalog, |catalog| catalog.declare(0, false, large(), None)).unwrap();
+            turns(touch, |touch| catalog.declare(0, false, large(), None, touch)).unwrap();
         // Of 32 MiB, and 64 MiB for Adam.
         assert!(turns_for_it >= 6, "{turns_for_it} turns");
         for (rank, remote) in [(0, false), (1, true)] {
-            let (turns, _) = turns(&mut catalog, |catalog| {
+            let (turns, _) = turns(touch, |touch| {
                 assert!(!catalog.is_given(id, rank));
-                catalog.lane(id, rank, remote)
+                catalog.lane(id, rank, remote, touch)
             })
             .unwrap();
             assert!(turns >= 2, "{turns} turns for the lane of worker {rank}");
             assert_eq!(catalog.knows("w"), rank > 0, "all that was asked for is there");
             assert_eq!(catalog.settle(id).is_some(), rank == 0);
         }
-        let again = catalog.declare(1, true, large(), None).unwrap();
+        let again = catalog.declare(1, true, large(), None, touch).unwrap();
         assert!(again == Some(0) && catalog.settle(0).is_none(), "what is known takes no turn");
     }
 
@@ -734,34 +722,34 @@ mod tests {
         let no_memory = |refused: Refusal, of: &str| {
             assert!(matches!(&refused, Refusal::System { what, .. } if what == of), "{refused}");
         };
-        catalog.first_touch.memory = 40 << 20;
-        no_memory(declare_in_turns(&mut catalog, 0, large(), None).unwrap_err(), "make a tensor's memory");
+        let touch = &mut FirstTouch::within(40 << 20);
+        let refused = turns(touch, |touch| catalog.declare(0, false, large(), None, touch)).unwrap_err();
+        no_memory(refused, "make a tensor's memory");
         assert!(taken() == before && !catalog.knows("w") && catalog.shard_loads == [0, 0]);
 
-        catalog.first_touch.memory = usize::MAX;
-        catalog.begin_turn();
-        assert!(catalog.declare(0, false, large(), None).unwrap().is_none() && taken() != before);
+        let touch = &mut FirstTouch::default();
+        assert!(catalog.declare(0, false, large(), None, touch).unwrap().is_none() && taken() != before);
         catalog.end_declaration();
         assert_eq!(taken(), before, "its worker has gone");
 
         // The tensor that was refused with the lane of its first worker was known from then on, and its memory gone.
         for remote in [false, true] {
-            catalog.first_touch.memory = 100 << 20;
-            let (_, id) = turns(&mut catalog, |catalog| catalog.declare(0, remote, large(), None)).unwrap();
-            no_memory(lane_in_turns(&mut catalog, id, 0, remote).unwrap_err(), "make a lane");
+            let touch = &mut FirstTouch::within(100 << 20);
+            let (_, id) = turns(touch, |touch| catalog.declare(0, remote, large(), None, touch)).unwrap();
+            let refused = turns(touch, |touch| catalog.lane(id, 0, remote, touch)).map(|(turns, _)| turns);
+            no_memory(refused.unwrap_err(), "make a lane");
             catalog.end_declaration();
             assert!(taken() == before && !catalog.knows("w") && catalog.shard_loads == [0, 0]);
         }
-        catalog.first_touch.memory = usize::MAX;
 
         let (id, _) = declare_in_turns(&mut catalog, 0, large(), None).unwrap();
         let before = taken();
         for remote in [false, true] {
-            catalog.first_touch.memory = 20 << 20;
-            no_memory(lane_in_turns(&mut catalog, id, 1, remote).unwrap_err(), "make a lane");
+            let touch = &mut FirstTouch::within(20 << 20);
+            let refused = turns(touch, |touch| catalog.lane(id, 1, remote, touch)).map(|(turns, _)| turns);
+            no_memory(refused.unwrap_err(), "make a lane");
             assert!(taken() == before && !catalog.is_given(id, 1));
         }
-        catalog.first_touch.memory = usize::MAX;
         assert_eq!(lane_in_turns(&mut catalog, id, 1, false).unwrap().len(), SHARDS as usize);
     }
 

@@ -1,4 +1,4 @@
-//! How much memory a control thread touches in one turn. The kernel clears what is touched, a second for a few gigabytes; the
+//! How much memory a control thread touches in one turn. The kernel clears what is touched, about a second for each gigabyte; the
 //! thread shows life and hears others between two parts, and whoever needs the memory has its answer when all of it was touched.
 //! So there is either all of it, or the one that asked is told that there is none, before anybody uses it.
 
@@ -9,10 +9,12 @@ use rustix::io;
 /// takes beside.
 const A_TURN: usize = 16 << 20;
 
-/// What may still be touched in a turn.
+/// What may still be touched in a turn, of tables and of tensors together.
 #[derive(Debug)]
 pub(super) struct FirstTouch {
     left: usize,
+    /// Whether tables come before tensors in this turn: either may take all of it.
+    tables_first: bool,
     /// There is no memory for more than these bytes.
     #[cfg(test)]
     pub(super) memory: usize,
@@ -22,6 +24,7 @@ impl Default for FirstTouch {
     fn default() -> Self {
         Self {
             left: A_TURN,
+            tables_first: false,
             #[cfg(test)]
             memory: usize::MAX,
         }
@@ -29,9 +32,20 @@ impl Default for FirstTouch {
 }
 
 impl FirstTouch {
+    /// Where there is no memory for more.
+    #[cfg(test)]
+    pub(super) fn within(memory: usize) -> Self {
+        Self { memory, ..Self::default() }
+    }
+
     /// Another turn.
     pub(super) fn begin_turn(&mut self) {
         self.left = A_TURN;
+        self.tables_first = !self.tables_first;
+    }
+
+    pub(super) fn is_for_tables_first(&self) -> bool {
+        self.tables_first
     }
 
     /// Whether no more may be touched in this turn.

@@ -152,7 +152,7 @@ impl Host for Memories {
 
     fn make(&mut self, id: PartitionId, shape: &Shape) -> Option<PartitionMemory> {
         let layout = Layout::checked(shape.slots, shape.row_bytes)?;
-        let needed = layout.total() as u64;
+        let needed = (layout.total() + layout.most_beside()) as u64;
         let peer = self.account.worker(id.rank);
         let bytes = peer.charge(Resource::Bytes, needed).ok()?;
         let mappings = peer.charge(Resource::Mappings, 2).ok()?;

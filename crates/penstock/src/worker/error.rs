@@ -93,6 +93,12 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// The lane was asked for, to be filled, while parts of a contribution stand there.
+    #[error("what was pushed to `{name}` with `more` waits in the lane: this would lose it")]
+    PartWaits {
+        /// The tensor.
+        name: String,
+    },
     /// A push of what stands in the lane, where that is lost, or was loaded.
     #[error(
         "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, or what was loaded"
@@ -494,6 +500,9 @@ impl Error {
             }
             Self::Unfinished { .. } => {
                 "push what is last of it first, or load after the next clock, which drops it".to_owned()
+            }
+            Self::PartWaits { .. } => {
+                "push an array, which is added to it; a push without one sends it".to_owned()
             }
             Self::StaleLane { .. } => "push what you mean, or call `lane()` again and fill that first".to_owned(),
             Self::NotStill { .. } => "give `out=`, or pull without slack under BSP".to_owned(),

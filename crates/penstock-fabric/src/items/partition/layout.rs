@@ -1,7 +1,8 @@
 //! Geometry: change log, slots and row groups one after the other. Drawn in docs/layout.md.
 
 use super::super::slot::{Progress, RowGroup, Slot, Spot};
-use super::super::steps::WHOLE_GROUP;
+use super::super::steps::{WHOLE_GROUP, places};
+use super::super::written::Written;
 use crate::layout::pages;
 use penstock_proto::items::spec::MAX_OWN_ROWS;
 pub use penstock_proto::items::spec::MAX_ROW_BYTES;
@@ -93,6 +94,11 @@ impl Layout {
     /// Bytes of the partition.
     pub fn total(&self) -> usize {
         pages(self.values(self.row_groups, 1))
+    }
+
+    /// Most bytes that its writer takes beside while a set is open.
+    pub fn most_beside(&self) -> usize {
+        Written::most_bytes(places(self.slots, self.row_groups))
     }
 
     /// Where a slot lies.

@@ -1,11 +1,13 @@
 //! What one partition promises, with a reader and a writer that take turns; races are in `slot::loom_tests`.
 
-use super::super::slot::Torn;
+use super::super::slot::{Progress, RowGroup, Slot, Torn, UNFINISHED};
+use super::super::steps::{Steps, Words};
 use super::*;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, OwnedU64};
 use penstock_kernels::Dtype;
 use penstock_proto::items::row_memory::Changed;
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::time::Duration;
 
 fn writer(slots: u32, row_bytes: u32) -> Writer {
@@ -384,5 +386,144 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// No number of a set that is not finished stands anywhere.
+fn none_is_left(writer: &Writer) -> bool {
+    let (rows, done) = (writer.rows(), writer.done());
+    let slots = (0..rows.slots()).map(|slot| rows.head(slot).buffers.numbers());
+    let row_groups = (0..rows.row_groups()).map(|row_group| rows.row_group(row_group).buffers.numbers());
+    slots.chain(row_groups).flatten().all(|number| number <= done || number == UNFINISHED)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }))]
+
+    /// The change log has 512 entries.
+    #[test]
+    fn a_set_of_more_rows_than_the_change_log_has_entries_is_dropped_and_nothing_of_it_stays(
+        bytes in prop_oneof![Just(8u32), Just(12)],
+        before in prop::collection::vec((0..ROWS, 1..9u8), 0..20),
+        first in prop::option::of(run()),
+        rows in prop::collection::vec(0..ROWS, 400..1500),
+        after in prop::collection::vec((0..ROWS, 10..20u8), 1..5),
+    ) {
+        let mut writer = writer(ROWS, bytes);
+        let mut whole = writer.begin(ROWS as usize);
+        whole.put_run(0, 1, &vec![1; (ROWS * bytes) as usize]);
+        whole.finish();
+        set(&mut writer, 2, &before);
+        let all: Vec<u32> = (0..ROWS).collect();
+        let mut model = get(writer.rows(), &all).1;
+        let mut broken = writer.begin(rows.len());
+        if let Some((first, count)) = first {
+            broken.put_run(first, 3, &vec![99; (count * bytes) as usize]);
+        }
+        rows.iter().for_each(|&row| broken.put(row, 3, &vec![98; bytes as usize]));
+        drop(broken);
+        prop_assert!(none_is_left(&writer));
+        prop_assert_eq!(&get(writer.rows(), &all).1, &model);
+        // It has the number of the one that was dropped.
+        set(&mut writer, 3, &after);
+        after.iter().for_each(|&(row, value)| model[row as usize] = value);
+        prop_assert_eq!(get(writer.rows(), &all).1, model);
+        prop_assert!(none_is_left(&writer));
+    }
+
+    /// Whatever a peer sends in a set that it does not end, also rows that come again and again.
+    #[test]
+    fn no_number_of_a_mirror_s_set_that_was_dropped_stays(
+        puts in prop::collection::vec((run(), 0..3u64), 1..200),
+    ) {
+        let mut mirror = writer(ROWS, 64);
+        mirror.open(1, 2);
+        mirror.put_run_from(0, 1, 1, &[1; 64 * ROWS as usize]);
+        mirror.finish();
+        mirror.open(10_000, 2);
+        let mut number = 2;
+        for ((first, count), later) in puts {
+            number += later;
+            mirror.put_run_from(first, number, 2, &vec![2; 64 * count as usize]);
+        }
+        mirror.abort();
+        prop_assert!(none_is_left(&mirror));
+    }
+}
+
+/// Rows, and how many heads were looked at.
+#[derive(Debug)]
+struct Counted {
+    rows: Rows,
+    looked: Cell<usize>,
+}
+
+impl Counted {
+    fn look<T>(&self, of: T) -> T {
+        self.looked.set(self.looked.get() + 1);
+        of
+    }
+}
+
+impl Words for Counted {
+    fn progress(&self) -> &Progress {
+        Words::progress(&self.rows)
+    }
+
+    fn entries(&self) -> u64 {
+        Words::entries(&self.rows)
+    }
+
+    fn entry(&self, at: u64) -> &OwnedU64 {
+        Words::entry(&self.rows, at)
+    }
+
+    fn slots(&self) -> u32 {
+        Words::slots(&self.rows)
+    }
+
+    fn head(&self, slot: u32) -> &Slot {
+        self.look(self.rows.head(slot))
+    }
+
+    fn row_groups(&self) -> u32 {
+        Words::row_groups(&self.rows)
+    }
+
+    fn row_group(&self, row_group: u32) -> &RowGroup {
+        self.look(self.rows.row_group(row_group))
+    }
+
+    fn row_group_of(&self, slot: u32) -> Option<&RowGroup> {
+        Words::row_group_of(&self.rows, slot)
+    }
+}
+
+/// Whoever sends rows may begin sets and not end them. All rows of the partition were looked at for each, if it had more rows than
+/// the change log has entries.
+#[test]
+#[cfg_attr(miri, ignore = "many rows")]
+fn a_set_that_is_dropped_takes_as_long_as_its_rows_took_and_not_as_the_partition_has() {
+    for (put, step) in [(65_537, 1), (100_000, 1), (100_000, 19), (300_000, 1)] {
+        let rows = writer(2_000_000, 8).rows().clone();
+        let mut steps = Steps::over(Counted { rows, looked: Cell::new(0) });
+        for _ in 0..2 {
+            steps.open(1, 2);
+            (0..put).for_each(|row| steps.put(row % 100_000 * step, 1, 1, |_, _, _| {}));
+            steps.put_row_group(31_249, 1, 1, |_, _| {});
+            steps.words().looked.set(0);
+            steps.abort();
+            let looked = steps.words().looked.get();
+            let most = put.min(100_000) as usize + 1 + 65_536;
+            assert!(looked <= most, "{looked} of {put} that were put");
+        }
+    }
+}
+
+#[test]
+fn what_is_noted_of_a_set_is_little_beside_the_rows() {
+    for (slots, bytes) in [(0, 1), (1, 1), (1000, 1), (5_000_000, 8), (100_000_000, 1), (1 << 31, 1024)] {
+        let layout = Layout::new(slots, bytes);
+        assert!(layout.most_beside() <= layout.total() / 256, "{slots} rows of {bytes} bytes");
     }
 }

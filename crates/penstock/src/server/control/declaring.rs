@@ -59,7 +59,7 @@ impl Control {
         if self.declaring.iter().any(|waits| (waits.rank, waits.request) == (rank, request)) {
             return None; // it was asked once more on another connection
         }
-        let free = self.declaring.is_empty() && !self.catalog.is_turn_over();
+        let free = self.declaring.is_empty() && !self.first_touch.is_over();
         if free && let Some(answer) = self.try_declare(rank, spec.clone(), decided.clone()) {
             return Some(answer);
         }
@@ -84,9 +84,8 @@ impl Control {
 
     /// Goes on with the declarations that wait: a part each turn.
     pub(super) fn go_on_declaring(&mut self) {
-        self.catalog.begin_turn();
         for _ in 0..REQUESTS {
-            if !self.is_declaring() || self.catalog.is_turn_over() {
+            if !self.is_declaring() || self.first_touch.is_over() {
                 break;
             }
             let Some(next) = self.declaring.pop_front() else { break };
@@ -126,9 +125,13 @@ impl Control {
             return Err(Refusal::NoValue { name: spec.name });
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
-        let Some(id) = self.catalog.declare(rank, remote, spec, decided)? else { return Ok(None) };
+        let Some(id) = self.catalog.declare(rank, remote, spec, decided, &mut self.first_touch)? else {
+            return Ok(None);
+        };
         let again = self.catalog.is_given(id, rank);
-        let Some(lanes) = self.catalog.lane(id, rank, remote)? else { return Ok(None) };
+        let Some(lanes) = self.catalog.lane(id, rank, remote, &mut self.first_touch)? else {
+            return Ok(None);
+        };
         let passed = match self.catalog.pass(id, rank, again) {
             // With the lane, a tensor that is new goes too.
             Err(refusal) if self.catalog.get(id).is_err() => return Err(refusal),

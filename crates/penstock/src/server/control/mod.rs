@@ -15,6 +15,7 @@ use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
 use super::fair_share::Place;
+use super::first_touch::FirstTouch;
 use super::pace::{BREATH, Pace};
 use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
@@ -109,6 +110,8 @@ pub(super) struct Control {
     _threads: Charge,
     catalog: Catalog,
     tables: Tables,
+    /// Memory of both.
+    first_touch: FirstTouch,
     /// The thread that passes rows on, from the first worker that needs it; the partitions that it is told of then; and its bell,
     /// which producers on this host ring.
     items: Option<items::Handle>,
@@ -202,6 +205,7 @@ impl Control {
             firsts: Firsts::default(),
             catalog,
             tables: Tables::charged_to(&account, config.index == 0, config.servers),
+            first_touch: FirstTouch::default(),
             _threads: threads,
             account,
             items: None,
@@ -284,8 +288,14 @@ impl Control {
         self.judge_hearsay();
         self.look_for_the_awaited();
         self.seal_again();
-        self.settle_tables();
-        self.go_on_declaring();
+        self.first_touch.begin_turn();
+        if self.first_touch.is_for_tables_first() {
+            self.settle_tables();
+            self.go_on_declaring();
+        } else {
+            self.go_on_declaring();
+            self.settle_tables();
+        }
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {

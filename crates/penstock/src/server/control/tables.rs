@@ -96,7 +96,8 @@ impl Control {
             self.answer_tables(answers);
         }
         if self.is_open() && self.tables.is_untouched() {
-            let (answers, sealed) = self.tables.touch(&self.roster.members(), &mut self.bells);
+            let (answers, sealed) =
+                self.tables.touch(&self.roster.members(), &mut self.bells, &mut self.first_touch);
             self.pass_bells();
             self.pass_partitions(sealed);
             self.answer_tables(answers);

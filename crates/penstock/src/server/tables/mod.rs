@@ -15,7 +15,6 @@
 mod partitions;
 
 use super::bells::Bells;
-use super::first_touch::FirstTouch;
 use super::items;
 use partitions::{Homed, elsewhere};
 pub(in crate::server) use partitions::{PartitionCharges, Sealed};
@@ -47,7 +46,6 @@ pub(in crate::server) struct Tables {
     /// Those of them whose memory is still to be touched, and which was touched last.
     untouched: BTreeSet<PartitionId>,
     touched_last: Option<PartitionId>,
-    first_touch: FirstTouch,
     /// Workers of other hosts, also those that have gone: none of their rows are mapped here.
     elsewhere: BTreeSet<Rank>,
     /// Workers that wait for a table.

@@ -1,6 +1,7 @@
 //! Partitions that are homed here: made for their producers, sealed once those have mapped them, and given to consumers.
 
 use super::super::bells::Bells;
+use super::super::first_touch::FirstTouch;
 use super::{Answered, Answers, Asker, Tables, Wait, out_of_turn};
 use crate::limits::lacking;
 use penstock_fabric::items::partition::{Layout, WAITERS_BYTES, Waiters, make};
@@ -131,15 +132,15 @@ impl Tables {
         &mut self,
         members: &Members,
         bells: &mut Bells,
+        first_touch: &mut FirstTouch,
     ) -> (Answers, Vec<Sealed>) {
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        self.first_touch.begin_turn();
-        while !self.first_touch.is_over()
+        while !first_touch.is_over()
             && let Some(id) = self.next_untouched()
         {
             self.touched_last = Some(id);
             let touched = match self.partitions.get_mut(&id) {
-                Some(homed) => self.first_touch.touch(&mut homed.untouched),
+                Some(homed) => first_touch.touch(&mut homed.untouched),
                 None => Ok(true),
             };
             if touched != Ok(false) {

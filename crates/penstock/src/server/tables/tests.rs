@@ -1,5 +1,6 @@
 use super::*;
 use crate::server::budget;
+use crate::server::first_touch::FirstTouch;
 use penstock_proto::account::Limits;
 use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::MAX_TABLES;
@@ -13,6 +14,7 @@ struct Server {
     tables: Tables,
     members: Members,
     bells: Bells,
+    first_touch: FirstTouch,
     request: u64,
 }
 
@@ -23,12 +25,13 @@ impl Server {
 
     fn of(account: &Account) -> Self {
         let tables = Tables::charged_to(account, true, 1);
-        Self { tables, members: Members::of(0..WORKERS), bells: Bells::default(), request: 0 }
+        let (members, bells) = (Members::of(0..WORKERS), Bells::default());
+        Self { tables, members, bells, first_touch: FirstTouch::default(), request: 0 }
     }
 
     fn ask(&mut self, rank: Rank, ask: TableAsk) -> Answers {
         self.request += 1;
-        let Self { tables, members, bells, request } = self;
+        let Self { tables, members, bells, request, .. } = self;
         let asker = Asker { rank, request: *request, local: true, members, passer: None };
         tables.ask(&asker, ask, bells).0
     }
@@ -113,7 +116,13 @@ impl Server {
     }
 
     fn touch(&mut self) -> (Answers, Vec<Sealed>) {
-        self.tables.touch(&self.members, &mut self.bells)
+        self.first_touch.begin_turn();
+        self.touch_more()
+    }
+
+    /// In the same turn.
+    fn touch_more(&mut self) -> (Answers, Vec<Sealed>) {
+        self.tables.touch(&self.members, &mut self.bells, &mut self.first_touch)
     }
 
     /// Bytes of a partition that are in memory.
@@ -168,6 +177,33 @@ fn a_small_partition_waits_for_no_large_one() {
     assert!(server.tables.is_untouched(), "the large one takes more");
 }
 
+// A turn touched as much for tensors as for tables: twice as much as it says.
+#[test]
+fn tables_and_tensors_are_touched_in_one_turn_together_and_none_waits_for_all_of_the_other() {
+    let mut server = Server::new();
+    assert!(server.map(0, LARGE, 1024).is_empty());
+    let (mut tables, mut tensors) = (0, 0);
+    for _ in 0..6 {
+        server.first_touch.begin_turn();
+        let before = server.in_memory(LARGE);
+        // A tensor takes what there is.
+        let mut tensor = |server: &mut Server| {
+            tensors += u32::from(!server.first_touch.is_over());
+            server.first_touch.spend(usize::MAX);
+        };
+        if !server.first_touch.is_for_tables_first() {
+            tensor(&mut server);
+            server.touch_more();
+            assert_eq!(server.in_memory(LARGE), before, "the turn is over");
+        } else {
+            server.touch_more();
+            tensor(&mut server);
+            tables += u32::from(server.in_memory(LARGE) > before);
+        }
+    }
+    assert_eq!((tables, tensors), (3, 3));
+}
+
 #[test]
 fn who_waits_for_memory_that_is_not_there_is_told_so_and_all_of_it_is_given_back() {
     let account = Account::new(Limits::NONE);
@@ -177,7 +213,7 @@ fn who_waits_for_memory_that_is_not_there_is_told_so_and_all_of_it_is_given_back
         assert!(server.map(rank, LARGE, 1024).is_empty());
     }
     assert!(account.taken(Resource::Bytes) >= before + 2 * RANGES * 1024);
-    server.tables.first_touch.memory = 40 << 20;
+    server.first_touch.memory = 40 << 20;
     let refused: Answers = (0..3).flat_map(|_| server.touch().0).collect();
     assert_eq!(whose(&refused), [(1, false), (0, false)]);
     for (_, _, answer) in &refused {
@@ -186,7 +222,7 @@ fn who_waits_for_memory_that_is_not_there_is_told_so_and_all_of_it_is_given_back
     drop(refused);
     assert!(!server.tables.is_untouched());
     assert_eq!(account.taken(Resource::Bytes), before);
-    server.tables.first_touch.memory = usize::MAX;
+    server.first_touch.memory = usize::MAX;
     assert!(server.map(0, LARGE, 8).is_empty());
     assert_eq!(whose(&server.touch().0), [(0, true)], "there is memory again");
 }

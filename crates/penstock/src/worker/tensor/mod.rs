@@ -132,21 +132,38 @@ impl Tensor {
 
     /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it. A thread that
     /// writes there between a push and the next call of this may spoil this worker's contribution: from now on what goes to
-    /// other hosts is copied out of it first.
+    /// other hosts is copied out of it first. Refused while parts of a contribution stand there, which would be lost.
     pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
+        self.job.fate.check()?;
+        self.check_for_parts()?;
         // Before the wait: what another thread pushes behind it would be sent from there.
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
             remote.lent.store(true, Ordering::Relaxed);
         }
-        self.lane_until_push(timeout)
+        self.wait_for_lane(self.job.deadline(timeout))?;
+        // Another thread may have pushed one meanwhile.
+        self.check_for_parts()?;
+        Ok(self.lend())
     }
 
-    /// The same for a caller that never writes there after the push: what goes to other hosts is sent from where it stands.
+    /// The same for a caller that never writes there after the push: what goes to other hosts is sent from where it stands. It
+    /// keeps the parts that stand there, and adds to them itself.
     pub fn lane_until_push(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
+        Ok(self.lend())
+    }
+
+    fn lend(&self) -> &Arc<Mapping> {
         lock(&self.position).lent(self.job.shown_clock());
-        Ok(self.memory.lane())
+        self.memory.lane()
+    }
+
+    fn check_for_parts(&self) -> Result<(), Error> {
+        match lock(&self.position).is_open(self.job.shown_clock()) {
+            true => Err(Error::PartWaits { name: self.spec.name.clone() }),
+            false => Ok(()),
+        }
     }
 
     /// A private copy, filled by [`Tensor::pull_mirror`].

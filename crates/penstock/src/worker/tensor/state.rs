@@ -91,7 +91,15 @@ impl Tensor {
         job.by_first(&what, timeout, || match value {
             Some(value) => self.load(0, value, self.steps(None)?, None),
             None => Ok(()),
-        })
+        })?;
+        self.loaded();
+        Ok(())
+    }
+
+    /// All workers have loaded together. What this one wrote into its lane before is no contribution: on worker 0 the load went
+    /// through the lane, and no worker contributes what another cannot.
+    pub fn loaded(&self) {
+        lock(&self.position).loaded();
     }
 
     /// That this worker has sent all that it has pushed in the iteration `clock`.
