@@ -10,6 +10,7 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import difflib
 import os
@@ -33,6 +34,7 @@ from .exceptions import (
     JobClosed,
     NotDelivered,
     OptionError,
+    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
@@ -152,6 +154,7 @@ class Job(Sealed):
     __slots__ = (
         "__weakref__",
         "_core",
+        "_firsts",
         "_gathering",
         "_line",
         "_pushes",
@@ -173,6 +176,8 @@ class Job(Sealed):
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
+        # Of what worker 0 does for all, by its name.
+        self._firsts: dict[str, threading.Lock] = {}
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
         _open_jobs.add(self)
@@ -657,17 +662,20 @@ class Job(Sealed):
         raise FirstFailed if it failed. `timeout` is for them to come, `then` (by default the deadline) for
         each wait after that.
         """
-        attempt = self._core.begin_by_first(what, timeout, then)
-        if attempt is None:
-            return
-        try:
-            act()
-            self._core.end_by_first(what, attempt, then)
-        except BaseException as error:
-            # This waits for nothing, so Ctrl-C ends the call at once; and what is done by then stays done.
-            self._core.fail_by_first(what, attempt, f"{type(error).__name__}: {error}")
-            raise
-        self._core.count_by_first(what, attempt)
+        # Threads of worker 0 one after the other: those of the others wait in turn.
+        with self._firsts.setdefault(what, threading.Lock()) if self.rank == 0 else contextlib.nullcontext():
+            attempt = self._core.begin_by_first(what, timeout, then)
+            if attempt is None:
+                return
+            try:
+                act()
+                self._core.end_by_first(what, attempt, then)
+            except BaseException as error:
+                # This waits for nothing, so Ctrl-C ends the call at once; what is done by then stays done.
+                with contextlib.suppress(PenstockError):
+                    self._core.fail_by_first(what, attempt, f"{type(error).__name__}: {error}")
+                raise
+            self._core.count_by_first(what, attempt)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """

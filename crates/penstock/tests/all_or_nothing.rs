@@ -259,6 +259,22 @@ fn threads_take_part_in_several_things_at_once() {
     });
 }
 
+// The second thread of worker 0 began while the first acted, which nobody was told the end of.
+#[test]
+fn threads_that_do_the_same_for_all_do_it_one_after_the_other() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    for _ in 0..50 {
+        std::thread::scope(|scope| {
+            for job in [&a, &a, &b, &b] {
+                scope.spawn(move || {
+                    job.by_first("load of `w`", None, || job.clocks().map(drop)).unwrap();
+                });
+            }
+        });
+    }
+}
+
 #[test]
 fn who_waits_for_what_worker_0_does_hears_that_it_has_gone() {
     let cluster = Cluster::new(2, 1, &[]);

@@ -22,6 +22,8 @@ pub(super) struct Deeds(Mutex<HashMap<String, Arc<Deed>>>);
 struct Deed {
     /// Of the threads of this worker that come for the same.
     turn: Turn,
+    /// On worker 0, of its threads: each from its beginning to its end.
+    acting: Turn,
     /// Calls of worker 0 that this worker knows to be done; on worker 0, that have returned well.
     done: AtomicU64,
 }
@@ -50,6 +52,9 @@ impl Job {
         timeout: Option<Duration>,
         act: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let (deed, deadline) = (self.inner.deeds.of(what), self.inner.deadline(timeout));
+        let mine = || self.inner.look(what, deadline);
+        let _acting = (self.inner.rank == 0).then(|| deed.acting.take(mine)).transpose()?;
         let Some(attempt) = self.begin_by_first(what, timeout, None)? else { return Ok(()) };
         act()
             .and_then(|()| self.end_by_first(&attempt, None))
@@ -58,7 +63,7 @@ impl Job {
         Ok(())
     }
 
-    /// On worker 0, the first half of [`Job::by_first`]: all others have come. On the others all of it, which returns nothing;
+    /// On worker 0, the first half of [`Job::by_first`]: all others have come. No other thread of it may begin the same meanwhile. On the others all of it, which returns nothing;
     /// `then` is for worker 0 to end what it has begun.
     pub fn begin_by_first(
         &self,
