@@ -247,7 +247,7 @@ def test_a_group_with_another_flag_is_refused(job: ps.Job) -> None:
         optimizer.param_groups = [{**group, "nesterov": True} for group in optimizer.param_groups]
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has gradients of one type only")
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="needs a PyTorch with Tensor.grad_dtype")
 @pytest.mark.parametrize("overlap", ["auto", 1, False])
 def test_a_gradient_of_another_type_than_its_parameter_is_refused(job: ps.Job, overlap: Any) -> None:
     model = net().bfloat16()
@@ -276,6 +276,6 @@ with ps.init() as job:
 """
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has gradients of one type only")
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="needs a PyTorch with Tensor.grad_dtype")
 def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
     spawn_job(2, AVERAGED)
