@@ -763,14 +763,15 @@ mod tests {
     // Each attempt of a worker that tried again, as where the system had no descriptor left, took another place.
     #[test]
     fn a_small_tensor_of_which_nothing_comes_keeps_no_place_among_the_others() {
+        let small = |name: &str| TensorSpec { shape: vec![4096], ..spec(name) };
         let account = Account::new(Limits::NONE);
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
-        let (first, _) = declare_in_turns(&mut catalog, 0, spec("v"), None).unwrap();
+        let (first, _) = declare_in_turns(&mut catalog, 0, small("v"), None).unwrap();
         lane_in_turns(&mut catalog, first, 0, false).unwrap();
         let mut taken = Vec::new();
         for attempt in 0..1000 {
             let touch = &mut FirstTouch::default();
-            let (_, id) = turns(touch, |touch| catalog.declare(0, false, spec("w"), None, touch)).unwrap();
+            let (_, id) = turns(touch, |touch| catalog.declare(0, false, small("w"), None, touch)).unwrap();
             // It is refused before it has its lane, or with the descriptors that it is to be passed.
             if attempt % 2 == 1 {
                 let (_, lanes) = turns(touch, |touch| catalog.lane(id, 0, false, touch)).unwrap();
@@ -782,7 +783,8 @@ mod tests {
         assert_eq!(taken[999], taken[0], "the slabs grew with each attempt");
         // And no place is given to two.
         for name in ["w", "x"] {
-            let (id, new) = declare_in_turns(&mut catalog, 0, spec(name), None).unwrap();
+            let (id, new) = declare_in_turns(&mut catalog, 0, small(name), None).unwrap();
+            assert!(matches!(catalog.get(id).unwrap().held, Held::Pooled(_)));
             assert_eq!(new.unwrap().homes.len(), SHARDS as usize);
             assert_eq!(lane_in_turns(&mut catalog, id, 0, false).unwrap().len(), SHARDS as usize);
         }
