@@ -280,7 +280,8 @@ impl Catalog {
     ) -> Result<NewEntry, Refusal> {
         let extent = extents[self.index as usize];
         let per_element = spec.rule.slots().count() * spec.dtype.accumulator_size();
-        let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
+        let layout =
+            ExtentLayout::new(cut, extent, spec.dtype, per_element).holding_back(terms.filter.holds_back());
         let shards = self.shard_loads.len() as u32;
         let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
         let layout = if pooled { layout.pooled(shards) } else { layout };
@@ -515,7 +516,7 @@ impl Catalog {
 fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
     let Terms { values, contributions, .. } = terms;
     let bytes = layout.value(chunk).len();
-    let payload = values.longest(bytes).max(layout.state(chunk).len());
+    let payload = values.longest(bytes).max(layout.beside(chunk).len());
     let unread = if payload > BATCH_BYTES { payload } else { 0 };
     let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
     let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
