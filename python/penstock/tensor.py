@@ -379,9 +379,10 @@ class Tensor(Sealed):
         Returns
         -------
         numpy.ndarray
-            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's shape and dtype: under BSP the
-            model's own memory, which does not change until this worker's next push of the tensor; else this
-            worker's mirror, which does not change until its next pull. Copy it to keep it longer, and before
+            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's shape
+            and dtype: under BSP the model's own memory, which does not change until this worker's next push
+            of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
+            mirror, which does not change until its next pull. Copy it to keep it longer, and before
             `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
             mapped read-only ends the process.
 

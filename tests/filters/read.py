@@ -1,6 +1,6 @@
 """
-A worker of two that reads through every filter of broadcasts, and through filters of both directions at once, and
-compares every value with the reference's. Whole numbers, so that no order of sums changes a bit.
+A worker of two that reads through every filter of broadcasts, and through filters of both directions at
+once, and compares every value with the reference's. Whole numbers, so that no order of sums changes a bit.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ impl Tensor {
     }
 
     /// Has all pass that a filter holds back of the values: once every worker has come, what each of them reads is the value
-    /// itself. As many workers as there are make the call, as with [`Tensor::load_together`].
+    /// itself. All of them make the call, as with [`Tensor::load_together`].
     pub fn release_together(&self, job: &Job, timeout: Option<Duration>) -> Result<(), Error> {
         if !self.holds_back {
             return self.job.fate.check();
@@ -303,7 +303,9 @@ impl Tensor {
         let deadline = self.job.deadline(timeout);
         let _whole = self.job.clock(deadline)?;
         let links = self.job.links();
-        for mut room in self.rooms(&links, |_| 1, deadline)? {
+        // A submission counts as taken before it is done, and as done once the next is taken: the second finds nothing to do.
+        for mut room in self.rooms(&links, |_| 2, deadline)? {
+            room.submit(&Submission::Flush { tensor: self.id });
             room.submit(&Submission::Flush { tensor: self.id });
         }
         self.loads.fetch_add(1, Ordering::Release);
