@@ -371,11 +371,11 @@ impl Home for Memory {
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, loaded, held, sequence, .. } =
+        let Chunk { value, state, lanes, mirror, loaded, held, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
-            streams.keep(local, *sequence, &mirror.value);
+            streams.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
         }
         if slot == 0 {
             match &loaded[0] {
@@ -413,6 +413,7 @@ impl Home for Memory {
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
         let leaks = self.breaks(Sabotage::LeaksThroughTheFilter, 4);
+        let shows = self.breaks(Sabotage::ShowsWhatIsHeldBack, 4);
         let Tensor { chunks, homed, filter, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
@@ -420,7 +421,8 @@ impl Home for Memory {
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
             if let Some(Mirror { value, .. }) = mirror {
-                let held = before.take_if(|_| mistakes).unwrap_or_else(|| value.clone());
+                let sent = || leaked.as_ref().unwrap_or(value).clone();
+                let held = before.take_if(|_| mistakes).unwrap_or_else(sent);
                 streams.keep(local, *sequence, &held);
                 *before = Some(held);
             }
@@ -428,12 +430,12 @@ impl Home for Memory {
         if !held.is_empty() {
             filter.next(Coordinates::of_version(version, 0), value, held);
         }
-        *leaked = leaks.then(|| Rc::from(&value[..]));
         *sequence += 1;
         let version = (version + early).saturating_sub(late);
         let new = Mirror { version, steps, value: Rc::from(&value[..]) };
         let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
-        let mut seen = Mirror { value: held.clone(), ..new };
+        *leaked = if leaks { Some(new.value.clone()) } else { Some(held.clone()).filter(|_| shows) };
+        let mut seen = Mirror { value: if shows { new.value.clone() } else { held.clone() }, ..new };
         match mirror {
             Some(_) if kept => return,
             Some(old) if torn => {

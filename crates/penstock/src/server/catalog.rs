@@ -650,11 +650,16 @@ mod tests {
         let (raw, nothing, to_send) = declare("r", Travel::default());
         assert_eq!(nothing, 0);
         let (declared, streams, more) = declare("d", differences(LOUD));
-        assert_eq!(declared, raw + streams, "what receivers hold, and the shadow");
-        assert!(streams > 4 * u64::from(CHUNK));
-        // A value is encoded behind a batch, and a contribution comes beside its lane.
+        let value = 2 * u64::from(CHUNK);
+        assert_eq!(
+            declared,
+            raw + value + streams,
+            "the value beside what is seen of it, and what receivers held"
+        );
+        assert!(streams > value);
+        // A value is encoded behind a batch, a contribution comes beside its lane, and the whole value goes with the state.
         assert_eq!(to_send - 2 * NOTE_BYTES, u64::from(SHARDS) * 2 * u64::from(CHUNK), "its state");
-        let room = BATCH_BYTES as u64 + 2 * u64::from(CHUNK);
+        let room = BATCH_BYTES as u64 + 3 * u64::from(CHUNK);
         assert_eq!(more - 2 * NOTE_BYTES, u64::from(SHARDS) * room);
 
         let poor = Account::new(Limits::NONE.with(Resource::Bytes, 2 * raw));

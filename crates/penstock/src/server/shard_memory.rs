@@ -289,13 +289,14 @@ impl Home for Memory {
         let tensor = self.tensor(id);
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, .. } = tensor;
-        let first = home.start(chunk) / plan.dtype.size() as u64;
-        let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
-        if let Some(whole) = whole {
+        if terms.filter.holds_back() {
+            let first = home.start(chunk) / plan.dtype.size() as u64;
+            let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
+            let whole = whole.expect("it was made for a filter that holds back");
             header.begin();
             terms.filter.next(Coordinates::of_version(version, first), whole, seen);
         }
-        header.publish(published);
+        home.header(chunk).publish(published);
         let local = home.find(chunk).expect("only what is homed here is published here");
         tensor.published[local] = published;
         if let Some(events) = &mut self.events {
