@@ -76,20 +76,23 @@ class Job:
         then.
         """
 
-    def begin_by_first(self, what: str, timeout: float | None, then: float | None) -> int | None:
+    def begin_by_first(self, what: str, timeout: float | None, then: float | None) -> bool:
         """
-        Takes part in what worker 0 does for all. There it returns the attempt's number when all others wait;
-        on the others None, when it is done.
+        Takes part in what worker 0 does for all. True on worker 0, when all others wait; on the others it
+        returns when it is done.
         """
 
-    def end_by_first(self, what: str, attempt: int, timeout: float | None) -> None:
+    def end_by_first(self, what: str, timeout: float | None) -> None:
         """Worker 0 has done it: the others go on."""
 
-    def fail_by_first(self, what: str, attempt: int, why: str) -> None:
-        """Worker 0 has not done it: the others are told so. Waits for nothing."""
+    def fail_by_first(self, what: str, why: str) -> None:
+        """
+        Worker 0 has not done it: the others are told so. Waits for nothing; nothing happens where it has, or
+        has not begun.
+        """
 
-    def count_by_first(self, what: str, attempt: int) -> None:
-        """Worker 0's call returns well: the next one is another."""
+    def done_by_first(self, what: str) -> int:
+        """How often that was done, as far as this worker knows."""
 
     def declare(
         self,

@@ -22,6 +22,7 @@ the lost, workers that saw other ones come hear of it.
 A gather that was broken off, by its timeout or by a signal handler that raises, has a number already. The
 same call goes on with it: what it does again, setting its row and reading the others', changes nothing. It
 sends what it sent first, as others may have read a part of that, if an equal object has another pickle now.
+What ends behind the last row of a gather, before the call returns, does so too: it gives what came then.
 
 Cost: one set, and one get of a row of each worker; for long objects once more for each `REST_BYTES`.
 """
@@ -38,7 +39,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -61,6 +62,8 @@ from .table import Table, declare
 
 if TYPE_CHECKING:
     from .job import Job
+
+Result = TypeVar("Result")
 
 FIRST_BYTES = 1024
 """A row of the first table: up to here the core reads the rows of all workers as one piece."""
@@ -92,6 +95,13 @@ _MOST_BITS = 4 << 20
 """Of a whole number: what a worker says of its length must not take the others' memory."""
 
 
+class _Unheard(threading.local):
+    """Of one thread."""
+
+    gather: _Gather | None = None
+    """The last that has ended, while its call has not returned."""
+
+
 class Gathering:
     """A worker's part in its job's gathers. One at a time: threads take turns."""
 
@@ -103,21 +113,26 @@ class Gathering:
         self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
         self._last = _Gather("", b"", 0, 0, over=True)
         """The last that has begun. It must end before another can begin."""
+        self._unheard = _Unheard()
 
     def reduce(self, job: Job, how: str, x: Any, timeout: float | None, name: str | None = None) -> Any:
         """What `Job.mean` and `Job.sum` do."""
         limit = self._limit(job, timeout)
         words = _named(how, name)
         given = _taken(x, how)
+
+        def read(gathered: list[bytes | None]) -> Any:
+            values = []
+            for rank, data in enumerate(gathered):
+                if data is not None:
+                    try:
+                        values.append(given.read(data))
+                    except (ValueError, TypeError, struct.error) as error:
+                        raise unreadable(rank) from error
+            return given.put_together(how, values)
+
         call = _Call(f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit)
-        values = []
-        for rank, data in enumerate(self._gather(job, call)):
-            if data is not None:
-                try:
-                    values.append(given.read(data))
-                except (ValueError, TypeError, struct.error) as error:
-                    raise unreadable(rank) from error
-        return given.put_together(how, values)
+        return self._heard(job, call, read)
 
     def all_gather(self, job: Job, obj: Any, timeout: float | None, name: str | None = None) -> list[Any]:
         """What `Job.all_gather` does."""
@@ -125,8 +140,11 @@ class Gathering:
         words = _named("all_gather", name)
         # Whoever may have code executed here may as well take memory.
         call = _Call("job.all_gather", words, _pickled(obj), None, limit, lambda data: _pickles(obj, data))
-        gathered = self._gather(job, call)
-        return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
+
+        def read(gathered: list[bytes | None]) -> list[Any]:
+            return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
+
+        return self._heard(job, call, read)
 
     def bytes_of_all(
         self,
@@ -148,7 +166,8 @@ class Gathering:
 
         Raises as `Job.mean`.
         """
-        return self._gather(job, _Call(name, words, data, most, self._limit(job, timeout), least=least))
+        call = _Call(name, words, data, most, self._limit(job, timeout), least=least)
+        return self._heard(job, call, lambda gathered: gathered)
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float | None]:
         core = job._core
@@ -158,6 +177,21 @@ class Gathering:
             raise JobClosed("the job has ended")
         # None stays None: the core ends a circle of waits early only where the caller named no timeout.
         return Limit(timeout)
+
+    def _heard(self, job: Job, call: _Call, read: Callable[[list[bytes | None]], Result]) -> Result:
+        """
+        What `read` makes of everybody's data. A signal handler may raise when the gather is over for the
+        others: the same call is the same gather then, too.
+        """
+        try:
+            result = read(self._gather(job, call))
+        except Exception as error:
+            if not _is_of_a_handler(error):
+                self._unheard.gather = None
+            raise
+        # From here to the caller's next call there is nothing in which a signal handler could raise.
+        self._unheard.gather = None
+        return result
 
     def _gather(self, job: Job, call: _Call) -> list[bytes | None]:
         """Everybody's data, by rank; None of a worker that was lost. Collective."""
@@ -187,25 +221,23 @@ class Gathering:
             self._turn.release()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
-        words, data, limit = call.words, call.data, call.limit
+        limit = call.limit
+        unheard = self._unheard.gather
+        if unheard is not None:
+            if unheard.number >= call.least and call.differs(unheard, job.rank) is None:
+                return unheard.result()
+            self._unheard.gather = None
         gather = self._last
+        if gather.refused and call.differs(gather, job.rank) is not None:
+            # What lacks memory can be repeated. It has to be given up if it never gets it.
+            gather.over = gather.failed = True
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
-            gather = self._last = _Gather(words, data, number, gather.took_part())
-        elif gather.words != words:
-            raise _another(job.rank, gather, words)
-        elif gather.data != data:
-            try:
-                same = call.says(gather.data)
-            except Exception as error:
-                if _is_of_a_handler(error):
-                    raise
-                why = f", which cannot be compared: {type(error).__name__}: {error}"
-                raise _another(job.rank, gather, f"{words}, with another value{why}") from error
-            if not same:
-                raise _another(job.rank, gather, f"{words}, with another value")
+            gather = self._last = _Gather(call.words, call.data, number, gather.took_part())
+        elif (another := call.differs(gather, job.rank)) is not None:
+            raise another
         try:
-            result = self._run(job, gather, call.most, limit)
+            self._run(job, gather, call.most, limit)
         except CircularWait:
             raise
         except DeadlineExceeded as error:
@@ -228,12 +260,11 @@ class Gathering:
                 gather.failed = True
                 gather.over = True
             raise
+        self._unheard.gather = gather
         gather.over = True
-        return result
+        return gather.result()
 
-    def _run(
-        self, job: Job, gather: _Gather, most: int | None, limit: Limit[float | None]
-    ) -> list[bytes | None]:
+    def _run(self, job: Job, gather: _Gather, most: int | None, limit: Limit[float | None]) -> None:
         """From where it stopped, if it did: each step that an interrupt can end is taken again."""
         if not gather.heads:
             rows = self._first.exchange(job, gather.number, gather.first, limit, gather.offered)
@@ -247,13 +278,17 @@ class Gathering:
                     raise unreadable(rank)
         while any(head is not None and not head.whole for head in heads):
             number = gather.number << _ROUND_BITS | gather.round
+            try:
+                self._rest.declared(job, limit)
+            except PenstockError as error:
+                gather.refused = not isinstance(error, DeadlineExceeded)
+                raise
             rows = self._rest.exchange(job, number, gather.piece, limit)
             for rank, (head, row) in enumerate(zip(heads, rows, strict=True)):
                 if head is not None and not head.whole_after(gather.round):
                     # Lost with half of what it had to say: as if it had not come.
                     heads[rank] = None if row is None else head.extended(gather.round, row)
             gather.round += 1
-        return [None if head is None else bytes(head.data) for head in heads]
 
 
 @dataclass
@@ -272,6 +307,23 @@ class _Call:
     least: int = 0
     """The gather's number, or less: one before it has no need to end."""
 
+    def differs(self, gather: _Gather, rank: int) -> OptionError | None:
+        """What to tell this worker if that gather is not this call's."""
+        if gather.words != self.words:
+            return _another(rank, gather, self.words)
+        if gather.data == self.data:
+            return None
+        try:
+            same = self.says(gather.data)
+        except Exception as error:
+            if _is_of_a_handler(error):
+                raise
+            why = f"which cannot be compared: {type(error).__name__}: {error}"
+            found = _another(rank, gather, f"{self.words}, with another value, {why}")
+            found.__cause__ = error
+            return found
+        return None if same else _another(rank, gather, f"{self.words}, with another value")
+
 
 @dataclass
 class _Gather:
@@ -288,8 +340,14 @@ class _Gather:
     """What came, by rank."""
     set: bool = False
     """Whether others may have seen its first row."""
+    refused: bool = False
+    """Whether there was no room for what does not fit into the first row."""
     over: bool = False
     failed: bool = False
+
+    def result(self) -> list[bytes | None]:
+        """Everybody's data, when all have come."""
+        return [None if head is None else bytes(head.data) for head in self.heads]
 
     @property
     def next(self) -> int:
@@ -383,7 +441,7 @@ class _Channel:
         Can be called again with the same number and row, whatever ended it. `offered` hears whether others
         may have seen the row.
         """
-        table = self._declared(job, limit)
+        table = self.declared(job, limit)
         turn = number % 2 * job.size
         mine = np.zeros(self._row_bytes, np.uint8)
         packed = row(number)
@@ -422,7 +480,7 @@ class _Channel:
         """Whose row has the number."""
         return np.asarray((self._rows[:, :8].copy().view(np.uint64) == number)[:, 0])
 
-    def _declared(self, job: Job, limit: Limit[float | None]) -> Table:
+    def declared(self, job: Job, limit: Limit[float | None]) -> Table:
         if self._table is None:
             self._rows = np.empty((job.size, self._row_bytes), np.uint8)
             try:

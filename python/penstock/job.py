@@ -10,7 +10,6 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import difflib
 import os
@@ -34,13 +33,13 @@ from .exceptions import (
     JobClosed,
     NotDelivered,
     OptionError,
-    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
     not_to_be_sent,
 )
 from .filters import Filters
+from .first import Firsts
 from .gather import Gathering
 from .limit import Limit
 from .optim import Add, Optimizer
@@ -176,8 +175,7 @@ class Job(Sealed):
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
-        # Of what worker 0 does for all, by its name.
-        self._firsts: dict[str, threading.Lock] = {}
+        self._firsts = Firsts(core)
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
         _open_jobs.add(self)
@@ -655,29 +653,6 @@ class Job(Sealed):
         """
         return self._gathering.all_gather(self, obj, timeout, name)
 
-    def _by_first(
-        self, timeout: float | None, what: str, act: Callable[[], None], then: float | None = None
-    ) -> None:
-        """
-        Has worker 0 `act` for all workers, each of which makes this call. The others return when it has, and
-        raise FirstFailed if it failed. `timeout` is for them to come, `then` (by default the deadline) for
-        each wait after that.
-        """
-        # Threads of worker 0 one after the other: those of the others wait in turn.
-        with self._firsts.setdefault(what, threading.Lock()) if self.rank == 0 else contextlib.nullcontext():
-            attempt = self._core.begin_by_first(what, timeout, then)
-            if attempt is None:
-                return
-            try:
-                act()
-                self._core.end_by_first(what, attempt, then)
-            except BaseException as error:
-                # This waits for nothing, so Ctrl-C ends the call at once; what is done by then stays done.
-                with contextlib.suppress(PenstockError):
-                    self._core.fail_by_first(what, attempt, f"{type(error).__name__}: {error}")
-                raise
-            self._core.count_by_first(what, attempt)
-
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """
         A barrier for `what`, which only worker 0 does: it must be there too. Otherwise the error says
@@ -912,6 +887,7 @@ class Job(Sealed):
         )
         # Another thread may have been inside, and there is none here.
         self._gathering = Gathering()
+        self._firsts = Firsts(self._core)
         self._line = Line("penstock")
         self._pushes = []
 

@@ -19,6 +19,7 @@ from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .filters import HeldBack
+from .first import Deed, digest
 from .limit import Limit
 from .optim import Optimizer
 
@@ -692,8 +693,14 @@ class Tensor(Sealed):
                 f"`{self.name}` cannot be loaded: what was pushed with more=True has not been sent",
                 "call push() first, which sends it, or load after the next clock, which drops it",
             )
-        self._job._by_first(limit.left(), what, lambda: self._write(pieces, steps))
-        self._core.loaded()
+
+        def says() -> bytes:
+            return digest(
+                (steps, *(part for slot in sorted(pieces) for part in (slot, _as_buffer(pieces[slot]))))
+            )
+
+        deed = Deed(what, lambda: self._write(pieces, steps), says, self._core.loaded)
+        self._job._firsts.do(deed, limit.left())
 
     def _write(self, pieces: dict[int, Array], steps: int | None) -> None:
         # The caller's time does not count here: used up between two pieces it left the tensor with one of

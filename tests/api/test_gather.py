@@ -576,13 +576,33 @@ def test_a_gather_goes_on_by_the_same_call_once_a_worker_has_what_it_lacked(
     assert len(saved) == 2
 
 
+# It stayed open for ever: any other was refused until that one was repeated, for which there was no room.
+def test_a_gather_for_which_there_is_no_room_is_given_up_by_another_call(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            for attempt in range(2):
+                try:
+                    job.all_gather(bytes(5_000))
+                    raise AssertionError("it has room")
+                except ps.exceptions.OutOfMemory:
+                    pass
+            assert job.sum(job.rank) == 1
+            assert job.all_gather(job.rank) == [0, 1]
+        """,
+        options={"memory": "500kib"},
+    )
+    assert len(saved) == 2
+
+
 def hostile(job: Job, row: Callable[[int], bytes], version: int = 0) -> None:
     """Takes part in the next gather with a row of its own."""
     gathering = job._gathering
     last = gathering._last
     number = last.next
     gathering._last = gather._Gather("", b"", number, 0, set=True, over=True, failed=True)
-    table = gathering._first._declared(job, gather.Limit(60.0))
+    table = gathering._first.declared(job, gather.Limit(60.0))
     mine = np.zeros(FIRST_BYTES, np.uint8)
     packed = row(number)
     mine[: len(packed)] = np.frombuffer(packed, np.uint8)

@@ -292,3 +292,36 @@ def test_a_call_that_joins_by_itself_does_not_wait_for_the_job_that_was_left(spa
         """,
         jobs=3,
     )
+
+
+def test_a_job_that_is_asked_for_beside_the_one_that_was_joined_by_itself_is_never_that_one(
+    spawn_job: Any,
+) -> None:
+    spawn_job(
+        1,
+        """
+        from penstock.job import current
+
+        first = current()
+        # Servers are named by the environment alone.
+        for option in ("servers", "job"):
+            try:
+                ps.init(**{option: "/elsewhere"})
+            except ps.exceptions.OptionError as error:
+                assert f"`{option}`" in str(error), error
+            else:
+                raise AssertionError(option)
+        try:
+            ps.init(consistency="asp")
+        except ps.exceptions.JobFull as error:
+            assert "has joined already" in str(error), error
+        else:
+            raise AssertionError("it joined twice")
+        assert current() is first
+        first.close()
+        next_job()
+        with ps.init() as second:
+            assert second is not first and current() is second
+        """,
+        jobs=2,
+    )

@@ -204,6 +204,43 @@ def test_nor_does_another_way_of_stepping_by_hand_go_unsaid(spawn_job: Any) -> N
     spawn_job(2, SETUP + ALONE)
 
 
+CONVERTED = """
+def by_hand(model):
+    for _ in range(2):
+        gradients = torch.autograd.grad(model(torch.ones(4, 3)).square().mean(), list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients):
+                parameter -= 0.1 * gradient
+
+with ps.init() as job:
+    for steps in (0, 2):
+        for way, trains in (
+            (lambda model: model.half(), False),
+            (lambda model: model.to(torch.bfloat16), False),
+            (lambda model: model.float(), False),
+            (lambda model: model.bfloat16().double(), False),
+            # To train by hand in another type is to train alone all the same.
+            (lambda model: by_hand(model.float()), True),
+        ):
+            model, optimizer = distributed(job, overlap=False)
+            for step in range(steps):
+                optimizer.zero_grad()
+                loss(model, step, job.rank).backward()
+                optimizer.step()
+            way(model)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                optimizer.warn_of_no_step()
+            assert len(told) == trains, (steps, way, told)
+
+"""
+
+
+def test_a_model_that_is_only_converted_was_not_trained(spawn_job: Any) -> None:
+    """It was said to have been trained alone, as by `model.half()` before it is saved."""
+    spawn_job(2, SETUP + CONVERTED)
+
+
 HONEST = """
 warnings.simplefilter("error")
 

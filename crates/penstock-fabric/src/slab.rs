@@ -1,7 +1,7 @@
 //! Slabs: one region for the memory of many small tensors, so that none of them costs a descriptor, a mapping, or whole pages.
 //!
-//! A slab lends each of its bytes once. Who writes it, and how it is sealed, is as for any region: models share slabs with
-//! models, and each worker's lanes have slabs of their own.
+//! A slab lends each of its bytes once, until it takes them back. Who writes it, and how it is sealed, is as for any region:
+//! models share slabs with models, and each worker's lanes have slabs of their own.
 
 use crate::layout::LINE;
 use crate::region::{Access, Mapping, Part, Region, Writers};
@@ -9,15 +9,15 @@ use rustix::fd::BorrowedFd;
 use rustix::io;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A region, or memory of this process alone, and which pieces of it were lent.
 #[derive(Debug)]
 pub struct Slab {
     region: Option<Region>,
     mapping: Arc<Mapping>,
-    /// Start and end of each piece.
-    lent: BTreeMap<usize, usize>,
+    /// Where each piece starts and ends, and the piece.
+    lent: BTreeMap<usize, (usize, Weak<Mapping>)>,
 }
 
 impl Slab {
@@ -61,12 +61,23 @@ impl Slab {
             return None;
         }
         let before = self.lent.range(..range.end).next_back();
-        if before.is_some_and(|(_, &end)| end > range.start) {
+        if before.is_some_and(|(_, (end, _))| *end > range.start) {
             return None;
         }
         let piece = self.mapping.piece(range.clone())?;
-        self.lent.insert(range.start, range.end);
+        self.lent.insert(range.start, (range.end, Arc::downgrade(&piece)));
         Some(piece)
+    }
+
+    /// Takes back the piece that starts at byte `at`, unless somebody has some of it still. Whether it may be lent now: what was
+    /// written there stays.
+    pub fn take_back(&mut self, at: usize) -> bool {
+        // A piece of a piece keeps it.
+        if self.lent.get(&at).is_some_and(|(_, piece)| piece.strong_count() > 0) {
+            return false;
+        }
+        self.lent.remove(&at);
+        true
     }
 }
 
@@ -82,6 +93,17 @@ mod tests {
             assert!(slab.lend(overlapping.clone()).is_none(), "{overlapping:?}");
         }
         assert!(slab.lend(192..256).is_some() && slab.lend(0..64).is_some());
+    }
+
+    #[test]
+    fn what_is_taken_back_is_lent_again_and_nothing_is_taken_from_who_has_it() {
+        let mut slab = Slab::private(4096).unwrap();
+        let part = slab.lend(64..192).unwrap().piece(0..64).unwrap();
+        assert!(!slab.take_back(64) && slab.lend(64..128).is_none(), "a part of it is in use");
+        drop(part);
+        assert!(slab.lend(64..128).is_none(), "it was not taken back");
+        assert!(slab.take_back(64) && slab.lend(64..256).is_some());
+        assert!(slab.take_back(512), "that was not lent");
     }
 
     #[test]

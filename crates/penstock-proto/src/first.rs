@@ -166,8 +166,8 @@ fn others(members: &Members) -> BTreeSet<Rank> {
 }
 
 impl<C> Firsts<C> {
-    /// What a worker says; those that are told something now. `charge` is for what is kept of it. Who says what is another's to
-    /// say, or what it has said before on another connection, changes nothing.
+    /// What a worker says; those that are told something now. `charge` is for what is kept of it: so many bytes of text, beside
+    /// an entry. Who says what is another's to say, or what it has said before on another connection, changes nothing.
     pub fn say<E>(
         &mut self,
         (rank, request): (Rank, u64),
@@ -179,7 +179,8 @@ impl<C> Firsts<C> {
         match say.brief() {
             Say::Gathers { what, call } if rank == FIRST => {
                 if self.deeds.get(&what).is_none_or(|deed| deed.charge.is_none()) {
-                    let charge = charge(what.len())?;
+                    // An attempt may fail for a reason that is as long as one may be.
+                    let charge = charge(what.len() + MAX_TEXT_BYTES)?;
                     self.deeds.entry(what.clone()).or_default().charge = Some(charge);
                 }
                 if let Some(deed) = self.deeds.get_mut(&what) {
@@ -417,6 +418,24 @@ mod tests {
             assert!(matches!(&job.say(rank, 1, say)[..], [(_, 1, Heard::Failed { .. })]));
         }
         assert!(job.firsts.deeds.is_empty());
+    }
+
+    // The reason was kept, and only the name charged: three times as much as was paid for.
+    #[test]
+    fn what_is_charged_covers_the_longest_name_and_the_longest_reason() {
+        let mut firsts = Firsts::default();
+        let members = Members::of(0..1);
+        let mut say =
+            |request, say| firsts.say((0, request), say, &members, Ok::<usize, Infallible>).unwrap();
+        let what = "w".repeat(3 * MAX_TEXT_BYTES);
+        let told = say(1, gathers(&what, 1));
+        assert_eq!(told, [(0, 1, Heard::Begins { attempt: 1 })]);
+        say(2, Say::Ends { what, attempt: 1, failed: Some("é".repeat(MAX_TEXT_BYTES)) });
+        let (name, deed) = firsts.deeds.first_key_value().unwrap();
+        let (_, _, reason) = deed.failed.as_ref().unwrap();
+        let kept = name.capacity() + reason.capacity();
+        assert!(kept > MAX_TEXT_BYTES, "{kept}");
+        assert!(deed.charge >= Some(kept), "{:?} of {kept} bytes", deed.charge);
     }
 
     /// Where a worker is in its program: it loads 1, then 2, and so on, each until it is told that it is done.

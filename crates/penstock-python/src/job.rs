@@ -8,7 +8,7 @@ use crate::seconds::{Seconds, span};
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
-use penstock::worker::{Attempt, Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
+use penstock::worker::{Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
@@ -43,6 +43,10 @@ impl<'a> Quick<'a, CoreJob> {
 
     fn iteration(&self) -> u64 {
         self.0.iteration()
+    }
+
+    fn done_by_first(&self, what: &str) -> u64 {
+        self.0.done_by_first(what)
     }
 
     fn options(&self) -> &'a Options {
@@ -239,34 +243,23 @@ impl Job {
         what: &str,
         timeout: Option<Seconds>,
         then: Option<Seconds>,
-    ) -> PyResult<Option<u64>> {
+    ) -> PyResult<bool> {
         let (timeout, then) = (span(timeout)?, span(then)?);
-        let attempt = detached(py, |free| self.job.on(free).begin_by_first(what, timeout, then))?;
-        Ok(attempt.map(|attempt| attempt.number))
+        detached(py, |free| self.job.on(free).begin_by_first(what, timeout, then))
     }
 
-    fn end_by_first(
-        &self,
-        py: Python<'_>,
-        what: String,
-        number: u64,
-        timeout: Option<Seconds>,
-    ) -> PyResult<()> {
+    fn end_by_first(&self, py: Python<'_>, what: &str, timeout: Option<Seconds>) -> PyResult<()> {
         let timeout = span(timeout)?;
-        detached(py, |free| self.job.on(free).end_by_first(&Attempt { what, number }, timeout))
+        detached(py, |free| self.job.on(free).end_by_first(what, timeout))
     }
 
-    fn count_by_first(&self, py: Python<'_>, what: String, number: u64) {
-        let count = |free: &_| {
-            self.job.on(free).count_by_first(&Attempt { what, number });
-            Ok(())
-        };
-        let _ = detached(py, count);
+    fn done_by_first(&self, what: &str) -> u64 {
+        self.job.quick().done_by_first(what)
     }
 
-    fn fail_by_first(&self, py: Python<'_>, what: String, number: u64, why: String) {
+    fn fail_by_first(&self, py: Python<'_>, what: &str, why: String) {
         let fail = |free: &_| {
-            self.job.on(free).fail_by_first(&Attempt { what, number }, why);
+            self.job.on(free).fail_by_first(what, why);
             Ok(())
         };
         // Nothing is waited for.

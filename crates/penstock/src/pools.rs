@@ -58,6 +58,13 @@ impl Plan {
         spot
     }
 
+    /// Gives back the place that was taken last.
+    pub(crate) fn give_back(&mut self, spot: Spot) {
+        if spot.slab + 1 == self.slabs.len() {
+            self.used = self.used.min(spot.at);
+        }
+    }
+
     /// Bytes of a slab.
     pub(crate) fn bytes(&self, slab: usize) -> usize {
         self.slabs[slab]

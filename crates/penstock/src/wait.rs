@@ -213,6 +213,12 @@ impl Deadline {
         Self::new((self.longest / 10).clamp(ASK_AT_LEAST, ASK_WITHIN))
     }
 
+    /// Of a question that is asked while the wait lasts: no longer than that lasts still, but as long as a server that lives may
+    /// take. So no answer is missed that this wait could still be told of.
+    pub(crate) fn for_a_look(self) -> Self {
+        Self::new(self.left().clamp(ASK_AT_LEAST, ASK_WITHIN))
+    }
+
     pub(crate) fn waited(&self) -> Duration {
         self.since.elapsed()
     }

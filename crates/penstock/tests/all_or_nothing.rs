@@ -205,7 +205,7 @@ fn who_waits_for_what_worker_0_does_waits_through_its_attempts_that_end_in_silen
                 b.barrier(None).unwrap();
             });
             for _ in 0..3 {
-                assert!(a.begin_by_first("load of `w`", None, None).unwrap().is_some());
+                assert!(a.begin_by_first("load of `w`", None, None).unwrap());
             }
             a.by_first("load of `w`", None, || {
                 done.store(true, Ordering::SeqCst);
@@ -281,7 +281,7 @@ fn who_waits_for_what_worker_0_does_hears_that_it_has_gone() {
     let (a, b) = (cluster.join(0), cluster.join(1));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| b.by_first("load of `w`", None, || Ok(())).unwrap_err());
-        assert!(a.begin_by_first("load of `w`", None, None).unwrap().is_some());
+        assert!(a.begin_by_first("load of `w`", None, None).unwrap());
         a.leave(None).unwrap();
         let error = waits.join().unwrap();
         assert!(matches!(error, Error::FirstGone { .. }), "{error}");

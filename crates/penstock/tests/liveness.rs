@@ -196,7 +196,8 @@ fn the_server_of_another_test() {
     let (workers, rest) = role.split_once(' ').unwrap();
     let words: Vec<&str> = rest.split(' ').collect();
     let given = |name| words.iter().position(|word| *word == name).map(|at| words[at + 1]);
-    let more = [("pin", "off"), ("shards", "2"), ("memory", "256MiB")];
+    let lease = given("--lease").unwrap_or("2");
+    let more = [("lease", lease), ("pin", "off"), ("shards", "2"), ("memory", "256MiB")];
     let config = ServerConfig {
         path: given("--socket").map(Into::into),
         listen: given("--listen").iter().map(|address| address.parse().unwrap()).collect(),
@@ -205,7 +206,7 @@ fn the_server_of_another_test() {
         index: 0,
         servers: 1,
         workers: workers.parse().unwrap(),
-        options: Options::load(OPTIONS.into_iter().chain(more)).unwrap(),
+        options: Options::load([("deadline", "30")].into_iter().chain(more)).unwrap(),
     };
     let server = Server::start(config).unwrap();
     while server.wait(Duration::from_secs(60)).is_none() {}
@@ -314,6 +315,39 @@ fn a_server_that_is_suspended_or_killed_while_a_worker_leaves_is_named_and_ends_
                 since.elapsed()
             );
         }
+    }
+}
+
+// The question whether the wait is part of a circle, and that it no longer waits, took two seconds each, whatever was left.
+#[test]
+fn a_wait_with_a_short_deadline_ends_soon_after_it_while_the_server_is_suspended() {
+    for (listen, endpoint) in ways() {
+        let listen = [&listen[..], &["--lease".to_owned(), "60".to_owned()]].concat();
+        let server = Process::server(&listen, "2");
+        let options = Options::load([("deadline", "2"), ("lease", "60")]).unwrap();
+        let membership = Membership {
+            servers: vec![endpoint.clone()],
+            job: "job".to_owned(),
+            secret: SECRET,
+            rank: 0,
+            size: 2,
+        };
+        // The process may take longer to start than its worker would wait for it.
+        let until = Instant::now() + Duration::from_secs(30);
+        let job = loop {
+            match Job::connect(&membership, options.clone()) {
+                Ok(job) => break job,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+        };
+        server.halt(Signal::STOP);
+        let since = Instant::now();
+        let error = job.barrier(None).unwrap_err();
+        let elapsed = since.elapsed();
+        server.signal(Signal::CONT);
+        assert!(matches!(&error, Error::BarrierTimeout { missing, .. } if missing.is_empty()), "{error}");
+        // A tenth of it is for the question for whom it waited, and as much for each other one.
+        assert!(elapsed < Duration::from_secs(4), "{endpoint}: {elapsed:?}");
     }
 }
 

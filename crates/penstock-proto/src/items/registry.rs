@@ -313,15 +313,16 @@ impl Registry {
         self.tables.get_mut(name).into_iter().for_each(|table| _ = table.ready.insert(rank));
     }
 
-    /// Rows that a worker was to produce of tables that it is not ready for: it has set none of them.
-    pub fn never_set(&self, rank: Rank) -> impl Iterator<Item = (&str, &RowSet)> {
-        self.tables
-            .iter()
-            .filter(move |(_, table)| table.failed.is_none() && !table.ready.contains(&rank))
-            .filter_map(move |(name, table)| {
+    /// Rows that a worker which is not among `live` any more was to produce of tables that it was never told it may use, as it was
+    /// not ready for them, or others are not so far: it has set none of them.
+    pub fn never_set(&self, rank: Rank, live: &BTreeSet<Rank>) -> impl Iterator<Item = (&str, &RowSet)> {
+        let told = move |table: &Table| table.ready.contains(&rank) && live.is_subset(&table.ready);
+        self.tables.iter().filter(move |(_, table)| table.failed.is_none() && !told(table)).filter_map(
+            move |(name, table)| {
                 let (produce, _) = &**table.workers.get(&rank)?.sets.as_ref()?;
                 (!produce.is_empty()).then_some((&name[..], produce))
-            })
+            },
+        )
     }
 
     /// Workers that have.
@@ -585,6 +586,27 @@ mod tests {
         assert_eq!(ranks(registry.told(1, "U", &live)), [1]);
         assert_eq!(ranks(registry.told(2, "U", &live)), [0, 1]);
         assert_eq!(registry.produced("U", 1), Some(&RowSet::from_rows([5, 6]).encode()[..]));
+    }
+
+    // One whose time was up while it waited for the others had said that it is ready, and was not named.
+    #[test]
+    fn who_goes_before_it_was_told_that_it_may_use_a_table_has_set_none_of_its_rows() {
+        let mut registry = Registry::default();
+        for rank in 0..3 {
+            let produce = if rank == 2 { vec![] } else { vec![u64::from(rank)] };
+            declare(&mut registry, rank, &spec(), &produce, &[]);
+        }
+        let never_set = |registry: &Registry, rank, others: [Rank; 2]| {
+            registry.never_set(rank, &others.into()).map(|(_, rows)| rows.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(never_set(&registry, 0, [1, 2]), ["0"]);
+        registry.get_ready(0, "U");
+        assert_eq!(never_set(&registry, 0, [1, 2]), ["0"], "the others are not ready");
+        registry.get_ready(1, "U");
+        assert_eq!(never_set(&registry, 0, [1, 2]), ["0"], "worker 2 is not ready");
+        assert!(never_set(&registry, 2, [0, 1]).is_empty(), "it has no rows");
+        registry.get_ready(2, "U");
+        assert!(never_set(&registry, 0, [1, 2]).is_empty(), "it may have set them");
     }
 
     // Each part that was asked for was cut out of the whole set, encoded anew: the thread that keeps the leases did nothing else.

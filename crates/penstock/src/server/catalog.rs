@@ -161,7 +161,13 @@ impl Catalog {
 
     /// The declaration that was under way is over, or given up: what was made for it and not touched to its end goes.
     pub(super) fn end_declaration(&mut self) {
-        (self.new_entry, self.new_lane) = (None, None);
+        self.new_lane = None;
+        if let Some(NewEntry { rank, entry, tensor, .. }) = self.new_entry.take().map(|new| *new) {
+            drop(tensor);
+            if let Held::Pooled(place) = entry.held {
+                self.slabs.give_back(place, rank);
+            }
+        }
     }
 
     pub(super) fn get(&self, id: TensorId) -> Result<&Entry, Refusal> {
@@ -193,10 +199,11 @@ impl Catalog {
                 None => Ok(Some(id)),
             };
         }
-        let begun = self.new_entry.take().filter(|new| new.rank == rank && new.tensor.spec.name == spec.name);
+        let begun = self.new_entry.take_if(|new| new.rank == rank && new.tensor.spec.name == spec.name);
         let mut new = match begun {
             Some(new) => new,
             None => {
+                self.end_declaration();
                 let cut = Cut::new(spec.bytes(), self.chunk_bytes);
                 let (id, extents, server_loads) = self.decide(&cut, decided)?;
                 let new = self.make((rank, remote), id, spec, terms, cut, extents, server_loads);
@@ -757,6 +764,36 @@ mod tests {
             assert!(taken() == before && !catalog.is_given(id, 1));
         }
         assert_eq!(lane_in_turns(&mut catalog, id, 1, false).unwrap().len(), SHARDS as usize);
+    }
+
+    // Each attempt of a worker that tried again, as where the system had no descriptor left, took another place.
+    #[test]
+    fn a_small_tensor_of_which_nothing_comes_keeps_no_place_among_the_others() {
+        let small = |name: &str| TensorSpec { shape: vec![4096], ..spec(name) };
+        let account = Account::new(Limits::NONE);
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+        let (first, _) = declare_in_turns(&mut catalog, 0, small("v"), None).unwrap();
+        lane_in_turns(&mut catalog, first, 0, false).unwrap();
+        let mut taken = Vec::new();
+        for attempt in 0..1000 {
+            let touch = &mut FirstTouch::default();
+            let (_, id) = turns(touch, |touch| catalog.declare(0, false, small("w"), None, touch)).unwrap();
+            // It is refused before it has its lane, or with the descriptors that it is to be passed.
+            if attempt % 2 == 1 {
+                let (_, lanes) = turns(touch, |touch| catalog.lane(id, 0, false, touch)).unwrap();
+                assert_eq!(lanes.len(), SHARDS as usize);
+            }
+            catalog.end_declaration();
+            taken.push(account.taken(Resource::Bytes));
+        }
+        assert_eq!(taken[999], taken[0], "the slabs grew with each attempt");
+        // And no place is given to two.
+        for name in ["w", "x"] {
+            let (id, new) = declare_in_turns(&mut catalog, 0, small(name), None).unwrap();
+            assert!(matches!(catalog.get(id).unwrap().held, Held::Pooled(_)));
+            assert_eq!(new.unwrap().homes.len(), SHARDS as usize);
+            assert_eq!(lane_in_turns(&mut catalog, id, 0, false).unwrap().len(), SHARDS as usize);
+        }
     }
 
     // A worker of its own version may name what this server does not have.

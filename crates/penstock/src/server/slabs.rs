@@ -169,6 +169,17 @@ impl Slabs {
         Ok(Some(([spots[0], spots[1]], descriptors)))
     }
 
+    /// Nothing comes of the tensor that was placed last, nor of the lane that `rank` was to have of it: another takes its place.
+    pub(super) fn give_back(&mut self, Pooled { model, lane }: Pooled, rank: Rank) {
+        if self.model_slabs[model.slab].take_back(model.at) {
+            self.models.give_back(model);
+        }
+        let given = self.lane_slabs.get_mut(&(rank, lane.slab));
+        if given.is_none_or(|slab| slab.take_back(lane.at)) {
+            self.lanes.give_back(lane);
+        }
+    }
+
     /// A worker has gone: its lanes need not be given out any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.lane_slabs.retain(|(of, _), _| *of != rank);

@@ -160,9 +160,10 @@ impl<'a> Circle<'a> {
         // The wait may hold them, and a thread that leaves the job may wait for them: a second lock would then never come.
         let Ok(links) = self.job.links.try_read() else { return Ok(None) };
         let first = links.first().ok_or(Error::Closed)?;
+        // That a wait has ended is said whether or not it is answered in time; and one that says nothing more is in no knot.
         let within = match goal {
-            None if !self.deadline.is_default() => self.deadline.for_questions(),
-            _ => Deadline::new(ASK_WITHIN),
+            None => self.deadline.for_questions(),
+            Some(_) => self.deadline.for_a_look(),
         };
         let asked = first.ask(Ask::Waits { wait, goal, alone }, "say who waits for whom", within);
         match patient(asked)? {

@@ -21,6 +21,6 @@ mod table;
 mod tensor;
 
 pub use error::{Due, Error};
-pub use job::{Attempt, Gathered, Job, Membership, Stats};
+pub use job::{Gathered, Job, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
 pub use tensor::{Asked, Declaration, Tensor};

@@ -17,6 +17,7 @@ _memcmp: Any = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,6 +29,15 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
     integers = _INTEGERS[one.element_size()]
     return torch.equal(one.detach().view(integers), other.detach().view(integers))
+
+
+def converted(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """
+    Whether `one` is what becomes of `other` by conversions of its element type, such as by `model.half()`, or
+    by that and `model.float()` after it.
+    """
+    ways = [dtype for dtype in _FLOATS if dtype is not other.dtype]
+    return any(same_bits(one, other.detach().to(way).to(one.dtype)) for way in (other.dtype, *ways))
 
 
 def over(memory: _core.Memory, like: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from ...tensor import Tensor
 from ..pinned import PinnedMemory, side_stream
-from .bits import same_bits
+from .bits import converted, same_bits
 
 
 class CudaTransfer:
@@ -96,3 +96,7 @@ class CudaTransfer:
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""
         return self._received is None or same_bits(value, self._received)
+
+    def converted(self, value: torch.Tensor) -> bool:
+        """Compares it with what the copy is in other types."""
+        return self._received is None or converted(value, self._received)

@@ -117,8 +117,13 @@ class Shared:
             self.moved = self.moved or self.changed()
 
     def changed(self) -> bool:
-        """Whether the parameter, where it was distributed, is not what was received."""
-        return self.parameter.device == self._was[1] and not self.transfer.received(self.parameter)
+        """
+        Whether the parameter, where it was distributed, is not what was received. A conversion of the model
+        is no change: what is rounded by it was not trained.
+        """
+        if self.parameter.device != self._was[1] or self.transfer.received(self.parameter):
+            return False
+        return not self.transfer.converted(self.parameter)
 
     def forget(self) -> None:
         """What was noted of changes is everybody's by now."""

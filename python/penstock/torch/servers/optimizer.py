@@ -20,6 +20,7 @@ import torch
 from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
+from ...first import Deed, digest
 from ...job import Job
 from ...optim import updates_in
 from ...tensor import _as_buffer
@@ -401,11 +402,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.refuse_between("a publication of parameters")
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
-        self.job._by_first(self._timeout, what, self._write_all, self._timeout)
-        self._pull_all()
-        self._keep_copies()
-        # Who steps by hand and publishes does not train alone.
-        self._delivery.forget_changes()
+
+        def says() -> bytes:
+            return digest(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
+
+        def behind() -> None:
+            self._pull_all()
+            self._keep_copies()
+            # Who steps by hand and publishes does not train alone.
+            self._delivery.forget_changes()
+
+        self.job._firsts.do(Deed(what, self._write_all, says, behind), self._timeout, self._timeout)
 
     def _write_all(self) -> None:
         for shared in self._shared.values():
@@ -508,25 +515,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if everything:
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
 
-        def load() -> None:
+        def arrays() -> Iterator[tuple[Shared, int, Array, int]]:
             for shared in self._shared.values():
                 state = states.get(shared.parameter, {})
                 if state or everything:
-                    self._load_state(shared, state)
+                    for slot, array in self._arrays_of(shared, state):
+                        yield shared, slot, array, steps_of(state)
 
-        self.job._by_first(self._timeout, what, load, self._timeout)
+        def load() -> None:
+            for shared, slot, array, steps in arrays():
+                shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
-    def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
-        core = shared.tensor._core
-        steps = steps_of(state)
-        for slot, name in enumerate(core.slots):
+        def says() -> bytes:
+            return digest(
+                part for _, slot, array, steps in arrays() for part in (slot, _as_buffer(array), steps)
+            )
+
+        self.job._firsts.do(Deed(what, load, says), self._timeout, self._timeout)
+
+    def _arrays_of(self, shared: Shared, state: dict[str, Any]) -> Iterator[tuple[int, Array]]:
+        for slot, name in enumerate(shared.tensor._core.slots):
             array = np.zeros(shared.tensor.shape, dtype=shared.tensor._accumulator())
             held = state.get(name)
             if held is not None:
                 array[...] = held.detach().to(
                     "cpu", torch.float64 if array.dtype == np.float64 else torch.float32
                 )
-            core.load(slot, _as_buffer(array), steps, self._timeout)
+            yield slot, array
 
     # -- parameters and tensors
     # -----------------------------------------------------------------------------------

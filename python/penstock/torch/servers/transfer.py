@@ -19,7 +19,7 @@ import torch
 
 from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
-from .bits import over, same_bits
+from .bits import converted, over, same_bits
 
 
 class Transfer(Protocol):
@@ -45,6 +45,9 @@ class Transfer(Protocol):
 
     def received(self, value: torch.Tensor) -> bool:
         """Whether this is what was received last, bit for bit. Needs `check`."""
+
+    def converted(self, value: torch.Tensor) -> bool:
+        """Whether this is what was received last, in another type, or back from one. Needs `check`."""
 
 
 class HostTransfer:
@@ -113,6 +116,10 @@ class HostTransfer:
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the servers' value, or with the copy."""
         return self._received is None or same_bits(value, self._received)
+
+    def converted(self, value: torch.Tensor) -> bool:
+        """Compares it with what the servers' value, or the copy, is in other types."""
+        return self._received is None or converted(value, self._received)
 
 
 def transfer_for(

@@ -19,7 +19,7 @@ use std::time::Instant;
 pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 10.0;
 
-/// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its name.
+/// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
 
 fn cost(ask: &Ask) -> f64 {

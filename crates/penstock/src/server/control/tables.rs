@@ -76,10 +76,11 @@ impl Control {
 
     /// Nothing waits for a worker that has gone, nor for rows that it had not mapped.
     pub(super) fn table_without(&mut self, rank: Rank) {
-        let (mut answers, sealed) = self.tables.abandon(rank, &mut self.bells);
+        let members = self.roster.members();
+        let (mut answers, sealed) = self.tables.abandon(rank, &members.live, &mut self.bells);
         self.pass_bells();
         self.pass_partitions(sealed);
-        answers.append(&mut self.tables.join(&self.roster.members()));
+        answers.append(&mut self.tables.join(&members));
         self.free_tables();
         self.answer_tables(answers);
     }

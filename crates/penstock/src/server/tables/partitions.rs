@@ -183,8 +183,13 @@ impl Tables {
     }
 
     /// A producer has gone: what it had not mapped by then it never will, and workers that wait for it are given it as it is.
-    pub(in crate::server) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
-        for (table, rows) in self.registry.never_set(rank) {
+    pub(in crate::server) fn abandon(
+        &mut self,
+        rank: Rank,
+        live: &BTreeSet<Rank>,
+        bells: &mut Bells,
+    ) -> (Answers, Vec<Sealed>) {
+        for (table, rows) in self.registry.never_set(rank, live) {
             tracing::warn!(
                 table,
                 rank,

@@ -236,7 +236,7 @@ fn rows_of_a_producer_that_goes_before_all_is_touched_are_sealed_when_it_is() {
     server.touch();
     server.members.live.remove(&0);
     server.members.lost.insert(0);
-    let (answers, sealed) = server.tables.abandon(0, &mut server.bells);
+    let (answers, sealed) = server.tables.abandon(0, &server.members.live, &mut server.bells);
     server.tables.forget(0);
     assert!(answers.is_empty() && sealed.is_empty(), "some of it is not there");
     let mut told = (Vec::new(), 0);

@@ -24,23 +24,16 @@ struct Deed {
     turn: Turn,
     /// On worker 0, of its threads: each from its beginning to its end.
     acting: Turn,
-    /// Calls of worker 0 that this worker knows to be done; on worker 0, that have returned well.
+    /// Calls of worker 0 that this worker knows to be done.
     done: AtomicU64,
+    /// On worker 0, the attempt that it is at; 0: none.
+    at: AtomicU64,
 }
 
 impl Deeds {
     fn of(&self, what: &str) -> Arc<Deed> {
         Arc::clone(lock(&self.0).entry(what.to_owned()).or_default())
     }
-}
-
-/// An attempt of worker 0, which all others wait for.
-#[derive(Debug)]
-pub struct Attempt {
-    /// At what.
-    pub what: String,
-    /// Its number.
-    pub number: u64,
 }
 
 impl Job {
@@ -55,22 +48,22 @@ impl Job {
         let (deed, deadline) = (self.inner.deeds.of(what), self.inner.deadline(timeout));
         let mine = || self.inner.look(what, deadline);
         let _acting = (self.inner.rank == 0).then(|| deed.acting.take(mine)).transpose()?;
-        let Some(attempt) = self.begin_by_first(what, timeout, None)? else { return Ok(()) };
+        if !self.begin_by_first(what, timeout, None)? {
+            return Ok(());
+        }
         act()
-            .and_then(|()| self.end_by_first(&attempt, None))
-            .inspect_err(|error| self.fail_by_first(&attempt, error.to_string()))?;
-        self.count_by_first(&attempt);
-        Ok(())
+            .and_then(|()| self.end_by_first(what, None))
+            .inspect_err(|error| self.fail_by_first(what, error.to_string()))
     }
 
-    /// On worker 0, the first half of [`Job::by_first`]: all others have come. No other thread of it may begin the same meanwhile. On the others all of it, which returns nothing;
-    /// `then` is for worker 0 to end what it has begun.
+    /// The first half of [`Job::by_first`]. True: this is worker 0, and all others have come. No other thread of it may begin the
+    /// same before it ends. False: it is done. `then` is for worker 0 to end what it has begun.
     pub fn begin_by_first(
         &self,
         what: &str,
         timeout: Option<Duration>,
         then: Option<Duration>,
-    ) -> Result<Option<Attempt>, Error> {
+    ) -> Result<bool, Error> {
         let deed = self.inner.deeds.of(what);
         let deadline = self.inner.deadline(timeout);
         let what = what.to_owned();
@@ -88,7 +81,10 @@ impl Job {
                 }
             };
             return match self.take_part(&what, say, deadline, late)? {
-                Heard::Begins { attempt } => Ok(Some(Attempt { what, number: attempt })),
+                Heard::Begins { attempt } => {
+                    deed.at.store(attempt, Ordering::Relaxed);
+                    Ok(true)
+                }
                 heard => Err(self.not_asked_for(&heard)),
             };
         }
@@ -104,7 +100,7 @@ impl Job {
                 }
                 Heard::Done { call } => {
                     deed.done.store(call, Ordering::Relaxed);
-                    return Ok(None);
+                    return Ok(false);
                 }
                 Heard::Failed { why } => return Err(Error::FirstFailed { what, why }),
                 Heard::Gone => return Err(Error::FirstGone { what }),
@@ -115,31 +111,36 @@ impl Job {
 
     /// Worker 0 has done it: the others go on once all servers have taken what that was. After an error they have not, and are to
     /// be told so.
-    pub fn end_by_first(&self, attempt: &Attempt, timeout: Option<Duration>) -> Result<(), Error> {
-        let Attempt { what, number } = attempt;
-        let goal = goal(what);
-        self.inner.settle_before(&goal, self.inner.deadline(timeout))?;
+    pub fn end_by_first(&self, what: &str, timeout: Option<Duration>) -> Result<(), Error> {
+        self.inner.settle_before(&goal(what), self.inner.deadline(timeout))?;
+        let deed = self.inner.deeds.of(what);
+        let attempt = deed.at.load(Ordering::Relaxed);
         let links = self.inner.links();
         links.first().ok_or(Error::Closed)?.say(Say::Ends {
-            what: what.clone(),
-            attempt: *number,
+            what: what.to_owned(),
+            attempt,
             failed: None,
         })?;
+        // It reaches the server before whatever this worker says next.
+        deed.at.store(0, Ordering::Relaxed);
+        deed.done.fetch_add(1, Ordering::Relaxed);
         self.inner.barriers.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Worker 0's call returns well: its next is another one. A call that is interrupted before that, and made again, is the same.
-    pub fn count_by_first(&self, attempt: &Attempt) {
-        self.inner.deeds.of(&attempt.what).done.fetch_add(1, Ordering::Relaxed);
+    /// How often this was done, as far as this worker knows. Takes no lock that is held across a wait.
+    pub fn done_by_first(&self, what: &str) -> u64 {
+        self.inner.deeds.of(what).done.load(Ordering::Relaxed)
     }
 
-    /// Worker 0 has not done it. Waits for nothing; changes nothing where it has.
-    pub fn fail_by_first(&self, attempt: &Attempt, why: String) {
-        let Attempt { what, number } = attempt;
-        if let Some(first) = self.inner.links().first() {
+    /// Worker 0 has not done what it has begun. Waits for nothing; changes nothing where it has, or has begun nothing.
+    pub fn fail_by_first(&self, what: &str, why: String) {
+        let attempt = self.inner.deeds.of(what).at.swap(0, Ordering::Relaxed);
+        if attempt != 0
+            && let Some(first) = self.inner.links().first()
+        {
             // Where it cannot be said, the job has failed, and they hear of that.
-            let _ = first.say(Say::Ends { what: what.clone(), attempt: *number, failed: Some(why) });
+            let _ = first.say(Say::Ends { what: what.to_owned(), attempt, failed: Some(why) });
         }
     }
 

@@ -11,7 +11,6 @@ mod clock;
 mod first;
 mod join;
 
-pub use first::Attempt;
 pub use join::Membership;
 
 use self::first::Deeds;

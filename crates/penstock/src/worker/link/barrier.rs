@@ -108,6 +108,7 @@ impl Link {
 
     /// Says something of what worker 0 does for all, and waits for nothing: where the connection breaks, it is said again.
     pub(in crate::worker) fn say(&self, say: Say) -> Result<(), Error> {
+        self.fate.check()?;
         self.wire.ask(Ask::First(say)).map(drop)
     }
 

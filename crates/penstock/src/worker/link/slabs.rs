@@ -58,6 +58,12 @@ impl Mirrors {
         }
         Ok(self.plan.take(bytes))
     }
+
+    fn give_back(&mut self, spot: Spot) {
+        if self.slabs[spot.slab].0.take_back(spot.at) {
+            self.plan.give_back(spot);
+        }
+    }
 }
 
 /// The slabs of one link.
@@ -103,7 +109,9 @@ impl Slabs {
         shards: u32,
     ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place), Error> {
         let model = self.own_models.take(layout.pooled_bytes(), Writers::Maker, Access::Read)?;
-        let lane = self.own_lanes.take(layout.lane().total(), Writers::Holders, Access::Write)?;
+        let lane = self.own_lanes.take(layout.lane().total(), Writers::Holders, Access::Write);
+        // Whoever tries again, as where there was no descriptor left, takes no other place each time.
+        let lane = lane.inspect_err(|_| self.own_models.give_back(model))?;
         let (models, models_seen) = &mut self.own_models.slabs[model.slab];
         let (lanes, lanes_seen) = &mut self.own_lanes.slabs[lane.slab];
         let homes = homes_in(models, model.at, layout, shard_of, shards);

@@ -29,7 +29,7 @@ use super::circle::{Circle, LOOK_EVERY};
 use super::job::Inner;
 use super::link::{Link, RemoteHome, Rooms, Waited, lock};
 use crate::turn::{Taken, Turn};
-use crate::wait::{ASK_WITHIN, Deadline, INTERRUPT_EVERY};
+use crate::wait::{Deadline, INTERRUPT_EVERY};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -259,18 +259,18 @@ impl Tensor {
             if result != Ok(Waited::TimedOut) || deadline.left().is_zero() {
                 return result;
             }
-            circle.look(|| self.goal(version))?;
+            circle.look(|| self.goal(version, deadline))?;
             now = Instant::now();
         }
     }
 
     /// Which workers the wait for `version` is for; `None` if it is for this worker itself.
-    fn goal(&self, version: u64) -> Result<Option<Goal>, Error> {
+    fn goal(&self, version: u64, deadline: Deadline) -> Result<Option<Goal>, Error> {
         // What this worker has done itself must have arrived, wherever another may wait for it.
         for link in self.job.links().iter() {
             link.drain("take what this worker has done", Deadline::new(LOOK_EVERY))?;
         }
-        let ranks = self.missing(version, Deadline::new(ASK_WITHIN))?;
+        let ranks = self.missing(version, deadline.for_a_look())?;
         let waits = !ranks.is_empty() && !ranks.contains(&self.job.rank);
         Ok(waits.then(|| Goal::Ranks { what: format!("`{}`", self.spec.name), ranks }))
     }
