@@ -331,7 +331,9 @@ class Tensor(Sealed):
             self._job._unsent.discard(self._name)
         if self._core.holds_back:
             what = f"flush of `{self.name}` (every worker calls it)"
-            self._job._by_first(limit.left(), what, lambda: self._core.release(None))
+            # Made again in this iteration it is the same call: a signal handler may have raised at its end.
+            says = lambda: digest((self._job.iteration,))  # noqa: E731
+            self._job._firsts.do(Deed(what, lambda: self._core.release(None), says), limit.left())
         return stamp
 
     @property
@@ -380,9 +382,9 @@ class Tensor(Sealed):
         Returns
         -------
         numpy.ndarray
-            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's shape
-            and dtype: under BSP the model's own memory, which does not change until this worker's next push
-            of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
+            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
+            shape and dtype: under BSP the model's own memory, which does not change until this worker's next
+            push of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
             mirror, which does not change until its next pull. Copy it to keep it longer, and before
             `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
             mapped read-only ends the process.
