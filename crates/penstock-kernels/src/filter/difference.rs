@@ -35,6 +35,7 @@ impl Wide for f32 {
         self - other
     }
 
+    #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is beyond every bound")]
     fn is_beyond(self, bound: Self) -> bool {
         !(self.abs() <= bound)
     }
@@ -59,6 +60,7 @@ impl Wide for f64 {
         self - other
     }
 
+    #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is beyond every bound")]
     fn is_beyond(self, bound: Self) -> bool {
         !(self.abs() <= bound)
     }
