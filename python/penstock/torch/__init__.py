@@ -57,7 +57,7 @@ from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
-from .servers.optimizer import DistributedOptimizer
+from .servers.optimizer import DistributedOptimizer, prefixes_of
 
 __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
@@ -213,7 +213,8 @@ def distribute(
         learning rates, decays and so on of the groups are those of an iteration, and each of its steps takes
         its part of them. None: each step takes them as they are. Default "per-update".
     prefix
-        Start of the tensors' names. Default "model", then "model.1", and so on.
+        Start of the tensors' names; with "servers", one that no other model of the job had. Default "model",
+        then "model.1", and so on.
     rescale
         Factor on the reduced gradient. Default 1.
     clip
@@ -251,7 +252,7 @@ def distribute(
         torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
         nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
         ignore a part of the model. With "gradients": the consistency is not BSP. With "servers": the servers
-        cannot take the optimizer's steps.
+        cannot take the optimizer's steps; another model of the job had the prefix.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
@@ -294,8 +295,9 @@ def distribute(
     chosen = prefix is None
     if prefix is None:
         number = _models_of.get(job, 0)
+        while (prefix := f"model.{number}" if number else "model") in prefixes_of(job):
+            number += 1
         _models_of[job] = number + 1
-        prefix = f"model.{number}" if number else "model"
     if where == "servers":
         if optimizer is None:
             raise OptionError(
@@ -318,6 +320,7 @@ def distribute(
             timeout=timeout,
         )
         _note(model, parameters, distributed)
+        prefixes_of(job)[prefix] = None
         return model, distributed
     if clip_norm is not None:
         raise OptionError(
