@@ -267,8 +267,14 @@ def distribute(
     job = job or current()
     if name is None:
         number = _served_by.get(job, 0)
-        while (name := f"params.{number}" if number else "params") in names_of(job):
+        while _chosen(number) in names_of(job):
             number += 1
         _served_by[job] = number + 1
+        name = _chosen(number)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)
+
+
+def _chosen(number: int) -> str:
+    """The name of parameters without one."""
+    return f"params.{number}" if number else "params"

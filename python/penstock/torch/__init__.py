@@ -295,9 +295,10 @@ def distribute(
     chosen = prefix is None
     if prefix is None:
         number = _models_of.get(job, 0)
-        while (prefix := f"model.{number}" if number else "model") in prefixes_of(job):
+        while _chosen(number) in prefixes_of(job):
             number += 1
         _models_of[job] = number + 1
+        prefix = _chosen(number)
     if where == "servers":
         if optimizer is None:
             raise OptionError(
@@ -506,6 +507,11 @@ def unwrap(model: M) -> M:
         for parameter in found.known:
             _owned.pop(parameter, None)
     return model
+
+
+def _chosen(number: int) -> str:
+    """The prefix of a model without one."""
+    return f"model.{number}" if number else "model"
 
 
 def _type_of(value: object) -> str:
