@@ -336,6 +336,28 @@ def test_groups_keep_their_own_settings_and_follow_their_own_schedule(job: ps.Jo
     assert_close(model, plain)
 
 
+@pytest.mark.parametrize("name", ["dampened", "rmsprop"])
+def test_momentum_may_be_0_for_a_while(job: ps.Job, name: str) -> None:
+    """Torch then takes the gradient, undamped, and leaves the buffer, which the servers moved on."""
+    plain, model = net(), net()
+
+    def run(model: Any, optimizer: Any) -> Any:
+        for step, (x,) in enumerate(batches(6)):
+            optimizer.param_groups[0]["momentum"] = 0.0 if step in (2, 3) else 0.9
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return optimizer.state_dict()["state"]
+
+    expected = run(plain, OPTIMIZERS[name](plain.parameters()))
+    state = run(*distribute(model, OPTIMIZERS[name](model.parameters()), job=job))
+    assert_close(model, plain)
+    for index, one in state.items():
+        # Of what has no gradient, torch has none.
+        if expected.get(index, {}).get("momentum_buffer") is not None:
+            torch.testing.assert_close(one["momentum_buffer"], expected[index]["momentum_buffer"])
+
+
 def test_a_schedule_made_before_works_on_the_distributed_optimizer(job: ps.Job) -> None:
     model = net()
     original = OPTIMIZERS["sgd"](model.parameters())

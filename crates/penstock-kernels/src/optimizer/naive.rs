@@ -71,6 +71,9 @@ macro_rules! oracle {
                     Rule::Sgd { momentum: false, maximize, .. } => w - n[0] * ascent(maximize, n[3], g, w),
                     Rule::Sgd { momentum: true, nesterov, maximize } => {
                         let g = ascent(maximize, n[3], g, w);
+                        if n[1] == 0.0 {
+                            return w - n[0] * g;
+                        }
                         s[0] = if step == 0 { g } else { n[1] * s[0] + (1.0 - settings.0[2]) as Real * g };
                         w - n[0] * if nesterov { g + n[1] * s[0] } else { s[0] }
                     }
@@ -114,7 +117,7 @@ macro_rules! oracle {
                     *s
                 });
                 let deviation = (s[0] - mean * mean).sqrt() + eps;
-                if !momentum {
+                if !momentum || keep == 0.0 {
                     return w + -lr * g / deviation;
                 }
                 s[1] = keep * s[1] + g / deviation;

@@ -1,6 +1,7 @@
 //! RMSprop (Hinton, lecture 6), with the centered form and momentum of Graves 2013.
 //!
-//! `square_avg = alpha square_avg + (1 - alpha) g g`, `value -= lr g / (sqrt(square_avg) + eps)`.
+//! `square_avg = alpha square_avg + (1 - alpha) g g`, `value -= lr g / (sqrt(square_avg) + eps)`. While momentum is 0, its buffer
+//! stays as it is.
 
 use super::rules::MOST_SLOTS;
 use super::update::{Gradient, Lerp, Moment, Update};
@@ -16,6 +17,7 @@ pub(crate) struct RmsProp<S, const MOMENTUM: bool, const CENTERED: bool> {
     rest: S,
     eps: S,
     momentum: S,
+    rests: bool,
 }
 
 impl<S: Real, const MOMENTUM: bool, const CENTERED: bool> RmsProp<S, MOMENTUM, CENTERED> {
@@ -29,6 +31,7 @@ impl<S: Real, const MOMENTUM: bool, const CENTERED: bool> RmsProp<S, MOMENTUM, C
             rest: S::of(1.0 - alpha),
             eps: S::of(eps),
             momentum: S::of(momentum),
+            rests: momentum == 0.0,
         }
     }
 }
@@ -49,7 +52,7 @@ impl<V: Vector, const MOMENTUM: bool, const CENTERED: bool> Update<V>
             square = square.sub(mean.mul(*mean));
         }
         let deviation = square.sqrt().add(V::splat(self.eps));
-        if !MOMENTUM {
+        if !MOMENTUM || self.rests {
             return value.add(V::splat(self.minus_lr).mul(g).div(deviation));
         }
         state[1] = V::splat(self.momentum).mul(state[1]).add(g.div(deviation));

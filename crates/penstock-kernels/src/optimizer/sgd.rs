@@ -29,12 +29,15 @@ impl<V: Vector> Update<V> for Sgd<V::Scalar> {
 }
 
 /// `buf = momentum buf + (1 - dampening) g`, `value -= lr buf`; the first step takes `buf = g`.
+///
+/// While momentum is 0 it is `value -= lr g`, and the buffer stays as it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Momentum<S> {
     gradient: Gradient<S>,
     minus_lr: S,
     momentum: S,
     undamped: S,
+    rests: bool,
     first: bool,
     nesterov: bool,
 }
@@ -47,6 +50,7 @@ impl<S: Real> Momentum<S> {
             minus_lr: S::of(-lr),
             momentum: S::of(momentum),
             undamped: S::of(1.0 - dampening),
+            rests: momentum == 0.0,
             first: at.step == 0,
             nesterov,
         }
@@ -59,6 +63,9 @@ impl<V: Vector> Update<V> for Momentum<V::Scalar> {
     #[inline(always)]
     fn apply(&self, g: V, value: V, state: &mut [V; MOST_SLOTS]) -> V {
         let g = self.gradient.of(g, value);
+        if self.rests {
+            return value.add(V::splat(self.minus_lr).mul(g));
+        }
         let momentum = V::splat(self.momentum);
         let moved = momentum.mul(state[0]).add(V::splat(self.undamped).mul(g));
         let buffer = if self.first { g } else { moved };
