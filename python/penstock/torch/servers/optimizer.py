@@ -20,7 +20,7 @@ import torch
 from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
-from ...first import Deed, digest
+from ...first import Deed, checksum
 from ...job import Job
 from ...optim import updates_in
 from ...tensor import _as_buffer
@@ -403,8 +403,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
-        def says() -> bytes:
-            return digest(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
+        def says() -> int:
+            return checksum(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
 
         def behind() -> None:
             self._pull_all()
@@ -497,8 +497,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._load_states(states, everything=True)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
@@ -512,7 +510,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._clipping is not None:
             self._clipping.forget_steps()
         what = f"{self._prefix}: the optimizer's state"
+        hooks: dict[int, Callable[[Any], None]] = {}
         if everything:
+            hooks = self._optimizer_load_state_dict_post_hooks
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
 
         def arrays() -> Iterator[tuple[Shared, int, Array, int]]:
@@ -526,12 +526,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for shared, slot, array, steps in arrays():
                 shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
-        def says() -> bytes:
-            return digest(
+        def says() -> int:
+            return checksum(
                 part for _, slot, array, steps in arrays() for part in (slot, _as_buffer(array), steps)
             )
 
-        self.job._firsts.do(Deed(what, load, says), self._timeout, self._timeout)
+        def call_hooks() -> None:
+            for after in hooks.values():
+                after(self)
+
+        deed = Deed(what, load, says, hooks=call_hooks)
+        self.job._firsts.do(deed, self._timeout, self._timeout)
 
     def _arrays_of(self, shared: Shared, state: dict[str, Any]) -> Iterator[tuple[int, Array]]:
         for slot, name in enumerate(shared.tensor._core.slots):
