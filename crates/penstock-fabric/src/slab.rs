@@ -1,7 +1,7 @@
 //! Slabs: one region for the memory of many small tensors, so that none of them costs a descriptor, a mapping, or whole pages.
 //!
-//! A slab lends each of its bytes once, until it takes them back. Who writes it, and how it is sealed, is as for any region: models share slabs with
-//! models, and each worker's lanes have slabs of their own.
+//! A slab lends each of its bytes once, until it takes them back. Who writes it, and how it is sealed, is as for any region:
+//! models share slabs with models, and each worker's lanes have slabs of their own.
 
 use crate::layout::LINE;
 use crate::region::{Access, Mapping, Part, Region, Writers};

@@ -166,9 +166,8 @@ fn others(members: &Members) -> BTreeSet<Rank> {
 }
 
 impl<C> Firsts<C> {
-    /// What a worker says; those that are told something now. `charge` is for what is kept of it, beside an entry so many bytes of
-    /// text. Who says what is another's to
-    /// say, or what it has said before on another connection, changes nothing.
+    /// What a worker says; those that are told something now. `charge` is for what is kept of it: so many bytes of text, beside
+    /// an entry. Who says what is another's to say, or what it has said before on another connection, changes nothing.
     pub fn say<E>(
         &mut self,
         (rank, request): (Rank, u64),
