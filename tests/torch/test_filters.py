@@ -411,7 +411,7 @@ def test_what_arrives_is_clipped_whenever_it_was_computed(job: ps.Job) -> None:
 @pytest.mark.parametrize("where", ["servers", "gradients"])
 def test_what_is_no_filters_is_refused(job: ps.Job, given: Any, where: str) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(OptionError, match="expected (ps.Filters|which direction)"):
+    with pytest.raises(OptionError, match=r"expected (ps\.Filters|which direction)"):
         ps.torch.distribute(model, sgd(model.parameters()), job=job, where=where, filter=given)
     # Nothing was distributed.
     ps.torch.distribute(model, sgd(model.parameters()), job=job, where=where)
