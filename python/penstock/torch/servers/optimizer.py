@@ -7,6 +7,7 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -683,13 +684,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._load_states(states)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> Shared:
-        mean, declaration = None, self._declaration
+        mean, declaration, filters = None, self._declaration, self._filters
         if self._clipping is not None:
-            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": self._filters})
-            # What is stepped by is the reduced gradient, from one worker.
+            # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
+            of_pushes, filters = Filters(push=filters.push), dataclasses.replace(filters, push=None)
+            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": of_pushes})
             declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
-        else:
-            declaration = {**declaration, "filter": self._filters}
         name = f"{self._prefix}/{name}"
         tensor = self.job.tensor(
             name,
@@ -698,6 +698,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             dtype=parameter.dtype,
             optimizer=rule.rule,
             consistency=self._consistency,
+            filter=filters,
             timeout=self._timeout,
             **declaration,
         )
