@@ -426,6 +426,14 @@ def test_averages_of_gradients_take_no_filter(job: ps.Job, where: str | None) ->
     ps.torch.distribute(model, sgd(model.parameters()), job=job, where=where, filter=ps.Filters())
 
 
+def test_broadcasts_take_no_filter(job: ps.Job) -> None:
+    model = nn.Linear(2, 2)
+    both = ps.Filters(push=ps.TopK(0.5), broadcast=ps.TopK(0.5))
+    with pytest.raises(OptionError, match="expected a filter of pushes alone"):
+        distribute(model, sgd(model.parameters()), job=job, filter=both)
+    distribute(model, sgd(model.parameters()), job=job)
+
+
 # -- several workers, and optimizers
 
 SETUP = """

@@ -233,7 +233,7 @@ def distribute(
         next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
         tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
         parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
-        of the gradients. Default: all is sent.
+        of the gradients. Broadcasts are not filtered. Default: all is sent.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -746,6 +746,11 @@ def _filters_of(given: Filters | None, where: str) -> Filters:
             "the script clips, unscales and skips as such; with a filter it would lack what is held back, "
             "and have what was held back of earlier ones, in whatever scale those were",
             'pass where="servers": the servers take the steps, and each worker\'s pushes are filtered',
+        )
+    if given is not None and given.broadcast is not None:
+        raise OptionError(
+            f"expected a filter of pushes alone, got {given!r}: parameters are what the servers have",
+            "leave `broadcast` out; tensors of job.tensor may have it",
         )
     return given or Filters()
 

@@ -7,7 +7,6 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import warnings
@@ -687,8 +686,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mean, declaration, filters = None, self._declaration, self._filters
         if self._clipping is not None:
             # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
-            of_pushes, filters = Filters(push=filters.push), dataclasses.replace(filters, push=None)
-            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": of_pushes})
+            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": filters})
+            filters = Filters()
             declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
         name = f"{self._prefix}/{name}"
         tensor = self.job.tensor(
