@@ -40,7 +40,7 @@ pub enum Refusal {
         got: u32,
     },
     /// There is no such rank.
-    #[error("expected a rank from 0 to {}, got {rank}", size - 1)]
+    #[error("expected a rank from 0 to {}, got {rank}", size.saturating_sub(1))]
     RankOutOfRange {
         /// What came.
         rank: Rank,
@@ -133,6 +133,45 @@ pub enum Refusal {
     /// The job has ended well: every worker has come and gone.
     #[error("the job is over: all its workers have come and gone")]
     Over,
+}
+
+impl Refusal {
+    /// The same with each of its texts cut and clean, as [`shorten`] does it. For whoever hears one: it may come from anybody.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        if let Self::Ended(failure) = self {
+            return Self::Ended(failure.brief());
+        }
+        for text in self.texts() {
+            shorten(text, MAX_TEXT_BYTES);
+        }
+        self
+    }
+
+    /// All texts in it that are to be shown cut and clean, but a failure's.
+    fn texts(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Authentication
+            | Self::TlsRequired
+            | Self::Busy
+            | Self::ProtocolVersion { .. }
+            | Self::SizeMismatch { .. }
+            | Self::RankOutOfRange { .. }
+            | Self::RankTaken { .. }
+            | Self::NotAdmitted { .. }
+            | Self::UnknownTensor { .. }
+            | Self::Ended(_)
+            | Self::Over => Vec::new(),
+            Self::Spec(error) => error.texts(),
+            Self::Table(error) => error.texts(),
+            Self::Conflict { name, rank: _, what, expected, got } => vec![name, what, expected, got],
+            Self::System { what, reason } => vec![what, reason],
+            Self::OutOfMemory { name: text, .. }
+            | Self::NoValue { name: text }
+            | Self::Exhausted { what: text, .. }
+            | Self::Malformed { what: text } => vec![text],
+        }
+    }
 }
 
 impl Hint for Refusal {
