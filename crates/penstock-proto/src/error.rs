@@ -415,7 +415,9 @@ mod tests {
         let loss = Loss::Exhausted { what: "rows on their way".to_owned(), why };
         let failure = JobFailure::WorkerLost { rank: 1, loss }.brief();
         let told = failure.to_string();
-        assert!(told.contains("for rows on their way it asked for 560 bytes of memory"), "{told}");
+        // The launcher knows it by these words.
+        let words = "it needs more than it may have: for rows on their way it asked for 560 bytes of memory, but only ";
+        assert!(told.contains(words), "{told}");
         assert!(!told.contains("protocol"), "{told}");
         assert_eq!(failure.hint().as_deref(), Some("raise the option `memory`"));
     }
@@ -428,6 +430,44 @@ mod tests {
         assert_eq!(hint(what).as_deref(), Some(REMEDY));
         assert!(
             hint("ValueError: none".to_owned()).is_some_and(|hint| hint.contains("worker 1's own output"))
+        );
+    }
+
+    // What a stranger in a server's place said went as it was onto the worker's terminal.
+    #[test]
+    fn what_a_refusal_says_rules_no_terminal_and_is_short() {
+        use crate::items::TableError;
+        use crate::spec::SpecError;
+        use crate::travel::TravelError;
+        let evil = || format!("no error\n\u{1b}[2J\u{1b}]0;mine\u{7}{}", "A".repeat(60_000));
+        let why = Exhausted { resource: Resource::Bytes, asked: 2, left: 1, limit: 1 };
+        for refusal in [
+            Refusal::Malformed { what: evil() },
+            Refusal::System { what: evil(), reason: evil() },
+            Refusal::Conflict { name: evil(), rank: 1, what: evil(), expected: evil(), got: evil() },
+            Refusal::OutOfMemory { name: evil(), needed: 2, available: 1, workers: 1 },
+            Refusal::Exhausted { what: evil(), why },
+            Refusal::NoValue { name: evil() },
+            Refusal::Ended(JobFailure::ServerLost { server: 1, reason: evil() }),
+            SpecError::BadName { got: evil() }.into(),
+            SpecError::BadNumber { name: evil(), what: evil(), expected: evil(), got: 0.0 }.into(),
+            SpecError::Travel {
+                name: evil(),
+                why: TravelError::Setting { filter: evil(), what: evil(), expected: evil(), got: 0.0 },
+            }
+            .into(),
+            TableError::Differs { name: evil(), what: evil(), first: evil(), second: evil() }.into(),
+            TableError::NotAllTold { name: evil(), why: evil(), ranks: vec![1] }.into(),
+        ] {
+            let told = refusal.brief().to_string();
+            assert!(!told.contains(char::is_control), "{told:?}");
+            assert!(told.len() < 4 * (MAX_TEXT_BYTES + 100), "{} bytes", told.len());
+        }
+        let odd = Refusal::from(SpecError::BadName { got: "a\nb".to_owned() });
+        assert_eq!(odd.clone().brief(), odd, "its name is spelled out, with what is wrong with it");
+        assert_eq!(
+            Refusal::RankOutOfRange { rank: 7, size: 0 }.to_string(),
+            "expected a rank from 0 to 0, got 7"
         );
     }
 
