@@ -107,8 +107,8 @@ class Job:
         rescale: float,
         clip: float | None,
         refuse_nonfinite: bool,
-        push_filter: str,
-        filter_settings: Sequence[float],
+        push_filter: tuple[str, Sequence[float]],
+        broadcast_filter: tuple[str, Sequence[float]],
         timeout: float | None,
     ) -> Tensor:
         """
@@ -117,7 +117,7 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default). push_filter: "everything", or a filter's name in
+        "ssp:4" | "asp" | "" (the job's default). Filters: "everything", or a filter's name in
         `penstock.filters`, with its settings.
         """
 
@@ -281,6 +281,16 @@ class Tensor:
         Pushes what a filter has held back. Returns the clock that it is stamped with; None, and pushes
         nothing, where the tensor has no filter of pushes.
         """
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a filter may hold back some of the values."""
+
+    def release(self, timeout: float | None) -> None:
+        """Worker 0, while no worker pushes: all that a filter holds back of the values passes."""
+
+    def pull_whole(self, out: Any, slack: int | None, timeout: float | None) -> int:
+        """`pull_into` of the value itself, of which a filter may hold back something."""
 
     def held_back(self) -> tuple[float, int]:
         """The norm of what a filter holds back of this worker's pushes, and of how many elements."""

@@ -6,6 +6,9 @@ what was sent and what is still held back, together, are what was computed (Para
 chunk of a tensor is filtered for itself. The servers get zeros in place of what is held back, which take
 hardly any bytes between hosts.
 
+What a filter holds back of a broadcast is the difference between the value, which the servers keep, and what
+the workers have of it. Elements that it lets pass are sent as they are now; the others stay as they were.
+
 | | sent now |
 |---|---|
 | `DVF(low)` | elements beyond a bound |
@@ -60,15 +63,17 @@ def _seed(value: object) -> int:
 @dataclass(frozen=True)
 class DVF:
     """
-    The value-bounded filter: an element waits while what is due of it is within a bound.
+    The value-bounded filter: an element waits while what is due of it is within a bound. Of a broadcast that
+    is the difference between the value and what the workers have.
 
     Parameters
     ----------
     low
-        The bound, 0 or above, in units of what is pushed: gradients. 0 holds nothing back.
+        The bound, 0 or above, in units of what is pushed: gradients; for broadcasts, of the value. 0 holds
+        nothing back.
     decay
         "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
-        what convergence is proved with. None: it stays. Default "sqrt".
+        what convergence is proved with; for broadcasts, of the version. None: it stays. Default "sqrt".
     relative
         `low` is multiplied by the root mean square of what is due of the chunk, so that it fits updates of
         any size; 1 holds back some two thirds of numbers that are normally distributed. This is not in the
@@ -145,7 +150,8 @@ class TopK:
 @dataclass(frozen=True)
 class RandomK:
     """
-    Elements of each chunk that are drawn at random: the same on every worker that is at the same clock.
+    Elements of each chunk that are drawn at random: the same on every worker that is at the same clock, and
+    of the value that the pushes of that clock make.
 
     Parameters
     ----------
@@ -189,11 +195,14 @@ class Filters:
     ----------
     push
         What of a worker's pushes is sent. Default None: all.
+    broadcast
+        What of the value is sent to the workers, which read what was sent so far, on the servers' host too.
+        Default None: all.
 
     Raises
     ------
     OptionError
-        It is not a filter of this module.
+        One of them is not a filter of this module.
 
     Examples
     --------
@@ -202,14 +211,21 @@ class Filters:
     0
     >>> w.held_back.elements
     990
+    >>> w = job.tensor("quiet", shape=3, filter=ps.Filters(broadcast=ps.DVF(0.5, decay=None)))
+    >>> w.pushpull(np.array([0.25, 0.5, 0.75], dtype=np.float32))
+    array([0.  , 0.  , 0.75], dtype=float32)
+    >>> w.pull(exact=True)
+    array([0.25, 0.5 , 0.75], dtype=float32)
     """
 
     _: KW_ONLY
     push: Filter | None = None
+    broadcast: Filter | None = None
 
     def __post_init__(self) -> None:
-        if self.push is not None and not isinstance(self.push, Filter):
-            raise OptionError(f"expected a filter for `push`, such as ps.DVF(low=1e-3), got {self.push!r}")
+        for name, given in (("push", self.push), ("broadcast", self.broadcast)):
+            if given is not None and not isinstance(given, Filter):
+                raise OptionError(f"expected a filter for `{name}`, such as ps.DVF(low=1e-3), got {given!r}")
 
 
 class HeldBack(NamedTuple):
@@ -221,24 +237,29 @@ class HeldBack(NamedTuple):
     """Elements of which something is held back."""
 
 
-def spelled(filters: object) -> tuple[str, tuple[float, ...]]:
+_Named: TypeAlias = tuple[str, tuple[float, ...]]
+
+
+def _named(given: Filter | None) -> _Named:
+    return ("everything", ()) if given is None else (type(given).__name__, given._settings())
+
+
+def spelled(filters: object) -> tuple[_Named, _Named]:
     """
-    The filter of pushes, by its name and settings, as the core reads it.
+    The filters of pushes and of broadcasts, by their names and settings, as the core reads them.
 
     Raises OptionError if it is neither `Filters` nor None.
     """
     if filters is None:
-        return "everything", ()
+        return _named(None), _named(None)
     if isinstance(filters, Filter):
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
-            f"give filter=ps.Filters(push=ps.{filters!r})",
+            f"give filter=ps.Filters(push=ps.{filters!r}), or the same with `broadcast`",
         )
     if not isinstance(filters, Filters):
         raise OptionError(
             f"expected ps.Filters for `filter`, got {filters!r}",
             "such as filter=ps.Filters(push=ps.DVF(low=1e-3))",
         )
-    if filters.push is None:
-        return "everything", ()
-    return type(filters.push).__name__, filters.push._settings()
+    return _named(filters.push), _named(filters.broadcast)

@@ -35,7 +35,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .job import Job
 
 Result = TypeVar("Result")
+Said = TypeVar("Said")
 
 FIRST_BYTES = 1024
 """A row of the first table: up to here the core reads the rows of all workers as one piece."""
@@ -530,9 +531,11 @@ def unreadable(rank: int) -> GatherConflict:
 def _compare_lost(heads: Sequence[_Head | None]) -> None:
     """Raises GatherConflict unless the same workers took part everywhere in the gather before."""
     said = {rank: head.before for rank, head in enumerate(heads) if head is not None and head.before}
-    if len(set(said.values())) > 1:
+    groups = _by_value(said)
+    if len(groups) > 1:
+        who = " and ".join(f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)}" for ranks in groups.values())
         raise GatherConflict(
-            "workers have gathered from different workers in the gather before: one was lost while they did",
+            f"{who} have gathered from different workers in the gather before: one was lost meanwhile",
             "its results are not the same on all workers: start again from a checkpoint",
             given={rank: f"took part: {crc:08x}" for rank, crc in said.items()},
         )
@@ -548,10 +551,8 @@ def _compare(words: Sequence[str | None]) -> None:
     }
     if len(set(given.values())) <= 1:
         return
-    groups: dict[str, list[int]] = {}
-    for rank, said in given.items():
-        groups.setdefault(said, []).append(rank)
-    parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups.items()]
+    groups = _by_value(given).items()
+    parts = [f"worker{'s' * (len(ranks) > 1)} {_listed(ranks)} gave {said}" for said, ranks in groups]
     raise GatherConflict(
         f"workers gave different things: {'; '.join(parts)}",
         "make the same calls on every worker, in the same order, with the same kind of value, shape, element "
@@ -568,6 +569,14 @@ def _named(call: str, name: str | None) -> str:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= NAME_BYTES:
         raise OptionError(f"expected a name of 1 to {NAME_BYTES} printable bytes, got {name!r}")
     return f'{call} "{name}"'
+
+
+def _by_value(said: Mapping[int, Said]) -> dict[Said, list[int]]:
+    """Who said it."""
+    groups: dict[Said, list[int]] = {}
+    for rank, one in said.items():
+        groups.setdefault(one, []).append(rank)
+    return groups
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -256,7 +256,7 @@ class Job(Sealed):
         refuse_nonfinite
             Refuse contributions that hold a NaN or an infinity. Default False.
         filter
-            What of a push is sent now, and what is carried into the next, such as
+            What of a push, and of the value, is sent now, and what later, such as
             `ps.Filters(push=ps.DVF(low=1e-3))`. Default: all is sent.
         timeout
             Seconds to wait in total. Default: the job's `deadline` for each answer of a server.
@@ -286,7 +286,8 @@ class Job(Sealed):
         -----
         Shared memory: the value and its optimizer's state once, and a lane the size of the value for each
         worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
-        precision, which is carried in float32.
+        precision, which is carried in float32. A filter of broadcasts takes as much again on the servers, and
+        once more for workers on other hosts.
 
         Examples
         --------

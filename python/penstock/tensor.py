@@ -277,17 +277,22 @@ class Tensor(Sealed):
 
     def flush(self, *, timeout: float | None = None) -> int | None:
         """
-        Push what the tensor's filter has held back of this worker's earlier pushes, all of it.
+        Send what the tensor's filters hold back, all of it.
 
-        It is a push like any other, which brings nothing new: it is the iteration's only one, or the last
-        after some with `more`; under BSP every worker makes the same call, and the servers apply their rule
-        once more. What is held back is not in the value: flush before an evaluation or a checkpoint that
-        should have it, and before `Job.close`, after which it is gone.
+        With a filter of pushes that is a push like any other, which brings nothing new: it is the iteration's
+        only one, or the last after some with `more`; under BSP every worker makes the same call, and the
+        servers apply their rule once more. What is held back of pushes is not in the value: flush before an
+        evaluation or a checkpoint that should have it, and before `Job.close`, after which it is gone.
+
+        With a filter of broadcasts it is collective, as `load` is, under every consistency: once every worker
+        has called it, each of them reads the value itself, with all that has been folded. Under BSP all
+        workers have pushed in this iteration then, or none has.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for the lane to be free. Default: the job's `deadline`.
+            Seconds to wait for the lane to be free, and for the other workers to call it. Default: the job's
+            `deadline` for each.
 
         Returns
         -------
@@ -301,6 +306,16 @@ class Tensor(Sealed):
             A push without `more` was made in this iteration.
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
+        BarrierTimeout
+            With a filter of broadcasts: not every worker called it in time. What was pushed, was.
+        CircularWait
+            Likewise: another worker stands elsewhere, such as at a barrier, and waits for this one there.
+        FirstFailed, WorkerLost
+            Likewise, not on worker 0: it could not do it, or left or was lost before.
+        NotDelivered
+            This worker's asynchronous pushes were not sent in time.
+        OptionError
+            `timeout` is not a valid number of seconds.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -309,16 +324,22 @@ class Tensor(Sealed):
         >>> w.flush() is None
         True
         """
-        self._job._await_pushes()
-        stamp = self._core.flush(self._optimizer._packed, timeout)
+        limit = Limit(timeout)
+        self._job._await_pushes(limit)
+        stamp = self._core.flush(self._optimizer._packed, limit.left())
         if stamp is not None:
             self._job._unsent.discard(self._name)
+        if self._core.holds_back:
+            what = f"flush of `{self.name}` (every worker calls it)"
+            # Made again in this iteration it is the same call: a signal handler may have raised at its end.
+            says = lambda: digest((self._job.iteration,))  # noqa: E731
+            self._job._firsts.do(Deed(what, lambda: self._core.release(None), says), limit.left())
         return stamp
 
     @property
     def held_back(self) -> HeldBack:
         """
-        What the tensor's filter holds back of this worker's pushes: its norm, and how many elements. It is
+        What the tensor's filter of pushes holds back of this worker's: its norm, and how many elements. It is
         counted anew each time, in as long as a push takes, once the pushes before it have been made.
         """
         self._job._await_pushes()
@@ -333,7 +354,12 @@ class Tensor(Sealed):
         return self._outgoing(grad)
 
     def pull(
-        self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
+        self,
+        out: ArrayLike | None = None,
+        *,
+        slack: int | None = None,
+        exact: bool = False,
+        timeout: float | None = None,
     ) -> Array:
         """
         Read the value, as fresh as the tensor's consistency asks for.
@@ -346,15 +372,20 @@ class Tensor(Sealed):
             under BSP.
         slack
             The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
+        exact
+            Read the value itself, of which a filter of broadcasts may hold back something. It takes an array
+            of the value's size, and all of the value comes from other hosts: for evaluations and checkpoints.
+            Without such a filter every pull is exact, and this one copies. Default False.
         timeout
             Seconds to wait for the value to be fresh enough. Default: the job's `deadline`.
 
         Returns
         -------
         numpy.ndarray
-            `out`, if it was given. Otherwise a read-only array of the tensor's shape and dtype: under BSP the
-            model's own memory, which does not change until this worker's next push of the tensor; else this
-            worker's mirror, which does not change until its next pull. Copy it to keep it longer, and before
+            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
+            shape and dtype: under BSP the model's own memory, which does not change until this worker's next
+            push of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
+            mirror, which does not change until its next pull. Copy it to keep it longer, and before
             `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
             mapped read-only ends the process.
 
@@ -386,10 +417,14 @@ class Tensor(Sealed):
         """
         if slack is not None:
             slack = check_slack(slack)
-        elif out is None and self._stable:
+        elif out is None and self._stable and not exact:
             self._core.pull(None, timeout)
             # As `_model_view`, here and in `pushpull`: calling it would take a quarter as long as all this.
             return self._model if self._model is not None else self._model_view()
+        if exact:
+            array = np.empty(self._shape, self._dtype) if out is None else self._incoming(out)
+            self._core.pull_whole(array if self._plain else _as_buffer(array), slack, timeout)
+            return array
         if out is not None:
             array = self._incoming(out)
             self._core.pull_into(array if self._plain else _as_buffer(array), slack, timeout)
@@ -676,7 +711,7 @@ class Tensor(Sealed):
             return
         if steps is None:
             steps = self._core.steps(None)
-        for slot, data in (pieces or {-1: self.pull().copy()}).items():
+        for slot, data in (pieces or {-1: self.pull(exact=True)}).items():
             self._core.load(slot, _as_buffer(data), steps, None)
 
     def _pieces(

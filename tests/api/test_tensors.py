@@ -326,6 +326,17 @@ def test_an_optimizers_state_can_be_read_and_put_back(job: ps.Job) -> None:
     assert int(b.optimizer_state()["step"]) == 4
 
 
+# Each was taken for something that waits, for good, of which a worker may have 256.
+def test_any_number_of_tensors_is_loaded_one_by_one(job: ps.Job) -> None:
+    for number in range(600):
+        w = job.tensor(f"w{number}", shape=2)
+        w.load(value=np.full(2, number, np.float32))
+        assert w.pull().tolist() == [number, number]
+    assert job.clocks() == [0]
+    job.tensor("large", shape=8 << 20)
+    job.table("rows", rows=2, width=4)
+
+
 def test_a_load_of_the_value_alone_leaves_the_state(job: ps.Job) -> None:
     w = job.tensor("w", shape=3, optimizer=ps.SGD(1.0, momentum=0.5))
     w.pushpull([1, 1, 1])

@@ -1,4 +1,4 @@
-"""Filters of pushes in a few obvious lines of NumPy: equations 6, 10 and 11 of Parameter Flow."""
+"""Filters in a few obvious lines of NumPy: equations 6, 10 and 11 of Parameter Flow."""
 
 from __future__ import annotations
 
@@ -59,3 +59,20 @@ class Worker:
         """The same of all that is held back."""
         sent, self.carry = self.carry, np.zeros_like(self.carry)
         return sent
+
+
+class Home:
+    """What the servers let pass of one tensor's value."""
+
+    def __init__(self, value: Array, chunk: int, choose: Chooses) -> None:
+        self.seen = value.copy()
+        self.chunk = chunk
+        self.choose = choose
+
+    def publish(self, value: Array, version: int) -> Array:
+        """What is seen of this version, which has this value."""
+        for start in range(0, value.size, self.chunk):
+            part = slice(start, start + self.chunk)
+            due = value[part] - self.seen[part]
+            self.seen[part] = np.where(self.choose(due, version - 1), value[part], self.seen[part])
+        return self.seen

@@ -214,7 +214,10 @@ def test_a_filter_that_cannot_be_is_refused_where_it_is_made(make: Any, said: st
 def test_a_declaration_says_which_filter_it_cannot_have(job: ps.Job) -> None:
     with pytest.raises(OptionError, match="expected which direction is filtered") as refused:
         job.tensor("w", shape=3, filter=ps.TopK(0.5))  # type: ignore[arg-type]
-    assert refused.value.hint == "give filter=ps.Filters(push=ps.TopK(fraction=0.5))"
+    assert (
+        refused.value.hint
+        == "give filter=ps.Filters(push=ps.TopK(fraction=0.5)), or the same with `broadcast`"
+    )
     with pytest.raises(OptionError, match=r"expected ps\.Filters for `filter`, got 'dvf'"):
         job.tensor("w", shape=3, filter="dvf")  # type: ignore[arg-type]
     job.tensor("w", shape=3, filter=_push(ps.DVF(1.0)))

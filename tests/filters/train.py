@@ -78,4 +78,5 @@ def push(tensor: ps.Tensor, numbers: reference.Array, step: int) -> None:
             tensor.push_async(numbers).result()
 
 
-main()
+if __name__ == "__main__":
+    main()

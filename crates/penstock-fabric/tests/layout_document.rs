@@ -70,7 +70,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 6),
+        ("Submission", 7),
         ("Frame", 10 + 3 + 5),
         ("Record", 4),
         ("Handshake", 4),
@@ -133,6 +133,7 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("zero", Submission::Zero { tensor: 7 }),
         ("fetch", Submission::Fetch { tensor: 7, state: true, version: 10, ticket: 11 }),
         ("leave", Submission::Leave),
+        ("flush", Submission::Flush { tensor: 7 }),
     ];
     let rows = table("## Submission");
     assert_eq!(rows.len(), kinds.len());

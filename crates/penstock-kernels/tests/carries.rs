@@ -3,15 +3,16 @@
 
 mod travel;
 
-use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Base, Codec, Raw, Sparse};
-use penstock_kernels::filter::{Everything, Filter};
+use penstock_kernels::filter::{self, Coordinates, Everything, Filter};
+use penstock_kernels::{Dtype, Foreign};
 use proptest::prelude::*;
 use travel::changes::{Changes, ENTRY};
 use travel::loud::Loud;
 
 const CODECS: [&dyn Codec; 5] = [&Raw, &Changes, &Sparse::<2>, &Sparse::<4>, &Sparse::<8>];
 const LOUD: Loud = Loud { quiet: 2 };
+const AT: Coordinates = Coordinates { clock: 3, first: 0 };
 
 /// A chunk and what its receiver holds, which differ in a few bytes.
 fn chunks() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
@@ -73,18 +74,18 @@ proptest! {
         for (value, _) in &values {
             let value = &value[..bytes];
             let before = held.clone();
-            LOUD.next(value, &mut held);
+            LOUD.next(AT, value, &mut held);
             for (at, byte) in held.iter().enumerate() {
                 prop_assert!(*byte == before[at] || *byte == value[at]);
             }
         }
         for filter in [&Everything as &dyn Filter, &LOUD] {
             let mut held = values[0].0.clone();
-            filter.next(&values[0].0, &mut held);
+            filter.next(AT, &values[0].0, &mut held);
             prop_assert_eq!(&held, &values[0].0, "{:?}: there was nothing to hold back", filter);
         }
         let (value, mut held) = (&values[0].0, vec![0xee; values[0].0.len()]);
-        Everything.next(value, &mut held);
+        Everything.next(AT, value, &mut held);
         prop_assert!(held == *value && !Everything.holds_back());
     }
 }
@@ -109,5 +110,133 @@ fn what_a_payload_says_of_no_chunk_is_refused_by_what_it_says() {
             assert_eq!(Changes.decode(&payload, base, &mut chunk).unwrap_err().to_string(), said);
             assert_eq!(chunk, [1; 10]);
         }
+    }
+}
+
+fn number(dtype: Dtype, bytes: &[u8]) -> f64 {
+    match dtype {
+        Dtype::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).into(),
+        Dtype::F64 => f64::from_le_bytes(bytes.try_into().unwrap()),
+        Dtype::F16 => half::f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+        Dtype::Bf16 => half::bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+    }
+}
+
+fn bytes(dtype: Dtype, number: f64) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => (number as f32).to_le_bytes().to_vec(),
+        Dtype::F64 => number.to_le_bytes().to_vec(),
+        Dtype::F16 => half::f16::from_f64(number).to_le_bytes().to_vec(),
+        Dtype::Bf16 => half::bf16::from_f64(number).to_le_bytes().to_vec(),
+    }
+}
+
+/// Numbers whose differences are exact in every dtype, and some that are no numbers.
+fn numbers() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        20 => (-64_i32..64).prop_map(f64::from),
+        2 => prop::sample::select(&[0.0, -0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY]),
+    ]
+}
+
+/// The filter of values of that name.
+fn made(name: &str, dtype: Dtype, settings: &[f64]) -> std::sync::Arc<dyn Filter> {
+    let entry = filter::ALL.iter().find(|entry| entry.name == name).unwrap();
+    (entry.make)(dtype, settings).unwrap()
+}
+
+/// What becomes of the elements: `None` where an element was the same before, else whether it passed.
+fn passed(
+    filter: &dyn Filter,
+    dtype: Dtype,
+    pairs: &[(f64, f64)],
+    at: Coordinates,
+) -> Vec<Option<(f64, bool)>> {
+    let value: Vec<u8> = pairs.iter().flat_map(|&(value, _)| bytes(dtype, value)).collect();
+    let before: Vec<u8> = pairs.iter().flat_map(|&(_, held)| bytes(dtype, held)).collect();
+    let mut held = before.clone();
+    filter.next(at, &value, &mut held);
+    let size = dtype.size();
+    let each = value.chunks(size).zip(before.chunks(size)).zip(held.chunks(size));
+    each.map(|((value, before), held)| {
+        assert!(held == value || held == before, "an element passes whole, or not at all");
+        let difference = (number(dtype, value) - number(dtype, before)).abs();
+        (value != before).then_some((difference, held == value))
+    })
+    .collect()
+}
+
+proptest! {
+    #[test]
+    fn what_a_bound_holds_back_of_values_is_within_it_and_what_passes_is_not(
+        pairs in prop::collection::vec((numbers(), numbers()), 0..200),
+        dtype in prop::sample::select(&Dtype::ALL[..]),
+        relative: bool,
+        low in prop::sample::select(&[0.25, 1.0, 9.0]),
+        clock in 0_u64..20,
+    ) {
+        let filter = made("DVF", dtype, &[low, 1.0, f64::from(relative)]);
+        let passed = passed(&*filter, dtype, &pairs, Coordinates { clock, first: 0 });
+        let squares = |each: &Option<(f64, bool)>| {
+            each.map_or(0.0, |(by, _)| if by.is_finite() { by * by } else { 0.0 })
+        };
+        let mean = passed.iter().map(squares).sum::<f64>() / passed.len().max(1) as f64;
+        let bound = low / (clock as f64 + 1.0).sqrt() * if relative { mean.sqrt() } else { 1.0 };
+        for (by, passes) in passed.into_iter().flatten() {
+            // The bound is a number of the accumulator's.
+            if by.is_nan() || (by - bound).abs() > 1e-5 * bound {
+                prop_assert_eq!(passes, by.is_nan() || by > bound, "{} beside {}", by, bound);
+            }
+        }
+    }
+
+    #[test]
+    fn of_values_the_elements_that_are_furthest_behind_pass_and_of_equal_ones_the_first(
+        pairs in prop::collection::vec((numbers(), numbers()), 1..200),
+        dtype in prop::sample::select(&Dtype::ALL[..]),
+        fraction in prop::sample::select(&[0.01, 0.1, 0.5, 0.9]),
+    ) {
+        let passed = passed(&*made("TopK", dtype, &[fraction]), dtype, &pairs, AT);
+        let wanted = ((passed.len() as f64 * fraction).round() as usize).max(1);
+        let mut order: Vec<usize> = (0..passed.len()).filter(|&at| passed[at].is_some()).collect();
+        let by = |at: &usize| passed[*at].unwrap().0;
+        // NaN before infinity before the rest; the sort is stable.
+        order.sort_by(|a, b| by(b).is_nan().cmp(&by(a).is_nan()).then(by(b).total_cmp(&by(a))));
+        for (place, at) in order.iter().enumerate() {
+            prop_assert_eq!(passed[*at].unwrap().1, place < wanted || !by(at).is_finite(), "{}", place);
+        }
+    }
+
+    #[test]
+    fn as_many_elements_of_values_are_drawn_as_are_asked_for_and_others_at_another_clock(
+        elements in 100_usize..2000,
+        dtype in prop::sample::select(&Dtype::ALL[..]),
+        seed in 0_u32..9,
+    ) {
+        let filter = made("RandomK", dtype, &[0.1, seed.into()]);
+        let draw = |clock| -> Vec<usize> {
+            let passed = passed(&*filter, dtype, &vec![(2.0, 1.0); elements], Coordinates { clock, first: 5 });
+            (0..elements).filter(|&at| passed[at].unwrap().1).collect()
+        };
+        prop_assert_eq!(draw(3).len(), (elements as f64 * 0.1).round() as usize);
+        prop_assert_eq!(draw(3), draw(3));
+        prop_assert_ne!(draw(3), draw(4));
+        let whole = passed(&*filter, dtype, &[(f64::NAN, 1.0), (1.0, f64::INFINITY), (f64::NEG_INFINITY, 0.0)], AT);
+        prop_assert!(whole.into_iter().flatten().all(|(_, passes)| passes));
+    }
+}
+
+#[test]
+fn a_filter_of_values_that_never_holds_back_keeps_no_copy() {
+    for dtype in Dtype::ALL {
+        for (name, settings) in [
+            ("DVF", &[0.0, 1.0, 0.0][..]),
+            ("DVF", &[0.0, 0.0, 1.0]),
+            ("TopK", &[1.0]),
+            ("RandomK", &[1.0, 7.0]),
+        ] {
+            assert!(!made(name, dtype, settings).holds_back(), "{name} with {settings:?}");
+        }
+        assert!(made("DVF", dtype, &[1e-300, 1.0, 0.0]).holds_back());
     }
 }

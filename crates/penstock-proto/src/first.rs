@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The worker that does it.
 pub const FIRST: Rank = 0;
 
+const NO_ROOM: &str = "the server has no room for the reason";
+
 /// What a worker says to the first server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Say {
@@ -91,7 +93,18 @@ pub enum Heard {
 /// What somebody is told: whose request it answers.
 pub type Told = (Rank, u64, Heard);
 
-/// What worker 0 does for all, has done, and is waited for. `C` is what was charged for an entry.
+/// What is kept of what a worker says, with so many bytes of text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// That it waits, as long as it does.
+    Waits(usize),
+    /// What worker 0 does, for good.
+    Deed(usize),
+    /// Why its last attempt has failed, until the next.
+    Why(usize),
+}
+
+/// What worker 0 does for all, has done, and is waited for. `C` is what was charged for something that is kept.
 #[derive(Debug)]
 pub struct Firsts<C> {
     /// Attempts so far, of whatever.
@@ -110,9 +123,18 @@ struct Deed<C> {
     acts: Option<(u64, u64)>,
     /// The last call that was done; and the last attempt that has failed, its call, and the reason.
     done: u64,
-    failed: Option<(u64, u64, String)>,
+    failed: Option<Failed<C>>,
     /// From worker 0's first attempt on.
     charge: Option<C>,
+}
+
+#[derive(Debug)]
+struct Failed<C> {
+    attempt: u64,
+    call: u64,
+    why: String,
+    /// `None`: there was no room for worker 0's reason.
+    _charge: Option<C>,
 }
 
 impl<C> Default for Firsts<C> {
@@ -133,11 +155,11 @@ impl<C> Deed<C> {
         if self.done > done {
             return Some(Heard::Done { call: self.done });
         }
-        if let Some((attempt, call, why)) = &self.failed
-            && (1..=*attempt).contains(&begun)
-            && *call > done
+        if let Some(failed) = &self.failed
+            && (1..=failed.attempt).contains(&begun)
+            && failed.call > done
         {
-            return Some(Heard::Failed { why: why.clone() });
+            return Some(Heard::Failed { why: failed.why.clone() });
         }
         self.acts.filter(|&(attempt, _)| attempt > begun).map(|(attempt, _)| Heard::Begins { attempt })
     }
@@ -166,21 +188,20 @@ fn others(members: &Members) -> BTreeSet<Rank> {
 }
 
 impl<C> Firsts<C> {
-    /// What a worker says; those that are told something now. `charge` is for what is kept of it: so many bytes of text, beside
-    /// an entry. Who says what is another's to say, or what it has said before on another connection, changes nothing.
+    /// What a worker says; those that are told something now. `charge` is for what is kept of it. Who says what is another's to
+    /// say, or what it has said before on another connection, changes nothing.
     pub fn say<E>(
         &mut self,
         (rank, request): (Rank, u64),
         say: Say,
         members: &Members,
-        charge: impl FnOnce(usize) -> Result<C, E>,
+        charge: impl FnOnce(Kept) -> Result<C, E>,
     ) -> Result<Vec<Told>, E> {
         let mut told = Vec::new();
         match say.brief() {
             Say::Gathers { what, call } if rank == FIRST => {
                 if self.deeds.get(&what).is_none_or(|deed| deed.charge.is_none()) {
-                    // An attempt may fail for a reason that is as long as one may be.
-                    let charge = charge(what.len() + MAX_TEXT_BYTES)?;
+                    let charge = charge(Kept::Deed(what.len()))?;
                     self.deeds.entry(what.clone()).or_default().charge = Some(charge);
                 }
                 if let Some(deed) = self.deeds.get_mut(&what) {
@@ -196,11 +217,15 @@ impl<C> Firsts<C> {
                 if let Some((deed, (_, call))) = deed.and_then(|deed| acts(deed).map(|acts| (deed, acts))) {
                     let heard = match failed {
                         None => {
-                            deed.done = call;
+                            (deed.done, deed.failed) = (call, None);
                             Heard::Done { call }
                         }
                         Some(why) => {
-                            deed.failed = Some((attempt, call, why.clone()));
+                            deed.failed = None;
+                            let charge = charge(Kept::Why(why.len())).ok();
+                            // It must be told all the same.
+                            let why = if charge.is_some() { why } else { NO_ROOM.to_owned() };
+                            deed.failed = Some(Failed { attempt, call, why: why.clone(), _charge: charge });
                             Heard::Failed { why }
                         }
                     };
@@ -214,7 +239,7 @@ impl<C> Firsts<C> {
                     told.push((rank, request, heard));
                     return Ok(told);
                 }
-                let charge = charge(what.len())?;
+                let charge = charge(Kept::Waits(what.len()))?;
                 self.deeds.entry(what.clone()).or_default().waiting.insert((rank, request), (done, charge));
                 self.begin(&what, members, &mut told);
             }
@@ -422,20 +447,44 @@ mod tests {
 
     // The reason was kept, and only the name charged: three times as much as was paid for.
     #[test]
-    fn what_is_charged_covers_the_longest_name_and_the_longest_reason() {
+    fn what_is_charged_covers_the_longest_name_and_the_longest_reason_as_long_as_it_is_kept() {
         let mut firsts = Firsts::default();
-        let members = Members::of(0..1);
-        let mut say =
-            |request, say| firsts.say((0, request), say, &members, Ok::<usize, Infallible>).unwrap();
+        let members = Members::of(0..2);
+        let mut say = |request, say, room: bool| {
+            let charge = |kept| match kept {
+                Kept::Why(_) if !room => Err(()),
+                Kept::Waits(bytes) | Kept::Deed(bytes) | Kept::Why(bytes) => Ok(bytes),
+            };
+            let rank = Rank::from(matches!(say, Say::Waits { .. }));
+            firsts.say((rank, request), say, &members, charge).unwrap()
+        };
         let what = "w".repeat(3 * MAX_TEXT_BYTES);
-        let told = say(1, gathers(&what, 1));
-        assert_eq!(told, [(0, 1, Heard::Begins { attempt: 1 })]);
-        say(2, Say::Ends { what, attempt: 1, failed: Some("é".repeat(MAX_TEXT_BYTES)) });
+        let failed = || Some("é".repeat(MAX_TEXT_BYTES));
+        say(1, waits(&what, 0, 0), true);
+        say(2, gathers(&what, 1), true);
+        say(3, Say::Ends { what: what.clone(), attempt: 1, failed: failed() }, true);
+        let why = match &say(4, waits(&what, 0, 1), true)[..] {
+            [(1, 4, Heard::Failed { why })] => why.clone(),
+            told => panic!("{told:?}"),
+        };
+        say(5, waits(&what, 0, 0), true);
+        say(6, gathers(&what, 1), true);
+        say(7, Say::Ends { what: what.clone(), attempt: 2, failed: failed() }, false);
+        let told = say(8, waits(&what, 0, 2), false);
+        assert_eq!(told, [(1, 8, Heard::Failed { why: NO_ROOM.to_owned() })]);
+        say(9, waits(&what, 0, 0), true);
+        say(10, gathers(&what, 1), true);
+        say(11, Say::Ends { what: what.clone(), attempt: 3, failed: failed() }, true);
         let (name, deed) = firsts.deeds.first_key_value().unwrap();
-        let (_, _, reason) = deed.failed.as_ref().unwrap();
-        let kept = name.capacity() + reason.capacity();
-        assert!(kept > MAX_TEXT_BYTES, "{kept}");
-        assert!(deed.charge >= Some(kept), "{:?} of {kept} bytes", deed.charge);
+        let failed = deed.failed.as_ref().unwrap();
+        assert_eq!(failed.why, why);
+        assert!(deed.charge >= Some(name.len()) && failed._charge >= Some(why.len()), "{deed:?}");
+        assert!(deed.waiting.values().all(|(_, charge)| *charge >= name.len()), "{deed:?}");
+        firsts.say::<()>((0, 12), gathers(&what, 1), &members, |_| panic!("it is paid for")).unwrap();
+        firsts.say((1, 13), waits(&what, 0, 0), &members, |_| Ok::<_, ()>(0)).unwrap();
+        let ends = Say::Ends { what, attempt: 4, failed: None };
+        firsts.say((0, 14), ends, &members, |_| Ok::<_, ()>(0)).unwrap();
+        assert!(firsts.deeds.values().all(|deed| deed.failed.is_none()), "nobody is told of it any more");
     }
 
     /// Where a worker is in its program: it loads 1, then 2, and so on, each until it is told that it is done.

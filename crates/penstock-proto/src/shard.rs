@@ -69,7 +69,9 @@ pub trait Home {
     fn commit(&mut self, tensor: TensorId, chunk: u32);
     /// Takes the chunk's value (`slot` 0) or lane-full `part` of its state array `slot` - 1 from the lane of `writer`.
     fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank);
-    /// The chunk has this version now. Called after each fold or load of a chunk, and when a version passes without one.
+    /// All that a filter holds back of the chunk's value passes; whether there was any.
+    fn flush(&mut self, tensor: TensorId, chunk: u32) -> bool;
+    /// The chunk has this version now, and readers see of it what a filter lets pass. Called after each fold, load or flush of a chunk, and when a version passes without one.
     fn publish(&mut self, tensor: TensorId, chunk: u32, version: u64, steps: u64);
     /// All chunks of the tensor that are homed here have at least this version.
     fn progress(&mut self, tensor: TensorId, version: u64);
@@ -325,6 +327,7 @@ impl Shard {
                 check_limit("the steps of a load", steps)?;
             }
             (Submission::Zero { tensor }, Some(writer)) => self.check_load(writer, tensor, 0, 0, (0, 0))?,
+            (Submission::Flush { tensor }, Some(_)) => _ = self.known(tensor)?,
             (Submission::Clock { clock }, Some(_)) => check_limit("its clock", clock)?,
         }
         Ok(Judged { peer, submission: *submission })
@@ -348,6 +351,10 @@ impl Shard {
             Submission::Zero { tensor } => {
                 self.check_committed(tensor, 0)?;
                 self.zero(tensor, home)
+            }
+            Submission::Flush { tensor } => {
+                self.flush(tensor, home);
+                Ok(())
             }
             Submission::Fetch { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
@@ -603,6 +610,16 @@ impl Shard {
             }
         }
         self.begin(id, home)
+    }
+
+    /// What was folded so far is seen, all of it; the versions stay.
+    fn flush(&mut self, id: TensorId, home: &mut impl Home) {
+        let tensor = self.tensors.get_mut(id).expect("it was judged to be known");
+        for (&chunk, state) in tensor.chunks.iter().zip(&tensor.states) {
+            if state.loaded && home.flush(id, chunk) {
+                home.publish(id, chunk, state.version, state.steps);
+            }
+        }
     }
 
     /// The tensor has its first value, whole: workers that have already passed iterations by move it on.

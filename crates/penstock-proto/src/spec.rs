@@ -106,6 +106,14 @@ pub enum SpecError {
         /// The consistency that was asked for.
         consistency: Consistency,
     },
+    /// What a filter holds back of a value belongs to the next: here nothing of it does.
+    #[error(
+        "`{name}`: expected no filter of values where each contribution replaces the value: what is held back of one would stand in the next"
+    )]
+    FiltersReplaced {
+        /// The tensor.
+        name: String,
+    },
     /// It cannot travel as it is declared to.
     #[error("`{name}`: {why}")]
     Travel {
@@ -123,7 +131,10 @@ impl SpecError {
             Self::BadNumber { name, what, expected, got: _ } => vec![name, what, expected],
             // It is shown as it would be spelled in a program: a line's end in it is what is wrong with it.
             Self::BadName { got } => Vec::from_iter((got.len() > MAX_TEXT_BYTES).then_some(got)),
-            Self::BadShape { name, .. } | Self::TooLarge { name, .. } | Self::ReplacesAlone { name, .. } => {
+            Self::FiltersReplaced { name }
+            | Self::BadShape { name, .. }
+            | Self::TooLarge { name, .. }
+            | Self::ReplacesAlone { name, .. } => {
                 vec![name]
             }
             Self::Travel { name, why } => std::iter::once(name).chain(why.texts()).collect(),
@@ -169,7 +180,11 @@ impl TensorSpec {
         self.check_numbers()?;
         self.check_replacement()?;
         let refused = |why| SpecError::Travel { name: self.name.clone(), why };
-        self.travel.resolve(self.dtype, known).map_err(refused)
+        let terms = self.travel.resolve(self.dtype, known).map_err(refused)?;
+        if self.rule == Rule::Replace && terms.filter.holds_back() {
+            return Err(SpecError::FiltersReplaced { name: self.name.clone() });
+        }
+        Ok(terms)
     }
 
     /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last
@@ -247,6 +262,7 @@ impl TensorSpec {
 pub(crate) mod tests {
     use super::*;
     use crate::encoding::Encoding;
+    use crate::travel::Filtering;
 
     pub(crate) fn spec(consistency: Consistency) -> TensorSpec {
         TensorSpec {
@@ -307,6 +323,17 @@ pub(crate) mod tests {
         let mut theirs = ours.clone();
         theirs.travel.values.insert(0, Encoding(9));
         assert_eq!(ours.difference(&theirs), Some(("encodings of values", "[0]".into(), "[9, 0]".into())));
+    }
+
+    #[test]
+    fn a_filter_of_values_is_refused_where_values_are_replaced_unless_it_holds_nothing_back() {
+        let filtered = |rule, low| {
+            let filter = Filtering::of_values("DVF", &[low, 1.0, 0.0]).unwrap();
+            let travel = Travel::filtered(Filtering::NONE, filter, Dtype::F32);
+            check(&TensorSpec { rule, travel, ..spec(Consistency::Bsp) })
+        };
+        assert_eq!(filtered(Rule::Replace, 0.5), Err(SpecError::FiltersReplaced { name: "w".into() }));
+        assert_eq!((filtered(Rule::Replace, 0.0), filtered(Rule::Add, 0.5)), (Ok(()), Ok(())));
     }
 
     #[test]

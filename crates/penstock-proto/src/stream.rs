@@ -3,11 +3,10 @@
 //! Receivers do not all hold the same publication: one comes late, one is cut off and comes back, one is slow and skips some;
 //! each is sent the newest when its turn comes. So three things are kept apart:
 //!
-//! - What receivers of the **newest publication** hold. Each is sent that, whatever it held before. Where everything passes, it
-//!   is the value itself and takes no memory. Where a filter holds something back, it is kept here, and the filter runs once
-//!   for each publication, however many receivers there are. What is held back is the difference between this and the value,
-//!   computed anew at every publication: none of it can be lost on the way. What is held back of the last publication stays at
-//!   the home.
+//! - What receivers of the **newest publication** hold. Each is sent that, whatever it held before. It is what readers on the
+//!   home's own host see, and takes no memory here. Where everything passes it is the value itself. Where a filter holds something
+//!   back, the home keeps the value beside it, and the filter runs once for each publication, however many receivers there are.
+//!   What is held back is the difference between the two, computed anew at every publication: none of it can be lost on the way.
 //! - The **shadow**: what receivers of one earlier publication hold. Differences are taken against it, and it is kept only
 //!   where an encoding uses it. It is the last publication before the newest that was sent to any receiver: one that was sent
 //!   to none is held by none, and keeping it would cost a copy for nothing.
@@ -24,10 +23,8 @@
 
 use crate::encoding::{Sent, Shadow, Source};
 use crate::travel::Terms;
-use penstock_kernels::filter::Filter;
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// One chunk's.
 #[derive(Debug)]
@@ -42,30 +39,19 @@ struct Chunk {
 /// The streams of the chunks of one tensor that one shard is home of.
 #[derive(Debug)]
 pub struct Streams {
-    filter: Arc<dyn Filter>,
     chunks: Vec<Chunk>,
-    /// What receivers of the newest publication hold; empty where that is the value.
-    held: Vec<u8>,
-    /// The shadow; empty where no encoding uses one.
     shadow: Vec<u8>,
-}
-
-/// How many copies of the value streams with these terms keep.
-fn copies(terms: &Terms) -> [bool; 2] {
-    [terms.filter.holds_back(), terms.values.uses_base()]
 }
 
 /// Bytes that [`Streams`] of so many chunks, of so many bytes in all, take; 0 where nothing has to be kept.
 pub fn bytes_kept(terms: &Terms, chunks: u64, bytes: u64) -> u64 {
-    let copies = copies(terms).iter().filter(|&&copy| copy).count() as u64;
-    copies * bytes + if copies > 0 { chunks * size_of::<Chunk>() as u64 } else { 0 }
+    if terms.values.uses_base() { bytes + chunks * size_of::<Chunk>() as u64 } else { 0 }
 }
 
 impl Streams {
     /// For chunks of these lengths, all zeros so far; `None` where nothing has to be kept.
     pub fn new(terms: &Terms, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
-        let [holds_back, uses_base] = copies(terms);
-        if !holds_back && !uses_base {
+        if !terms.values.uses_base() {
             return None;
         }
         let mut bytes = 0;
@@ -75,48 +61,27 @@ impl Streams {
             Chunk { range, sent: Cell::new(0), shadow: 0 }
         };
         let chunks = lengths.into_iter().map(chunk).collect();
-        let kept = |keeps: bool| vec![0; if keeps { bytes } else { 0 }];
-        let (held, shadow) = (kept(holds_back), kept(uses_base));
-        Some(Self { filter: Arc::clone(&terms.filter), chunks, held, shadow })
+        Some(Self { chunks, shadow: vec![0; bytes] })
     }
 
-    /// The chunk is about to go on from this publication, with the value that it has there. Whatever changes a value (a fold, a
-    /// load, a commit) calls it first, and so does a publication of a value that has not changed. A second call for the same
+    /// The chunk is about to go on from this publication, whose receivers hold this. Whatever changes that (a fold, a load, a commit)
+    /// calls it first, and so does a publication of a value that has not changed. A second call for the same
     /// publication, or one for a number that was never published, does nothing.
-    pub fn keep(&mut self, local: usize, publication: u64, value: &[u8]) {
-        let Self { chunks, held, shadow, .. } = self;
+    pub fn keep(&mut self, local: usize, publication: u64, held: &[u8]) {
+        let Self { chunks, shadow } = self;
         let chunk = &mut chunks[local];
-        if !shadow.is_empty()
-            && publication > 0
-            && chunk.sent.get() == publication
-            && chunk.shadow != publication
-        {
-            let before = if held.is_empty() { value } else { &held[chunk.range.clone()] };
-            shadow[chunk.range.clone()].copy_from_slice(before);
+        if publication > 0 && chunk.sent.get() == publication && chunk.shadow != publication {
+            shadow[chunk.range.clone()].copy_from_slice(held);
             chunk.shadow = publication;
         }
     }
 
-    /// The chunk was loaded with this value, and is to be published.
-    pub fn load(&mut self, local: usize, value: &[u8]) {
-        if !self.held.is_empty() {
-            self.held[self.chunks[local].range.clone()].copy_from_slice(value);
-        }
-    }
-
-    /// The chunk was published with this value: the filter decides what its receivers shall hold.
-    pub fn publish(&mut self, local: usize, value: &[u8]) {
-        if !self.held.is_empty() {
-            self.filter.next(value, &mut self.held[self.chunks[local].range.clone()]);
-        }
-    }
-
-    /// The newest publication, which has this value, to be sent to a receiver at this position.
-    pub fn send<'a>(&'a self, local: usize, publication: u64, value: &'a [u8], position: u64) -> Sent<'a> {
-        let Self { chunks, held, shadow, .. } = self;
+    /// The newest publication, whose receivers are to hold this, to be sent to a receiver at this position.
+    pub fn send<'a>(&'a self, local: usize, publication: u64, held: &'a [u8], position: u64) -> Sent<'a> {
+        let Self { chunks, shadow } = self;
         let chunk = &chunks[local];
         chunk.sent.set(publication);
-        let source = Source::Stands(if held.is_empty() { value } else { &held[chunk.range.clone()] });
+        let source = Source::Stands(held);
         let shadow = (chunk.shadow > 0)
             .then(|| Shadow { publication: chunk.shadow, bytes: &shadow[chunk.range.clone()] });
         Sent { source, shadow, position }

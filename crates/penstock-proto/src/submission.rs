@@ -68,6 +68,11 @@ pub enum Submission {
         /// Comes back behind what has this version by now. Grows with every fetch, from 1; or [`NO_TICKET`].
         ticket: u64,
     },
+    /// What a filter holds back of the tensor's values is to pass, all of it.
+    Flush {
+        /// The tensor.
+        tensor: TensorId,
+    },
     /// The last that comes from this worker: it leaves. Everything before it counts.
     Leave,
 }
@@ -76,7 +81,7 @@ pub enum Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is not one of ours.
-    #[error("expected a submission of kind 1 to 6, got {got}")]
+    #[error("expected a submission of kind 1 to 7, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -89,6 +94,7 @@ const LOAD: u32 = 3;
 const ZERO: u32 = 4;
 const FETCH: u32 = 5;
 const LEAVE: u32 = 6;
+const FLUSH: u32 = 7;
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -116,6 +122,7 @@ impl Submission {
             Self::Fetch { tensor, state, version, ticket } => {
                 [pack(FETCH, tensor), u64::from(state), version, ticket, 0, 0, 0, 0]
             }
+            Self::Flush { tensor } => [pack(FLUSH, tensor), 0, 0, 0, 0, 0, 0, 0],
             Self::Leave => [pack(LEAVE, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
@@ -137,6 +144,7 @@ impl Submission {
             }
             ZERO => Ok(Self::Zero { tensor }),
             FETCH => Ok(Self::Fetch { tensor, state: words[1] != 0, version: words[2], ticket: words[3] }),
+            FLUSH => Ok(Self::Flush { tensor }),
             LEAVE => Ok(Self::Leave),
             got => Err(SubmissionError::UnknownKind { got }),
         }

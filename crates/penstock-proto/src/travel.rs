@@ -4,9 +4,9 @@
 //! A [`Travel`] is a few numbers, and every worker declares the same. Each end looks them up once, when the tensor is declared,
 //! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
-//! A filter makes what is read on other hosts lag behind: a receiver of a version has only the part of each update that the
-//! filter has let pass so far. That is true of the last version too, and so of what is saved there. Workers on the host of a
-//! chunk's home share its memory: there nothing travels, and they see the value itself.
+//! A filter of values makes what is read lag behind: a reader of a version has only the part of each update that the filter has
+//! let pass so far. That is true of the last version too. Workers on the host of a chunk's home see what the others are sent, so
+//! that all read the same; the value itself stands beside it, and is what a fold adds to.
 //!
 //! Contributions have a filter of their own kind ([`sums`]): what it holds back is carried into the worker's next push. It runs
 //! where the contribution enters the lane, once for each push, however often frames are sent; so it changes what is trained,
@@ -37,9 +37,19 @@ impl Filtering {
     /// The filter of contributions of that name, with so many settings as it has; `None`: this process has no such filter.
     pub fn of_sums(name: &str, settings: &[f64]) -> Option<Self> {
         let row = sums::ALL.iter().find(|row| row.name == name && row.settings.len() == settings.len())?;
+        Some(Self::numbered(row.number, settings))
+    }
+
+    /// The filter of values of that name, likewise.
+    pub fn of_values(name: &str, settings: &[f64]) -> Option<Self> {
+        let row = filter::ALL.iter().find(|row| row.name == name && row.settings.len() == settings.len())?;
+        Some(Self::numbered(row.number, settings))
+    }
+
+    fn numbered(filter: u8, settings: &[f64]) -> Self {
         let mut all = [0.0; SETTINGS];
         all[..settings.len()].copy_from_slice(settings);
-        Some(Self { filter: row.number, settings: all })
+        Self { filter, settings: all }
     }
 }
 
@@ -72,13 +82,15 @@ impl Default for Travel {
 }
 
 impl Travel {
-    /// Pushes through this filter, which leaves zeros: what is not zero of them is sent, where that is shorter. The rest raw.
-    pub fn of_pushes(sums: Filtering, dtype: Dtype) -> Self {
+    /// Through filters of pushes and of values. What these hold back reads zero in a push, and is as it was in a value: the rest is
+    /// sent alone, where that is shorter. What has no filter goes raw.
+    pub fn filtered(sums: Filtering, filter: Filtering, dtype: Dtype) -> Self {
         let shorter = |entry: &&codec::Entry| !entry.codec.is_verbatim() && entry.codec.carries(dtype);
-        let sparse = codec::ALL.iter().find(shorter).filter(|_| sums != Filtering::NONE);
-        let sparse = sparse.map(|entry| Encoding(entry.number));
-        let contributions = sparse.into_iter().chain([Encoding::RAW]).collect();
-        Self { sums, contributions, ..Self::default() }
+        let sparse = codec::ALL.iter().find(shorter).map(|entry| Encoding(entry.number));
+        let encodings = |filtering: Filtering| {
+            sparse.filter(|_| filtering != Filtering::NONE).into_iter().chain([Encoding::RAW]).collect()
+        };
+        Self { filter, sums, values: encodings(filter), contributions: encodings(sums) }
     }
 }
 
@@ -327,22 +339,26 @@ impl Travel {
             let numbers: Vec<u8> = encodings.iter().map(|encoding| encoding.0).collect();
             format!("{numbers:?}")
         };
-        let filter = |Filtering { filter, settings }| match filter {
-            0 => "none".to_owned(),
-            _ => format!("{filter} with {settings:?}"),
-        };
-        let of_sums = |filtering: Filtering| match sums::ALL.iter().find(|row| row.number == filtering.filter)
-        {
-            Some(row) if filtering.filter > 0 => {
-                let settings = row.settings.iter().zip(filtering.settings);
+        let told = |Filtering { filter, settings }: Filtering, row: Option<(&str, &[&str])>| match row {
+            _ if filter == 0 => "none".to_owned(),
+            None => format!("{filter} with {settings:?}"),
+            Some((name, names)) => {
+                let settings = names.iter().zip(settings);
                 let settings: Vec<String> =
                     settings.map(|(name, setting)| format!("{name} {setting}")).collect();
-                format!("{} with {}", row.name, settings.join(", "))
+                format!("{name} with {}", settings.join(", "))
             }
-            _ => filter(filtering),
+        };
+        let of_values = |filtering: Filtering| {
+            let row = filter::ALL.iter().find(|row| row.number == filtering.filter);
+            told(filtering, row.map(|row| (row.name, row.settings)))
+        };
+        let of_sums = |filtering: Filtering| {
+            let row = sums::ALL.iter().find(|row| row.number == filtering.filter);
+            told(filtering, row.map(|row| (row.name, row.settings)))
         };
         let pairs = [
-            ("filter", filter(self.filter), filter(other.filter)),
+            ("filter of values", of_values(self.filter), of_values(other.filter)),
             ("filter of contributions", of_sums(self.sums), of_sums(other.sums)),
             ("encodings of values", numbers(&self.values), numbers(&other.values)),
             ("encodings of contributions", numbers(&self.contributions), numbers(&other.contributions)),
@@ -503,9 +519,9 @@ mod tests {
         for (theirs, what) in [
             (
                 travel(&BY, &[0], 4, [0.25, 0.0]),
-                ("filter", "4 with [0.5, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0]"),
+                ("filter of values", "4 with [0.5, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0]"),
             ),
-            (travel(&BY, &[0], 0, [0.0; 2]), ("filter", "4 with [0.5, 0.0, 0.0]", "none")),
+            (travel(&BY, &[0], 0, [0.0; 2]), ("filter of values", "4 with [0.5, 0.0, 0.0]", "none")),
             (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values", "[1, 0]", "[0]")),
             (travel(&BY, &[1, 0], 4, [0.5, 0.0]), ("encodings of contributions", "[0]", "[1, 0]")),
         ] {
@@ -515,15 +531,23 @@ mod tests {
     }
 
     #[test]
-    fn pushes_with_a_filter_are_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
+    fn what_is_filtered_is_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
         let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        let top = Filtering::of_values("TopK", &[0.5]).unwrap();
         for (dtype, sparse) in [(Dtype::Bf16, 1), (Dtype::F16, 1), (Dtype::F32, 2), (Dtype::F64, 3)] {
-            let travel = Travel::of_pushes(bounded, dtype);
+            let travel = Travel::filtered(bounded, Filtering::NONE, dtype);
             assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
             let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
             assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim() && terms.sums.is_some());
+            assert!(!terms.filter.holds_back());
+            let travel = Travel::filtered(Filtering::NONE, top, dtype);
+            assert_eq!(travel.values, [Encoding(sparse), Encoding::RAW]);
+            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+            assert!(terms.values.uses_base() && terms.contributions.is_verbatim() && terms.sums.is_none());
+            assert!(terms.filter.holds_back());
         }
-        assert_eq!(Travel::of_pushes(Filtering::NONE, Dtype::F32), Travel::default());
+        assert_eq!(Travel::filtered(Filtering::NONE, Filtering::NONE, Dtype::F32), Travel::default());
+        assert_eq!(Filtering::of_values("TopK", &[0.5, 1.0]), None);
         assert_eq!(Filtering::of_sums("DVF", &[0.5]), None);
         assert_eq!(Filtering::of_sums("dvf", &[0.5, 1.0, 0.0]), None);
     }

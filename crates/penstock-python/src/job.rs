@@ -130,9 +130,15 @@ fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
     Ok(row.plain.with(row.flags.iter().copied().filter(is_set).collect()))
 }
 
-/// The filter of pushes that Python names, with its settings.
-fn filtering(py: Python<'_>, name: &str, settings: &[f64]) -> PyResult<Filtering> {
-    Filtering::of_sums(name, settings).ok_or_else(|| {
+/// A filter that Python names, with its settings.
+type Named = (String, Vec<f64>);
+
+fn filtering(
+    py: Python<'_>,
+    (name, settings): &Named,
+    find: impl FnOnce(&str, &[f64]) -> Option<Filtering>,
+) -> PyResult<Filtering> {
+    find(name, settings).ok_or_else(|| {
         let message =
             format!("expected a filter of this library and its settings, got {name:?} with {settings:?}");
         bad_argument(py, "OptionError", &message, None)
@@ -275,8 +281,8 @@ impl Job {
         rescale: f64,
         clip: Option<f64>,
         refuse_nonfinite: bool,
-        push_filter: &str,
-        filter_settings: Vec<f64>,
+        push_filter: Named,
+        broadcast_filter: Named,
         timeout: Option<Seconds>,
     ) -> PyResult<Tensor> {
         let dtype = Dtype::from_name(dtype).ok_or_else(|| {
@@ -315,7 +321,11 @@ impl Job {
             rescale,
             clip,
             refuse_nonfinite,
-            travel: Travel::of_pushes(filtering(py, push_filter, &filter_settings)?, dtype),
+            travel: Travel::filtered(
+                filtering(py, &push_filter, Filtering::of_sums)?,
+                filtering(py, &broadcast_filter, Filtering::of_values)?,
+                dtype,
+            ),
         };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;

@@ -63,6 +63,10 @@ impl<'a> Quick<'a, Arc<CoreTensor>> {
         self.0.chunks()
     }
 
+    fn holds_back(&self) -> bool {
+        self.0.holds_back()
+    }
+
     fn model(&self) -> &'a Arc<Mapping> {
         self.0.model()
     }
@@ -187,6 +191,29 @@ impl Tensor {
     ) -> PyResult<Option<u64>> {
         let timeout = span(timeout)?;
         detached(py, |free| self.tensor.on(free).flush(settings.0, timeout))
+    }
+
+    #[getter]
+    fn holds_back(&self) -> bool {
+        self.tensor.quick().holds_back()
+    }
+
+    fn release(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
+        let timeout = span(timeout)?;
+        detached(py, |free| self.tensor.on(free).release(timeout))
+    }
+
+    fn pull_whole(
+        &self,
+        py: Python<'_>,
+        out: &Bound<'_, PyAny>,
+        slack: Option<i64>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<u64> {
+        let timeout = span(timeout)?;
+        let mut held = Held::new(out)?;
+        let out = held.bytes_mut(py)?;
+        detached(py, |free| self.tensor.on(free).pull_whole(out, slack, timeout))
     }
 
     fn held_back(&self, py: Python<'_>) -> PyResult<(f64, u64)> {

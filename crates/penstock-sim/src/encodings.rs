@@ -6,13 +6,13 @@
 //! Some chunks go raw: so what a stream carries changes from one publication to the next.
 //!
 //! [`Reluctant`] holds back one changed word in four. It is declared of marked tensors alone, whose contributions do not depend on
-//! what was read. What a worker on another host then has is not the value, but what its home has to have kept for it: that is judged
-//! bit by bit.
+//! what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
+//! is one thing on all hosts.
 
 use crate::rng::Rng;
 use crate::workload::{Kind, Workload};
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
-use penstock_kernels::filter::{self, Filter, sums};
+use penstock_kernels::filter::{self, Coordinates, Filter, sums};
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::Encoding;
 use penstock_proto::spec::TensorSpec;
@@ -75,7 +75,7 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     }
 }
 
-/// Whether what is read elsewhere is not the value, but what was let pass of it.
+/// Whether what is read is not the value, but what was let pass of it.
 pub fn holds_back(spec: &TensorSpec) -> bool {
     spec.travel.filter != Filtering::NONE
 }
@@ -205,7 +205,7 @@ impl Reluctant {
 }
 
 impl Filter for Reluctant {
-    fn next(&self, value: &[u8], held: &mut [u8]) {
+    fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
         for (index, (now, held)) in value.chunks(Self::WORD).zip(held.chunks_mut(Self::WORD)).enumerate() {
             if Self::passes(index, now) {
                 held.copy_from_slice(now);
@@ -278,11 +278,12 @@ mod tests {
     fn about_a_quarter_of_what_has_changed_is_held_back_and_what_is_the_same_stays_so() {
         let value: Vec<u8> = (0..8000u32).flat_map(|number| f64::from(number).to_le_bytes()).collect();
         let mut held = vec![0; value.len()];
-        Reluctant.next(&value, &mut held);
+        let at = Coordinates::of_version(0, 0);
+        Reluctant.next(at, &value, &mut held);
         let same = value.chunks(8).zip(held.chunks(8)).filter(|(now, held)| now == held).count();
         assert!((5600..6400).contains(&same), "{same} of 8000 passed");
         let mut there = value.clone();
-        Reluctant.next(&value, &mut there);
+        Reluctant.next(at, &value, &mut there);
         assert_eq!(there, value);
     }
 }

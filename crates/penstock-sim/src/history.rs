@@ -99,7 +99,7 @@ pub enum Observation<'a> {
         version: u64,
         /// Its value.
         value: &'a [u8],
-        /// What of it those hold from now on that are sent it on other hosts: the value, unless a filter holds something back.
+        /// What of it readers see from now on, on every host: the value, unless a filter holds something back.
         held: &'a [u8],
     },
     /// A worker read a chunk.

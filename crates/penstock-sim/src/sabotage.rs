@@ -53,6 +53,8 @@ pub enum Sabotage {
     DecodesByAnother,
     /// A home sends what its filter holds back.
     LeaksThroughTheFilter,
+    /// Readers on a home's host see what its filter holds back.
+    ShowsWhatIsHeldBack,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
     /// An end that has work left, frames that it has read or submissions that waited for room, waits until more bytes come.

@@ -6,7 +6,7 @@
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
-use penstock_kernels::filter::Filter;
+use penstock_kernels::filter::{Coordinates, Filter};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
@@ -99,9 +99,9 @@ pub enum Deed {
         tensor: TensorId,
         /// The chunk.
         chunk: u32,
-        /// What readers see from now on.
+        /// What it is.
         mirror: Mirror,
-        /// What of it those hold that are sent it on other hosts.
+        /// What of it readers see from now on.
         held: Rc<[u8]>,
     },
 }
@@ -118,8 +118,10 @@ struct Chunk {
     undone: Option<Rc<[u8]>>,
     /// The last two values that were loaded, likewise.
     loaded: [Option<Rc<[u8]>>; 2],
-    /// What the filter has let pass, kept here once more, so that a slip in [`Streams`] is seen; empty where everything passes.
+    /// What the filter has let pass; empty where everything passes.
     held: Vec<u8>,
+    /// What is sent instead of that: of use to [`Sabotage`] alone.
+    leaked: Option<Rc<[u8]>>,
     /// Publications so far.
     sequence: u64,
     /// What stands there, as it is sent to several.
@@ -135,7 +137,7 @@ struct Tensor {
     values: Agreed,
     contributions: Agreed,
     filter: Arc<dyn Filter>,
-    /// What workers on other hosts hold, where that has to be kept.
+    /// What workers on other hosts held, where that has to be kept.
     streams: Option<Streams>,
     chunks: BTreeMap<u32, Chunk>,
     /// Those chunks, ascending.
@@ -189,6 +191,7 @@ impl Memory {
                     undone: None,
                     loaded: [None, None],
                     held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
+                    leaked: None,
                     sequence: 0,
                     sum: OncePublished::default(),
                     aside: None,
@@ -231,6 +234,13 @@ impl Memory {
     /// What stands published of the chunk.
     pub fn mirror(&self, id: TensorId, chunk: u32) -> Option<&Mirror> {
         self.tensors.get(&id)?.chunks.get(&chunk)?.mirror.as_ref()
+    }
+
+    /// What the chunk has come to, though readers may not see all of it.
+    pub fn whole(&self, id: TensorId, chunk: u32) -> Option<Mirror> {
+        let Chunk { mirror, value, held, .. } = self.tensors.get(&id)?.chunks.get(&chunk)?;
+        let mirror = mirror.clone()?;
+        Some(if held.is_empty() { mirror } else { Mirror { value: Rc::from(&value[..]), ..mirror } })
     }
 
     /// Whether the tensor is known here.
@@ -361,11 +371,11 @@ impl Home for Memory {
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, loaded, held, sequence, .. } =
+        let Chunk { value, state, lanes, mirror, loaded, held, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
-            streams.keep(local, *sequence, &mirror.value);
+            streams.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
         }
         if slot == 0 {
             match &loaded[0] {
@@ -380,14 +390,20 @@ impl Home for Memory {
             if !held.is_empty() {
                 held.copy_from_slice(value);
             }
-            if let Some(streams) = streams {
-                streams.load(local, value);
-            }
         } else {
             // An array is as many lane-fulls as its elements are wider than the tensor's.
             let at = (slot - 1) as usize * wider + part as usize;
             state[at * lane.len()..][..lane.len()].copy_from_slice(lane);
         }
+    }
+
+    fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
+        let Chunk { value, held, .. } = self.chunk(id, chunk);
+        let is_due = !held.is_empty() && held[..] != value[..];
+        if is_due {
+            held.copy_from_slice(value);
+        }
+        is_due
     }
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
@@ -397,40 +413,39 @@ impl Home for Memory {
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
         let leaks = self.breaks(Sabotage::LeaksThroughTheFilter, 4);
+        let shows = self.breaks(Sabotage::ShowsWhatIsHeldBack, 4);
         let Tensor { chunks, homed, filter, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, held, sequence, .. } =
+        let Chunk { value, mirror, before, undone, held, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
             if let Some(Mirror { value, .. }) = mirror {
-                let held = before.take_if(|_| mistakes).unwrap_or_else(|| value.clone());
+                let sent = || leaked.as_ref().unwrap_or(value).clone();
+                let held = before.take_if(|_| mistakes).unwrap_or_else(sent);
                 streams.keep(local, *sequence, &held);
                 *before = Some(held);
             }
-            match leaks {
-                true => streams.load(local, value),
-                false => streams.publish(local, value),
-            }
         }
         if !held.is_empty() {
-            filter.next(value, held);
+            filter.next(Coordinates::of_version(version, 0), value, held);
         }
         *sequence += 1;
         let version = (version + early).saturating_sub(late);
         let new = Mirror { version, steps, value: Rc::from(&value[..]) };
-        let mut seen = new.clone();
+        let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
+        *leaked = if leaks { Some(new.value.clone()) } else { Some(held.clone()).filter(|_| shows) };
+        let mut seen = Mirror { value: if shows { new.value.clone() } else { held.clone() }, ..new };
         match mirror {
             Some(_) if kept => return,
             Some(old) if torn => {
-                let half = value.len() / 2;
-                seen.value = [&value[..half], &old.value[half..]].concat().into();
+                let half = held.len() / 2;
+                seen.value = [&held[..half], &old.value[half..]].concat().into();
             }
             _ => {}
         }
         *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
-        let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
         self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
     }
@@ -486,8 +501,9 @@ impl Homed for Memory {
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
         let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
         let chunk = homed[local];
-        let Chunk { mirror, sequence, sum, .. } = &chunks[&chunk];
+        let Chunk { mirror, leaked, sequence, sum, .. } = &chunks[&chunk];
         let value = &mirror.as_ref().expect("what is sent is published").value;
+        let value = leaked.as_ref().unwrap_or(value);
         let sent = match streams {
             Some(streams) => streams.send(local, *sequence, value, position),
             None => Sent { source: Source::Published(value, sum, *sequence), shadow: None, position },

@@ -178,6 +178,11 @@ fn what_a_filter_holds_back_and_is_sent_all_the_same_is_seen() {
 }
 
 #[test]
+fn what_a_filter_holds_back_and_is_seen_on_the_home_s_host_all_the_same_is_seen() {
+    is_seen_by(Sabotage::ShowsWhatIsHeldBack, "atomicity", 5);
+}
+
+#[test]
 fn a_barrier_that_opens_early_is_seen() {
     is_seen_by(Sabotage::OpensBarriersEarly, "membership", 60);
 }

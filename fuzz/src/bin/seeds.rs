@@ -22,6 +22,7 @@ fn main() {
         Submission::Clock { clock: 4 },
         Submission::Load { tensor: 1, first: 0, count: 1, slot: 1, part: 0, steps: 9 },
         Submission::Zero { tensor: 1 },
+        Submission::Flush { tensor: 1 },
         Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
     ];
     let job = job_number("job");

@@ -11,9 +11,11 @@ use std::ops::Range;
 pub struct ExtentLayout {
     pub(super) cut: Cut,
     pub(super) extent: Extent,
-    /// Bytes of optimizer state behind each byte-full chunk.
+    /// Bytes of optimizer state of each full chunk, and of its whole value before that.
     state_per_chunk: usize,
     state_per_byte: (usize, usize),
+    /// Whether a filter holds back some of the values: then they stand whole before each chunk's state.
+    holds_back: bool,
     /// Of one that lies in a region with others: the server's shards.
     pub(super) pooled: Option<u32>,
 }
@@ -23,7 +25,14 @@ impl ExtentLayout {
     pub fn new(cut: Cut, extent: Extent, dtype: Dtype, state_per_element: usize) -> Self {
         let state_per_byte = (state_per_element, dtype.size());
         let state_per_chunk = cut.chunk_bytes() as usize / dtype.size() * state_per_element;
-        Self { cut, extent, state_per_chunk, state_per_byte, pooled: None }
+        Self { cut, extent, state_per_chunk, state_per_byte, holds_back: false, pooled: None }
+    }
+
+    /// The same for a tensor of whose values a filter may hold something back.
+    #[must_use]
+    pub fn holding_back(self, holds_back: bool) -> Self {
+        let whole = if holds_back && !self.holds_back { self.cut.chunk_bytes() as usize } else { 0 };
+        Self { holds_back, state_per_chunk: self.state_per_chunk + whole, ..self }
     }
 
     /// The same, in a region with others, of a server of `shards` shards.
@@ -51,9 +60,12 @@ impl ExtentLayout {
         (last.end - self.cut.range(self.extent.first).start) as usize
     }
 
-    /// Bytes of the extent's state.
+    /// Bytes of the extent's state, and of what stands with it.
     pub fn state_bytes(&self) -> usize {
-        self.bytes() / self.state_per_byte.1 * self.state_per_byte.0
+        match self.extent.count {
+            0 => 0,
+            count => self.beside(self.extent.first + count - 1).end,
+        }
     }
 
     /// Layout of the model's region.
@@ -87,6 +99,21 @@ impl ExtentLayout {
     /// Where its state lies: all arrays, one after the other.
     pub fn state(&self, chunk: u32) -> Range<usize> {
         let start = (chunk - self.extent.first) as usize * self.state_per_chunk;
-        start..start + self.value(chunk).len() / self.state_per_byte.1 * self.state_per_byte.0
+        let bytes = self.value(chunk).len();
+        // The kernels want both to start on a cache line.
+        let start = start + if self.holds_back { bytes.next_multiple_of(LINE) } else { 0 };
+        start..start + bytes / self.state_per_byte.1 * self.state_per_byte.0
+    }
+
+    /// Where its value stands whole, beside the one that readers see; `None` where nothing of that is held back.
+    pub fn whole(&self, chunk: u32) -> Option<Range<usize>> {
+        let start = (chunk - self.extent.first) as usize * self.state_per_chunk;
+        self.holds_back.then(|| start..start + self.value(chunk).len())
+    }
+
+    /// All that lies beside what readers see of it: its value, where that is held back, and its state.
+    pub fn beside(&self, chunk: u32) -> Range<usize> {
+        let start = (chunk - self.extent.first) as usize * self.state_per_chunk;
+        start..self.state(chunk).end
     }
 }

@@ -140,10 +140,12 @@ fn locals(chunks: &[u32], extent: Extent) -> Vec<u32> {
 /// One chunk, as its home works on it.
 #[derive(Debug)]
 pub struct HomeChunk<'a> {
-    /// To be entered before `value` is changed.
+    /// To be entered before anything of it is changed.
     pub header: Publisher<'a>,
-    /// The value.
-    pub value: &'a mut [u8],
+    /// What readers see of the value.
+    pub seen: &'a mut [u8],
+    /// The value, where a filter may hold back some of what readers see; else they see the value itself.
+    pub whole: Option<&'a mut [u8]>,
     /// The optimizer's arrays, one after the other.
     pub state: &'a mut [u8],
 }
@@ -159,30 +161,39 @@ impl HomeMemory {
         self.layout.value(chunk)
     }
 
+    /// Where a chunk starts in the tensor's value, in bytes.
+    pub fn start(&self, chunk: u32) -> u64 {
+        self.layout.cut.range(chunk).start
+    }
+
     /// The chunk with this index over the whole tensor, which must be homed here.
     pub fn chunk(&mut self, chunk: u32) -> HomeChunk<'_> {
         let local = self.local(chunk);
-        let value = self.layout.value(chunk);
-        let address = self.model.pointer(value.clone());
+        let seen = self.layout.value(chunk);
+        let address = self.model.pointer(seen.clone());
         // SAFETY: inside the model's writable mapping (`pointer` asserts the range); this `HomeMemory` is the only one with the
         // chunk (`local`, and `split`) and is borrowed exclusively. Readers are other mappings of the same memory, which
         // copy through `Foreign` and verify.
-        let value = unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), value.len()) };
-        let state = match &self.state {
-            None => &mut [],
-            Some(mapping) => {
-                let range = self.layout.state(chunk);
+        let seen = unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), seen.len()) };
+        let (mut whole, mut state): (_, &mut [u8]) = (None, &mut []);
+        if let Some(mapping) = &self.state {
+            let range = self.layout.state(chunk);
+            let address = mapping.pointer(range.clone());
+            // SAFETY: as for what readers see, in the state's mapping.
+            state = unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) };
+            if let Some(range) = self.layout.whole(chunk) {
                 let address = mapping.pointer(range.clone());
-                // SAFETY: as for the value, in the state's mapping.
-                unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
+                // SAFETY: likewise; the layout has it end before the chunk's state.
+                whole = Some(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) });
             }
-        };
+        }
         let offset = self.header_at(chunk - self.layout.extent.first);
-        HomeChunk { header: Publisher::new(self.model.at(offset), &mut self.sequences[local]), value, state }
+        let header = Publisher::new(self.model.at(offset), &mut self.sequences[local]);
+        HomeChunk { header, seen, whole, state }
     }
 
-    /// The value of a chunk that is homed here, to be sent: its home does not change it meanwhile.
-    pub fn value(&self, chunk: u32) -> &[u8] {
+    /// What readers see of a chunk that is homed here, to be sent: its home does not change it meanwhile.
+    pub fn seen(&self, chunk: u32) -> &[u8] {
         self.local(chunk);
         let value = self.layout.value(chunk);
         let address = self.model.pointer(value.clone());
@@ -191,11 +202,11 @@ impl HomeMemory {
         unsafe { std::slice::from_raw_parts(address.as_ptr(), value.len()) }
     }
 
-    /// The optimizer's arrays of a chunk that is homed here, likewise.
-    pub fn state(&self, chunk: u32) -> &[u8] {
+    /// The optimizer's arrays of a chunk that is homed here, likewise, and before them the value, where that is held back.
+    pub fn beside(&self, chunk: u32) -> &[u8] {
         self.local(chunk);
         let Some(mapping) = &self.state else { return &[] };
-        let range = self.layout.state(chunk);
+        let range = self.layout.beside(chunk);
         let address = mapping.pointer(range.clone());
         // SAFETY: as for the value, in the state's mapping.
         unsafe { std::slice::from_raw_parts(address.as_ptr(), range.len()) }

@@ -21,9 +21,9 @@ impl StateMirror {
         Ok((Self { layout, mapping: Arc::clone(region.mapping()) }, region))
     }
 
-    /// Bytes of a chunk's state.
+    /// Bytes of a chunk's state, and of what stands with it.
     pub fn bytes(&self, chunk: u32) -> usize {
-        self.layout.state(chunk).len()
+        self.layout.beside(chunk).len()
     }
 
     /// Writes a chunk's state, which no reader looks at before it has come whole.
@@ -31,7 +31,7 @@ impl StateMirror {
     /// # Panics
     /// If it has another size.
     pub fn write(&self, chunk: u32, state: &[u8]) {
-        let range = self.layout.state(chunk);
+        let range = self.layout.beside(chunk);
         assert_eq!(range.len(), state.len(), "the state of chunk {chunk}");
         let address = self.mapping.pointer(range);
         // SAFETY: inside the writable mapping (`pointer`), which is never lent as a slice. Readers look through `Foreign` loads.
@@ -66,5 +66,11 @@ impl StateView {
         let start = range.start + slot * out.len();
         assert!(start + out.len() <= range.end, "slot {slot} of chunk {chunk}");
         self.mapping.foreign(start..start + out.len()).copy_to(out);
+    }
+
+    /// Copies a chunk's whole value, of which a filter holds something back, likewise.
+    pub fn copy_whole(&self, chunk: u32, out: &mut [u8]) {
+        let range = self.layout.whole(chunk).expect("a filter holds something back");
+        self.mapping.foreign(range).copy_to(out);
     }
 }

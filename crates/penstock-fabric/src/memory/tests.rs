@@ -33,6 +33,22 @@ fn the_last_chunk_of_an_extent_may_be_short_and_its_state_with_it() {
     assert_eq!(layout.value(2), 4096..4106);
     assert_eq!(layout.state(2), 4096 / 2 * 8..4096 / 2 * 8 + 5 * 8);
     assert_eq!(layout.state_bytes(), layout.state(2).end);
+    assert_eq!((layout.whole(2), layout.beside(2)), (None, layout.state(2)));
+}
+
+#[test]
+fn what_a_filter_holds_back_of_stands_whole_before_the_state_and_both_on_cache_lines() {
+    let layout = layout(4096 * 2 + 10, Extent { first: 1, count: 2 }).holding_back(true);
+    let second = 4096 + 4096 / 2 * 8;
+    assert_eq!((layout.whole(1), layout.state(1)), (Some(0..4096), 4096..second));
+    assert_eq!(
+        (layout.whole(2), layout.state(2)),
+        (Some(second..second + 10), second + 64..second + 64 + 40)
+    );
+    assert_eq!((layout.beside(1), layout.beside(2)), (0..second, second..second + 104));
+    assert_eq!((layout.state_bytes(), second % 64), (second + 104, 0));
+    let nothing = ExtentLayout::new(Cut::new(8, 4096), Extent { first: 0, count: 0 }, Dtype::F32, 4);
+    assert_eq!(nothing.holding_back(true).state_bytes(), 0);
 }
 
 #[test]
@@ -54,7 +70,7 @@ fn a_worker_sees_the_extents_of_two_servers_as_one_array() {
     let (worker, mut own) = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();
     let mut chunk = homes[1].0.chunk(3);
     chunk.header.begin();
-    chunk.value.fill(9);
+    chunk.seen.fill(9);
     assert_eq!(worker.read_chunk(3, &mut [0; 8]), Err(Torn));
     homes[1].0.header(3).publish(Published { version: 5, steps: 4 });
     let mut out = [0; 8];

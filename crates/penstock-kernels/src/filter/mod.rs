@@ -7,11 +7,22 @@
 //! | file | what travels |
 //! |---|---|
 //! | `everything.rs` | all of it |
+//! | `sums/bounded.rs` | the elements that are further behind than a bound |
+//! | `sums/top.rs` | those that are furthest behind |
+//! | `sums/random.rs` | some, drawn at random |
+//! | `difference.rs` | the arithmetic that these share |
 //!
-//! A new filter is a file here and a row of [`ALL`]. The type of its elements is part of the filter itself.
+//! A new filter is a file and a row of [`ALL`]. The type of its elements is part of the filter itself.
 //!
-//! That is of values, which accumulate. Contributions are fresh sums each time, and have filters of another kind: [`sums`].
+//! That is of values, which accumulate. Contributions are fresh sums each time, and have filters of another kind: [`sums`]. What
+//! chooses by the same settings stands in one file.
+//!
+//! - **New values, bit for bit.** An element that passes is copied; it is not added to.
+//! - **What is the same is never chosen**, and sameness is of bits: -0.0 is not 0.0.
+//! - **What is not finite passes**, and so does what replaces it.
+//! - **Each chunk for itself**, as with sums.
 
+mod difference;
 mod everything;
 pub mod sums;
 
@@ -41,8 +52,28 @@ pub struct Entry {
 }
 
 /// Every filter that there is.
-pub const ALL: &[Entry] =
-    &[Entry { number: 0, name: "everything", settings: &[], make: |_, _| Ok(Arc::new(Everything)) }];
+pub const ALL: &[Entry] = &[
+    Entry { number: 0, name: "everything", settings: &[], make: |_, _| Ok(Everything::shared()) },
+    Entry { number: 1, name: "DVF", settings: &["low", "decay", "relative"], make: sums::Bounded::of_values },
+    Entry { number: 2, name: "TopK", settings: &["fraction"], make: sums::Top::of_values },
+    Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: sums::Random::of_values },
+];
+
+/// Where a chunk of a contribution or of a value stands: in clocks, and in the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coordinates {
+    /// Iterations that the contributor had completed before; of a value those before the last that it reflects.
+    pub clock: u64,
+    /// The chunk's first element among the tensor's.
+    pub first: u64,
+}
+
+impl Coordinates {
+    /// Those of a value: of the last clock that this version reflects, or of the first.
+    pub fn of_version(version: u64, first: u64) -> Self {
+        Self { clock: version.saturating_sub(1), first }
+    }
+}
 
 /// Why a filter cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,5 +99,7 @@ pub trait Filter: fmt::Debug + Send + Sync {
 
     /// Overwrites `held`, what the receivers of a chunk hold now, with what they are to hold next, given its `value` of the
     /// same length. Where the two agree already, they still agree afterwards.
-    fn next(&self, value: &[u8], held: &mut [u8]);
+    ///
+    /// For callers that are [`settled`](crate::settled), as the bound is worked out here.
+    fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]);
 }

@@ -1,7 +1,7 @@
 //! A filter that holds back what has hardly changed.
 
 use penstock_kernels::Dtype;
-use penstock_kernels::filter::{Filter, Made, Unfit};
+use penstock_kernels::filter::{Coordinates, Filter, Made, Unfit};
 use std::sync::Arc;
 
 /// Lets the words pass that differ from what is held in more than so many of their lower bytes.
@@ -23,7 +23,7 @@ impl Loud {
 }
 
 impl Filter for Loud {
-    fn next(&self, value: &[u8], held: &mut [u8]) {
+    fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
         for (now, held) in value.chunks(4).zip(held.chunks_mut(4)) {
             let loud = self.quiet.min(now.len())..;
             if now[loud.clone()] != held[loud] {

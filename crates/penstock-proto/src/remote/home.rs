@@ -99,7 +99,9 @@ pub enum Undeclared {
 pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks) -> Result<(), Undeclared> {
     let Some(rank) = peer.rank() else { return Ok(()) };
     match *submission {
-        Submission::Push { tensor, .. } | Submission::Load { tensor, .. } if !home.has_lane(tensor, rank) => {
+        Submission::Push { tensor, .. } | Submission::Load { tensor, .. } | Submission::Flush { tensor }
+            if !home.has_lane(tensor, rank) =>
+        {
             Err(Undeclared::Lane(tensor))
         }
         Submission::Fetch { tensor, .. } if !home.has_lane(tensor, rank) => Err(Undeclared::Fetch(tensor)),

@@ -232,7 +232,7 @@ impl Mirror {
                 }
                 1
             }
-            Submission::Zero { .. } | Submission::Clock { .. } => 1,
+            Submission::Zero { .. } | Submission::Flush { .. } | Submission::Clock { .. } => 1,
             Submission::Leave => {
                 self.left = true;
                 1

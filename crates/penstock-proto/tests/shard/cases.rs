@@ -124,6 +124,29 @@ fn optimizer_state_is_loaded_with_the_steps_it_has_behind_it() {
 }
 
 #[test]
+fn a_flush_publishes_what_is_held_back_as_the_version_that_it_is_and_nothing_else() {
+    for consistency in [Bsp, Ssp(2), Asp] {
+        let mut rig = Rig::new(2, 3, consistency);
+        rig.push(0, (0, 3), 0, 1.0);
+        rig.push(1, (0, 3), 0, 10.0);
+        let (before, publications) = (rig.home.published.clone(), rig.home.publications.len());
+        rig.home.held_back = [(W, 0), (W, 2)].into();
+        // Whoever asks for it: it is every worker's.
+        rig.submit(1, Submission::Flush { tensor: W });
+        rig.submit(0, Submission::Flush { tensor: W });
+        assert_eq!(rig.home.publications[publications..], [0, 2], "{consistency}");
+        assert_eq!(rig.home.published, before, "{consistency}");
+        let refused = rig.refuse(0, Submission::Flush { tensor: 9 });
+        assert_eq!(refused, SubmissionRefused::UnknownTensor { got: 9 });
+    }
+    let mut fresh = Shard::new(1);
+    let mut home = Numbers { held_back: [(W, 0)].into(), ..Numbers::default() };
+    fresh.declare(W, spec(Bsp), 1, vec![0]);
+    fresh.submit(0, &Submission::Flush { tensor: W }, &mut home).unwrap();
+    assert_eq!(home.publications, [0; 0], "there is no value yet");
+}
+
+#[test]
 fn state_that_is_wider_than_the_tensor_is_loaded_in_two_parts() {
     let part = |part, slot| Submission::Load { tensor: W, first: 0, count: 1, slot, part, steps: 1 };
     let adam = Rule::Adam { amsgrad: false, maximize: false };

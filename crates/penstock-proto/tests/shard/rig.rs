@@ -8,7 +8,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::travel::Travel;
 use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const W: TensorId = 0;
 
@@ -41,6 +41,10 @@ pub(crate) struct Numbers {
     pub(crate) folds: BTreeMap<TensorId, Vec<Folded>>,
     /// Chunk, slot and part of each load.
     pub(crate) loads: Vec<(u32, u32, u32)>,
+    /// Of which something is held back.
+    pub(crate) held_back: BTreeSet<(TensorId, u32)>,
+    /// Chunks that were published, in order.
+    pub(crate) publications: Vec<u32>,
     /// Whether folds wait for their commit, as they do where a norm of all sums or a replica is waited for.
     pub(crate) late: bool,
     /// What was folded, and waits.
@@ -90,7 +94,12 @@ impl Home for Numbers {
         self.loads.push((chunk, slot, part));
     }
 
+    fn flush(&mut self, tensor: TensorId, chunk: u32) -> bool {
+        self.held_back.remove(&(tensor, chunk))
+    }
+
     fn publish(&mut self, tensor: TensorId, chunk: u32, version: u64, steps: u64) {
+        self.publications.push(chunk);
         let value = self.values.get(&(tensor, chunk)).copied().unwrap_or(0.0);
         let old = self.published.insert((tensor, chunk), Published { version, steps, value });
         assert!(

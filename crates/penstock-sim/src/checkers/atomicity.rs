@@ -1,5 +1,5 @@
-//! Atomicity: what a reader sees of a chunk was published as a whole, under that version, or on another host is what a filter let
-//! pass of it; and where contributions are marked and all passes, all elements of the chunk tell of the same updates.
+//! Atomicity: what a reader sees of a chunk was published as a whole, under that version, or is what a filter let pass of it, on
+//! every host the same; and where contributions are marked and all passes, all elements of the chunk tell of the same updates.
 
 use super::Checker;
 use crate::encodings::holds_back;
@@ -21,8 +21,8 @@ pub struct Atomicity {
     filtered: BTreeSet<TensorId>,
     /// Tensors to which nobody contributes.
     loaded: BTreeSet<TensorId>,
-    /// Versions and digests: of values, and of what is held of them elsewhere.
-    published: BTreeMap<(TensorId, u32, bool), BTreeSet<(u64, u64)>>,
+    /// Versions and digests of what readers may see.
+    published: BTreeMap<(TensorId, u32), BTreeSet<(u64, u64)>>,
 }
 
 impl Atomicity {
@@ -43,22 +43,15 @@ impl Atomicity {
         Self { marks, chunk_elements, filtered, loaded, published }
     }
 
-    fn read(
-        &self,
-        tensor: TensorId,
-        chunk: u32,
-        version: u64,
-        mirrored: bool,
-        value: &[u8],
-    ) -> Result<(), String> {
-        let is_whole = !mirrored || !self.filtered.contains(&tensor);
+    fn read(&self, tensor: TensorId, chunk: u32, version: u64, value: &[u8]) -> Result<(), String> {
+        let is_whole = !self.filtered.contains(&tensor);
         if let Some(marks) = self.marks.filter(|_| is_whole && !self.loaded.contains(&tensor)) {
             let first = u64::from(chunk) * self.chunk_elements;
             marks
                 .read(first, decode(Dtype::F64, value))
                 .map_err(|error| format!("version {version} of t{tensor}[{chunk}]: {error}"))?;
         }
-        let published = self.published.get(&(tensor, chunk, mirrored));
+        let published = self.published.get(&(tensor, chunk));
         if published.is_some_and(|published| published.contains(&(version, digest(value)))) {
             return Ok(());
         }
@@ -73,15 +66,12 @@ impl Checker for Atomicity {
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
-            Observation::Published { tensor, chunk, version, value, held, .. } => {
-                for (mirrored, value) in [(false, value), (true, held)] {
-                    let published = self.published.entry((tensor, chunk, mirrored)).or_default();
-                    published.insert((version, digest(value)));
-                }
+            Observation::Published { tensor, chunk, version, held, .. } => {
+                self.published.entry((tensor, chunk)).or_default().insert((version, digest(held)));
                 Ok(())
             }
-            Observation::Read { tensor, chunk, version, mirrored, value, .. } => {
-                self.read(tensor, chunk, version, mirrored, value)
+            Observation::Read { tensor, chunk, version, value, .. } => {
+                self.read(tensor, chunk, version, value)
             }
             _ => Ok(()),
         }

@@ -1,5 +1,5 @@
-//! Bits: under BSP a version of a chunk has one value, whichever process publishes or reads it, and whenever, and what is held of
-//! it on other hosts is one thing, too, where a filter holds something back; and two runs of one workload, whatever the links, chunk sizes, servers and shards, come to the same bits.
+//! Bits: under BSP a version of a chunk has one value, whichever process publishes it, and whenever, and what is read of it is one
+//! thing, too, on every host, where a filter holds something back; and two runs of one workload, whatever the links, chunk sizes, servers and shards, come to the same bits.
 
 use super::Checker;
 use crate::cluster::Outcome;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Bits {
     together: Vec<bool>,
-    /// By version, and by whether it is what is held elsewhere.
+    /// By version, and by whether it is what readers see.
     values: BTreeMap<(TensorId, u32, u64, bool), u64>,
 }
 
@@ -31,14 +31,14 @@ impl Bits {
         tensor: TensorId,
         chunk: u32,
         version: u64,
-        elsewhere: bool,
+        seen: bool,
         value: &[u8],
     ) -> Result<(), String> {
         if !self.together[tensor as usize] {
             return Ok(());
         }
         let got = digest(value);
-        let expected = *self.values.entry((tensor, chunk, version, elsewhere)).or_insert(got);
+        let expected = *self.values.entry((tensor, chunk, version, seen)).or_insert(got);
         if got == expected {
             return Ok(());
         }
@@ -59,8 +59,8 @@ impl Checker for Bits {
                 self.value(tensor, chunk, version, false, value)?;
                 self.value(tensor, chunk, version, true, held)
             }
-            Observation::Read { tensor, chunk, version, mirrored, value, .. } => {
-                self.value(tensor, chunk, version, mirrored, value)
+            Observation::Read { tensor, chunk, version, value, .. } => {
+                self.value(tensor, chunk, version, true, value)
             }
             _ => Ok(()),
         }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_elsewhere_of_a_synchronous_version_is_one_thing_though_it_is_not_the_value() {
+    fn what_is_read_of_a_synchronous_version_is_one_thing_on_every_host_though_it_is_not_the_value() {
         let mut checker = Bits { together: vec![true], values: BTreeMap::new() };
         let published =
             Observation::Published { shard: 0, tensor: 0, chunk: 0, version: 1, value: &[1], held: &[2] };
@@ -144,9 +144,10 @@ mod tests {
             version: 1,
             value,
         };
-        checker.see(&read(true, &[2])).unwrap();
-        checker.see(&read(false, &[1])).unwrap();
-        checker.see(&read(true, &[1])).unwrap_err();
+        for mirrored in [true, false] {
+            checker.see(&read(mirrored, &[2])).unwrap();
+            checker.see(&read(mirrored, &[1])).unwrap_err();
+        }
     }
 
     #[test]

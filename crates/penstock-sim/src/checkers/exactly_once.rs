@@ -21,7 +21,7 @@ pub struct ExactlyOnce {
     shards: usize,
     iterations: u64,
     together: Vec<bool>,
-    /// Tensors of which a filter holds something back: what is read of them elsewhere is not whole updates.
+    /// Tensors of which a filter holds something back: what is read of them is not whole updates.
     filtered: BTreeSet<TensorId>,
     /// Tensors to which nobody contributes: [`super::loads`] judges them.
     loaded: BTreeSet<TensorId>,
@@ -161,7 +161,7 @@ impl Checker for ExactlyOnce {
                 if self.loaded.contains(&tensor) => {}
             // It may be a while until it hears that it was lost.
             Observation::Read { rank, .. } if self.lost.contains(&rank) => {}
-            Observation::Read { mirrored: true, tensor, .. } if self.filtered.contains(&tensor) => {}
+            Observation::Read { tensor, .. } if self.filtered.contains(&tensor) => {}
             Observation::Turned { rank } => {
                 self.hostile.insert(rank);
             }

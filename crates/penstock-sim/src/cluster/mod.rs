@@ -368,7 +368,7 @@ impl<'a> Cluster<'a> {
         let mut last = Vec::new();
         for (id, map) in self.workload.ids().zip(&self.maps) {
             let mirror = |chunk| {
-                let mirror = self.servers[map.home(chunk)].memory.mirror(id, chunk)?;
+                let mirror = self.servers[map.home(chunk)].memory.whole(id, chunk)?;
                 Some((id, chunk, mirror.clone()))
             };
             last.extend((0..map.cut.chunks()).filter_map(mirror));

@@ -287,7 +287,8 @@ impl Catalog {
     ) -> Result<NewEntry, Refusal> {
         let extent = extents[self.index as usize];
         let per_element = spec.rule.slots().count() * spec.dtype.accumulator_size();
-        let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
+        let layout =
+            ExtentLayout::new(cut, extent, spec.dtype, per_element).holding_back(terms.filter.holds_back());
         let shards = self.shard_loads.len() as u32;
         let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
         let layout = if pooled { layout.pooled(shards) } else { layout };
@@ -522,7 +523,7 @@ impl Catalog {
 fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
     let Terms { values, contributions, .. } = terms;
     let bytes = layout.value(chunk).len();
-    let payload = values.longest(bytes).max(layout.state(chunk).len());
+    let payload = values.longest(bytes).max(layout.beside(chunk).len());
     let unread = if payload > BATCH_BYTES { payload } else { 0 };
     let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
     let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
@@ -656,11 +657,16 @@ mod tests {
         let (raw, nothing, to_send) = declare("r", Travel::default());
         assert_eq!(nothing, 0);
         let (declared, streams, more) = declare("d", differences(LOUD));
-        assert_eq!(declared, raw + streams, "what receivers hold, and the shadow");
-        assert!(streams > 4 * u64::from(CHUNK));
-        // A value is encoded behind a batch, and a contribution comes beside its lane.
+        let value = 2 * u64::from(CHUNK);
+        assert_eq!(
+            declared,
+            raw + value + streams,
+            "the value beside what is seen of it, and what receivers held"
+        );
+        assert!(streams > value);
+        // A value is encoded behind a batch, a contribution comes beside its lane, and the whole value goes with the state.
         assert_eq!(to_send - 2 * NOTE_BYTES, u64::from(SHARDS) * 2 * u64::from(CHUNK), "its state");
-        let room = BATCH_BYTES as u64 + 2 * u64::from(CHUNK);
+        let room = BATCH_BYTES as u64 + 3 * u64::from(CHUNK);
         assert_eq!(more - 2 * NOTE_BYTES, u64::from(SHARDS) * room);
 
         let poor = Account::new(Limits::NONE.with(Resource::Bytes, 2 * raw));

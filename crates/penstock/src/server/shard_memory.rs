@@ -4,6 +4,7 @@ use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
+use penstock_kernels::filter::Coordinates;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -41,7 +42,7 @@ struct TensorMemory {
     plan: Plan,
     /// How its chunks travel.
     terms: Arc<Terms>,
-    /// What workers on other hosts hold, where that has to be kept.
+    /// What workers on other hosts held, where that has to be kept.
     streams: Option<Streams>,
     home: HomeMemory,
     lanes: Vec<Option<LaneView>>,
@@ -115,11 +116,11 @@ impl Memory {
         self.tensors.get(id).expect("it was asked whether it is declared")
     }
 
-    /// A chunk's value, where it stands.
+    /// What readers see of a chunk, where it stands.
     #[cfg(test)]
     pub(super) fn standing(&self, id: TensorId, local: usize) -> &[u8] {
         let home = &self.look(id).home;
-        home.value(home.chunks()[local])
+        home.seen(home.chunks()[local])
     }
 
     fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
@@ -146,7 +147,7 @@ impl TensorMemory {
         if let Some(streams) = &mut self.streams
             && let Some(local) = self.home.find(chunk)
         {
-            streams.keep(local, self.home.sequence(local), self.home.value(chunk));
+            streams.keep(local, self.home.sequence(local), self.home.seen(chunk));
         }
     }
 }
@@ -189,7 +190,7 @@ impl Homed for Memory {
         let TensorMemory { home, terms, streams, sums, .. } = self.look(id);
         let (chunk, sequence) = (home.chunks()[local], home.sequence(local));
         debug_assert!(sequence.is_multiple_of(2), "what is sent is published, and nobody is inside");
-        let value = home.value(chunk);
+        let value = home.seen(chunk);
         let sent = match streams {
             None => {
                 let source = Source::Published(value, &sums[local], sequence);
@@ -202,7 +203,7 @@ impl Homed for Memory {
 
     fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
         let home = &self.look(id).home;
-        (home.chunks()[local], home.state(home.chunks()[local]))
+        (home.chunks()[local], home.beside(home.chunks()[local]))
     }
 }
 
@@ -225,8 +226,9 @@ impl Home for Memory {
         let mut chunk = home.chunk(chunk);
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
+        let value = chunk.whole.unwrap_or(chunk.seen);
         let folded =
-            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, chunk.value, chunk.state);
+            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state);
         match folded {
             Ok(()) => Ok(Folded::Committed),
             Err(refused) => {
@@ -243,22 +245,24 @@ impl Home for Memory {
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        let TensorMemory { plan, home, lanes, streams, .. } = tensor;
+        let TensorMemory { plan, home, lanes, .. } = tensor;
         // Arrays are as long as the value, or twice as long where their elements are twice as wide.
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
         let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
         let contribution = lane.contribution(home.range(chunk));
-        let local = home.find(chunk).expect("only what is homed here is loaded here");
-        let HomeChunk { mut header, value, state } = home.chunk(chunk);
+        let HomeChunk { mut header, seen, whole, state } = home.chunk(chunk);
         header.begin();
-        let bytes = value.len();
+        let bytes = seen.len();
         match slot {
-            0 => {
-                contribution.copy_to(value);
-                if let Some(streams) = streams {
-                    streams.load(local, value);
+            // Nothing of what is loaded is held back: a filter's bound is for changes. Otherwise all that is small in a fresh model
+            // would read zero.
+            0 => match whole {
+                None => contribution.copy_to(seen),
+                Some(whole) => {
+                    contribution.copy_to(whole);
+                    seen.copy_from_slice(whole);
                 }
-            }
+            },
             slot => {
                 let at = ((slot as usize - 1) * parts + part as usize) * bytes;
                 contribution.copy_to(&mut state[at..at + bytes]);
@@ -266,16 +270,35 @@ impl Home for Memory {
         }
     }
 
+    fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
+        let tensor = self.tensor(id);
+        tensor.keep(chunk);
+        let HomeChunk { mut header, seen, whole, .. } = tensor.home.chunk(chunk);
+        match whole {
+            Some(whole) if *whole != *seen => {
+                header.begin();
+                seen.copy_from_slice(whole);
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let published = Published { version, steps };
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        tensor.home.header(chunk).publish(published);
-        let local = tensor.home.find(chunk).expect("only what is homed here is published here");
-        tensor.published[local] = published;
-        if let Some(streams) = &mut tensor.streams {
-            streams.publish(local, tensor.home.value(chunk));
+        let TensorMemory { plan, terms, home, .. } = tensor;
+        if terms.filter.holds_back() {
+            let first = home.start(chunk) / plan.dtype.size() as u64;
+            let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
+            let whole = whole.expect("it was made for a filter that holds back");
+            header.begin();
+            terms.filter.next(Coordinates::of_version(version, first), whole, seen);
         }
+        home.header(chunk).publish(published);
+        let local = home.find(chunk).expect("only what is homed here is published here");
+        tensor.published[local] = published;
         if let Some(events) = &mut self.events {
             events.push(Event::Published { tensor: id, local });
         }

@@ -6,7 +6,7 @@
 
 use super::split::{collect, root_mean_square, split};
 use super::{Coordinates, Made, SumFilter};
-use crate::filter::Unfit;
+use crate::filter::{self, Everything, Filter, Unfit, difference};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -30,6 +30,15 @@ pub struct Bounded {
 
 impl Bounded {
     pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
+        Ok(Self::new(dtype, settings)?.map(|filter| Arc::new(filter) as Arc<dyn SumFilter>))
+    }
+
+    pub(in crate::filter) fn of_values(dtype: Dtype, settings: &[f64]) -> filter::Made {
+        Ok(Self::new(dtype, settings)?.map_or_else(Everything::shared, |filter| Arc::new(filter)))
+    }
+
+    /// `None` where nothing is ever held back.
+    fn new(dtype: Dtype, settings: &[f64]) -> Result<Option<Self>, Unfit> {
         let [low, decay, relative] = *settings else {
             return Err(Unfit::Setting { place: settings.len(), expected: "three settings" });
         };
@@ -47,7 +56,7 @@ impl Bounded {
             1.0 => true,
             _ => return unfit(2, "0 (absolute) or 1 (relative)"),
         };
-        Ok((low > 0.0).then(|| Arc::new(Self { dtype, low, decay, relative }) as Arc<dyn SumFilter>))
+        Ok((low > 0.0).then_some(Self { dtype, low, decay, relative }))
     }
 
     /// The bound, or what the root mean square is multiplied with.
@@ -68,5 +77,16 @@ impl SumFilter for Bounded {
         collect(self.dtype, sum, carry);
         let bound = low * root_mean_square(self.dtype, carry);
         split(self.dtype, None, sent, carry, bound);
+    }
+}
+
+impl Filter for Bounded {
+    fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
+        let low = self.low_at(at.clock);
+        let bound = match self.relative {
+            true => low * difference::root_mean_square(self.dtype, value, held),
+            false => low,
+        };
+        difference::pass(self.dtype, value, held, bound);
     }
 }

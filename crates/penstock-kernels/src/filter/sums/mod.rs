@@ -26,6 +26,7 @@ mod random;
 mod split;
 mod top;
 
+pub use super::Coordinates;
 pub use bounded::Bounded;
 pub use random::Random;
 #[cfg(test)]
@@ -61,15 +62,6 @@ pub const ALL: &[Entry] = &[
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: Top::make },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: Random::make },
 ];
-
-/// Where a chunk of a contribution stands: in the clocks of its contributor, and in the tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coordinates {
-    /// Iterations that the contributor had completed before.
-    pub clock: u64,
-    /// The chunk's first element among the tensor's.
-    pub first: u64,
-}
 
 /// Splits sums. Slices in, slices out: no allocation, no waiting.
 pub trait SumFilter: fmt::Debug + Send + Sync {

@@ -5,7 +5,7 @@
 
 use super::split::{EVERYTHING, send, split};
 use super::{Coordinates, Made, SumFilter, count, fraction};
-use crate::filter::Unfit;
+use crate::filter::{self, Everything, Filter, Unfit, difference};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -22,6 +22,15 @@ pub struct Random {
 
 impl Random {
     pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
+        Ok(Self::new(dtype, settings)?.map(|filter| Arc::new(filter) as Arc<dyn SumFilter>))
+    }
+
+    pub(in crate::filter) fn of_values(dtype: Dtype, settings: &[f64]) -> filter::Made {
+        Ok(Self::new(dtype, settings)?.map_or_else(Everything::shared, |filter| Arc::new(filter)))
+    }
+
+    /// `None` where everything is sent.
+    fn new(dtype: Dtype, settings: &[f64]) -> Result<Option<Self>, Unfit> {
         let [of, seed] = *settings else {
             return Err(Unfit::Setting { place: settings.len(), expected: "two settings" });
         };
@@ -30,7 +39,19 @@ impl Random {
             return Err(Unfit::Setting { place: 1, expected: "a whole number from 0 to 2^53 - 1" });
         }
         let filter = Self { dtype, fraction, seed: seed as u64 };
-        Ok((fraction < 1.0).then(|| Arc::new(filter) as Arc<dyn SumFilter>))
+        Ok((fraction < 1.0).then_some(filter))
+    }
+
+    /// The elements that are drawn of a chunk of so many, ascending.
+    fn drawn(&self, at: Coordinates, elements: usize) -> impl Iterator<Item = usize> {
+        let draws = if elements == 0 { 0 } else { count(elements, self.fraction) };
+        let seed = mixed(mixed(mixed(self.seed) ^ at.clock) ^ at.first);
+        let start = move |draw: usize| draw * elements / draws;
+        (0..draws).map(move |draw| {
+            let run = start(draw)..start(draw + 1);
+            // Of 64 bits so little is lost that no run's first is seen to be likelier.
+            run.start + ((u128::from(mixed(seed ^ draw as u64)) * run.len() as u128) >> 64) as usize
+        })
     }
 }
 
@@ -38,20 +59,20 @@ impl SumFilter for Random {
     fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
         split(self.dtype, Some(sum), sent, carry, f64::INFINITY);
         let elements = sum.len() / self.dtype.size();
-        if elements == 0 {
-            return;
-        }
-        let draws = count(elements, self.fraction);
-        let seed = mixed(mixed(mixed(self.seed) ^ at.clock) ^ at.first);
-        let start = |draw: usize| draw * elements / draws;
-        let mut drawn = (0..draws).map(|draw| {
-            let run = start(draw)..start(draw + 1);
-            // Of 64 bits so little is lost that no run's first is seen to be likelier.
-            let drawn = ((u128::from(mixed(seed ^ draw as u64)) * run.len() as u128) >> 64) as usize;
-            // What is not finite was sent with the others, and leaves nothing.
-            (run.start + drawn, EVERYTHING)
-        });
+        // What is not finite was sent with the others, and leaves nothing.
+        let mut drawn = self.drawn(at, elements).map(|element| (element, EVERYTHING));
         send(self.dtype, &mut drawn, sent, carry);
+    }
+}
+
+impl Filter for Random {
+    fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
+        difference::pass(self.dtype, value, held, f64::INFINITY);
+        let size = self.dtype.size();
+        for element in self.drawn(at, value.len() / size) {
+            let bytes = element * size..(element + 1) * size;
+            held[bytes.clone()].copy_from_slice(&value[bytes]);
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 
 use super::split::{collect, send, split};
 use super::{Coordinates, Made, SumFilter, count, fraction};
+use crate::filter::difference::{Found, find, pass_top};
+use crate::filter::{self, Everything, Filter, Unfit};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
 
@@ -17,8 +19,17 @@ pub struct Top {
 
 impl Top {
     pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
+        Ok(Self::new(dtype, settings)?.map(|filter| Arc::new(filter) as Arc<dyn SumFilter>))
+    }
+
+    pub(in crate::filter) fn of_values(dtype: Dtype, settings: &[f64]) -> filter::Made {
+        Ok(Self::new(dtype, settings)?.map_or_else(Everything::shared, |filter| Arc::new(filter)))
+    }
+
+    /// `None` where everything is sent.
+    fn new(dtype: Dtype, settings: &[f64]) -> Result<Option<Self>, Unfit> {
         let fraction = fraction(0, settings.first().copied().unwrap_or(f64::NAN))?;
-        Ok((fraction < 1.0).then(|| Arc::new(Self { dtype, fraction }) as Arc<dyn SumFilter>))
+        Ok((fraction < 1.0).then_some(Self { dtype, fraction }))
     }
 }
 
@@ -39,6 +50,15 @@ impl SumFilter for Top {
                 let key = |word| u64::from(u32::from_le_bytes(word) << 1 >> 1);
                 self.send_top::<4>(wanted, key, |key| f32::from_bits(key as u32).into(), sent, carry);
             }
+        }
+    }
+}
+
+impl Filter for Top {
+    fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
+        let elements = value.len() / self.dtype.size();
+        if elements > 0 {
+            pass_top(self.dtype, value, held, count(elements, self.fraction));
         }
     }
 }
@@ -88,67 +108,6 @@ impl Top {
             } else {
                 split(self.dtype, None, &mut sent, carry, limit);
             }
-        }
-    }
-}
-
-/// The `wanted`-largest key.
-#[derive(Debug, PartialEq, Eq)]
-struct Found {
-    least: u64,
-    /// Keys above it.
-    above: usize,
-}
-
-/// Bits that one look at all keys decides.
-const DIGIT: u32 = 11;
-
-/// The `wanted`-largest of keys of so many bits, digit by digit from the top: each look counts the keys that agree with what is
-/// known.
-fn find<I: Iterator<Item = u64>>(keys: impl Fn() -> I, bits: u32, wanted: usize) -> Found {
-    let (mut prefix, mut above, mut undecided) = (0, 0, bits);
-    while undecided > 0 {
-        let width = DIGIT.min(undecided);
-        let shift = undecided - width;
-        let mut counts = [0_u32; 1 << DIGIT];
-        for key in keys() {
-            if undecided == bits || key >> undecided == prefix {
-                counts[(key >> shift) as usize & ((1 << width) - 1)] += 1;
-            }
-        }
-        let mut digit = (1 << width) - 1;
-        while digit > 0 && above + (counts[digit] as usize) < wanted {
-            above += counts[digit] as usize;
-            digit -= 1;
-        }
-        prefix = prefix << width | digit as u64;
-        undecided = shift;
-    }
-    Found { least: prefix, above }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn the_wanted_largest_is_found_among_keys_of_any_width(
-            bits in prop::sample::select(&[32_u32, 64, 31]),
-            keys in prop::collection::vec(any::<u64>(), 1..200),
-            same in prop::collection::vec(any::<prop::sample::Index>(), 0..50),
-            wanted in any::<prop::sample::Index>(),
-        ) {
-            let mut keys: Vec<u64> = keys.into_iter().map(|key| key >> (64 - bits)).collect();
-            let again: Vec<u64> = same.iter().map(|at| *at.get(&keys)).collect();
-            keys.extend(again);
-            let wanted = wanted.index(keys.len()) + 1;
-            let found = find(|| keys.iter().copied(), bits, wanted);
-            keys.sort_unstable_by(|a, b| b.cmp(a));
-            let least = keys[wanted - 1];
-            let above = keys.iter().filter(|&&key| key > least).count();
-            prop_assert_eq!(found, Found { least, above });
         }
     }
 }

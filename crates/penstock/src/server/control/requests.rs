@@ -7,7 +7,7 @@ use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
 use penstock_proto::account::{Exhausted, Resource};
 use penstock_proto::error::{Loss, Refusal};
-use penstock_proto::first::{Say, Told};
+use penstock_proto::first::{Kept, Say, Told};
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
@@ -262,8 +262,13 @@ impl Control {
     /// What a worker says of something that worker 0 does for all.
     fn first(&mut self, rank: Rank, request: u64, say: Say) -> Option<Answered> {
         let (account, members) = (self.account.worker(rank), self.roster.members());
-        let charge = |bytes: usize| {
-            let entries = account.charge(Resource::Entries, TICKET_ENTRIES)?;
+        let charge = |kept| {
+            // A model may have any number of tensors that are loaded one by one.
+            let (entries, bytes) = match kept {
+                Kept::Waits(bytes) => (TICKET_ENTRIES, bytes),
+                Kept::Deed(bytes) | Kept::Why(bytes) => (0, bytes),
+            };
+            let entries = account.charge(Resource::Entries, entries)?;
             Ok([entries, account.charge(Resource::Bytes, (FIRST_BYTES + 2 * bytes) as u64)?])
         };
         match self.firsts.say((rank, request), say, &members, charge) {

@@ -242,6 +242,7 @@ impl Draft {
             id,
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
             carry: carry.map(Mutex::new),
+            holds_back: self.terms.filter.holds_back(),
             spec,
             memory,
             homes,

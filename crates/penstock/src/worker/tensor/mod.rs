@@ -83,6 +83,8 @@ pub struct Tensor {
     lane: Mutex<OwnLane>,
     /// What a filter of contributions holds back; `None`: there is no such filter. Locked likewise.
     carry: Option<Mutex<Carry>>,
+    /// Whether a filter may hold back some of the values.
+    holds_back: bool,
     /// Whether this worker has given the tensor its first value, which is given once.
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.

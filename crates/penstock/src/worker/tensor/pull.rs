@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// What a pull asks for.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
-    position: u64,
-    requirement: Requirement,
+    pub(super) position: u64,
+    pub(super) requirement: Requirement,
 }
 
 impl Tensor {
@@ -157,7 +157,11 @@ impl Tensor {
         self.homes.iter().all(|home| home.remote.is_none() && self.is_fresh(home, requirement))
     }
 
-    fn wait_for_version(&self, requirement: &Requirement, deadline: Deadline) -> Result<(), Error> {
+    pub(super) fn wait_for_version(
+        &self,
+        requirement: &Requirement,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         let tickets = self.freshen(requirement, deadline)?;
         let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
         // Waiting for the others is what more slack would save; it would save nothing of the wait for this worker's own
@@ -249,7 +253,7 @@ impl Tensor {
         Ok(published)
     }
 
-    fn count_pull(&self, position: u64, version: u64) {
+    pub(super) fn count_pull(&self, position: u64, version: u64) {
         let staleness = position.saturating_sub(version);
         self.staleness.store(staleness, Ordering::Relaxed);
         let counters = &self.job.counters;

@@ -1,5 +1,6 @@
 //! First values, the optimizer's state, and putting them back (checkpoints, `state_dict`).
 
+use super::pull::Asked;
 use super::{HomeShard, Tensor, Tickets};
 use crate::turn::Taken;
 use crate::wait::Deadline;
@@ -7,7 +8,7 @@ use crate::worker::link::{Waited, lock};
 use crate::worker::{Error, Job};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::Foreign;
+use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
 use penstock_proto::submission::{NO_TICKET, Submission};
@@ -210,16 +211,59 @@ impl Tensor {
             return Err(Error::BadLoad { name: self.spec.name.clone(), what });
         }
         let deadline = self.job.deadline(timeout);
-        let what = || format!("looking at the state of `{}`", self.spec.name);
-        let _turn = self.state_turn.take(|| self.job.look(&what(), deadline))?;
+        let _turn = self.take_state_turn(deadline)?;
         self.wait_for_lane(deadline)?;
-        let cut = self.memory.cut();
-        let width = self.spec.dtype.accumulator_size();
-        let parts = width / self.spec.dtype.size();
+        let parts = self.spec.dtype.accumulator_size() / self.spec.dtype.size();
         let mut out = vec![0; self.spec.bytes() as usize * parts];
+        let copy = |view: &StateView, chunk, part: &mut [u8]| view.copy_slot(chunk, slot as usize, part);
+        self.look_beside(parts, &mut out, copy, deadline)?;
+        Ok(out)
+    }
+
+    /// [`Tensor::pull_into`] of the value itself, of which a filter may hold back something that other pulls then lack.
+    pub fn pull_whole<'o>(
+        &self,
+        out: impl Into<ForeignMut<'o>>,
+        slack: Option<i64>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        if !self.holds_back {
+            return self.pull_into(out, slack, timeout);
+        }
+        let mut out = out.into();
+        self.check_size(out.len())?;
+        let Asked { position, requirement } = self.ask(slack)?;
+        let deadline = self.job.deadline(timeout);
+        self.wait_for_version(&requirement, deadline)?;
+        let _turn = self.take_state_turn(deadline)?;
+        let mut whole = vec![0; self.spec.bytes() as usize];
+        let version = self.look_beside(1, &mut whole, StateView::copy_whole, deadline)?;
+        out.copy_from(Foreign::of(&whole));
+        self.count_pull(position, version);
+        Ok(version)
+    }
+
+    fn take_state_turn(&self, deadline: Deadline) -> Result<Taken<'_>, Error> {
+        let what = || format!("looking at the state of `{}`", self.spec.name);
+        self.state_turn.take(|| self.job.look(&what(), deadline))
+    }
+
+    /// Has `copy` copy, of each chunk, what stands beside what readers see of it: elements that are `parts` times as wide as the
+    /// tensor's. Returns the least version among the chunks.
+    fn look_beside(
+        &self,
+        parts: usize,
+        out: &mut [u8],
+        copy: impl Fn(&StateView, u32, &mut [u8]),
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
+        let cut = self.memory.cut();
+        let per_element = self.spec.rule.slots().count() * self.spec.dtype.accumulator_size();
+        let mut least = u64::MAX;
         self.refresh(deadline)?;
         for (server, extent) in self.extents() {
-            let layout = ExtentLayout::new(cut, extent, self.spec.dtype, slots * width);
+            let layout =
+                ExtentLayout::new(cut, extent, self.spec.dtype, per_element).holding_back(self.holds_back);
             let remote = self.homes.iter().any(|home| home.server == server && home.remote.is_some());
             let view = match self.memory.state_in_slab(server, layout) {
                 Some(view) if !remote => view,
@@ -231,12 +275,46 @@ impl Tensor {
             for chunk in extent.chunks() {
                 let range = cut.range(chunk);
                 let part = &mut out[range.start as usize * parts..range.end as usize * parts];
-                self.verified(deadline, || {
-                    self.memory.read_beside(chunk, || view.copy_slot(chunk, slot as usize, part))
-                })?;
+                let published =
+                    self.verified(deadline, || self.memory.read_beside(chunk, || copy(&view, chunk, part)))?;
+                least = least.min(published.version);
             }
         }
-        Ok(out)
+        Ok(least)
+    }
+
+    /// Has all pass that a filter holds back of the values: once every worker has come, what each of them reads is the value
+    /// itself. All of them make the call, as with [`Tensor::load_together`].
+    pub fn release_together(&self, job: &Job, timeout: Option<Duration>) -> Result<(), Error> {
+        if !self.holds_back {
+            return self.job.fate.check();
+        }
+        let what = format!("flush of `{}` (every worker calls it)", self.spec.name);
+        job.by_first(&what, timeout, || self.release(None))
+    }
+
+    /// Worker 0, while no worker pushes: the homes let pass all that a filter holds back of the values.
+    pub fn release(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.job.fate.check()?;
+        self.job.touch();
+        if !self.holds_back {
+            return Ok(());
+        }
+        let deadline = self.job.deadline(timeout);
+        let _whole = self.job.clock(deadline)?;
+        let links = self.job.links();
+        // A submission counts as taken before it is done, and as done once the next is taken: the second finds nothing to do.
+        for mut room in self.rooms(&links, |_| 2, deadline)? {
+            room.submit(&Submission::Flush { tensor: self.id });
+            room.submit(&Submission::Flush { tensor: self.id });
+        }
+        self.loads.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether a filter may hold back some of the values, which pulls then lack.
+    pub fn holds_back(&self) -> bool {
+        self.holds_back
     }
 
     /// The memory that holds a server's part of the state: its own, or a copy that is fetched from another host.

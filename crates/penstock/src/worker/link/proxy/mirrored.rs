@@ -82,9 +82,9 @@ impl remote_shard::Mirrored for Mirrored {
         let mut place = self.home.chunk(chunk);
         place.header.begin();
         let decoded = if self.share.bypasses_caches() {
-            value.decode_past_cache(place.value)
+            value.decode_past_cache(place.seen)
         } else {
-            value.decode(place.value)
+            value.decode(place.seen)
         };
         match decoded {
             Ok(()) => place.header.publish(published),
@@ -335,7 +335,7 @@ mod tests {
             publish(&mut mirrored, Encoding::RAW, &[7; CHUNK], 1).unwrap();
             for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
                 assert!(publish(&mut mirrored, CHANGES, payload, 2).is_err());
-                assert_eq!(mirrored.home.value(0), [7; CHUNK]);
+                assert_eq!(mirrored.home.seen(0), [7; CHUNK]);
                 // Readers may go in, and see what they saw.
                 assert_eq!(mirrored.home.sequence(0) % 2, 0);
                 assert_eq!(seen.what(), (vec![7; CHUNK], 1, 0, 0, 0));
