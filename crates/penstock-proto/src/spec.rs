@@ -134,9 +134,7 @@ impl SpecError {
             Self::FiltersReplaced { name }
             | Self::BadShape { name, .. }
             | Self::TooLarge { name, .. }
-            | Self::ReplacesAlone { name, .. } => {
-                vec![name]
-            }
+            | Self::ReplacesAlone { name, .. } => vec![name],
             Self::Travel { name, why } => std::iter::once(name).chain(why.texts()).collect(),
         }
     }
