@@ -120,6 +120,22 @@ def test_an_error_that_says_what_to_do_gets_no_other_hint():
     assert "--on-worker-loss" in Outcome(1, failure=ended("worker", 1, 1, OWN), others=True).hint()
 
 
+# It was told to check the process that the error names, of which there was nothing to see.
+def test_a_job_that_lost_a_worker_for_want_of_memory_is_told_the_option():
+    lost = (
+        "the job failed: worker 0 was lost: it needs more than it may have: for rows on their way "
+        "it asked for {}, but only 304 of 1048576 are left"
+    )
+
+    def hint(what):
+        note = lost.format(what)
+        server = ended("server", 0, 3, note.encode())
+        return Outcome(3, failure=server, others=True, notes=(f"{server.name}: {note}",)).hint()
+
+    assert hint("560 bytes of memory") == "raise the option `memory`"
+    assert "memory" not in hint("2 file descriptors")
+
+
 def test_a_worker_that_waited_in_a_circle_is_the_cause_and_not_a_consequence():
     first = ended("worker", 1, 1, CIRCLE)
     assert first_cause([ended("worker", 0, 1, LOST), first]) is first

@@ -27,6 +27,9 @@ _CONSEQUENCES = (
     "RowsApart",
     "FirstFailed",
 )
+# How a server says that a worker was lost because it needs more memory than it may have.
+_NEEDS_MORE = "it needs more than it may have"
+_OF_MEMORY = " bytes of memory, but only "
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60
 
@@ -131,6 +134,8 @@ class Outcome:
             return "run it with PYTHONFAULTHANDLER=1 in the environment to see where it crashed"
         if _has_hint(self.failure.tail):
             return None
+        if any(_NEEDS_MORE in note and _OF_MEMORY in note for note in self.notes):
+            return "raise the option `memory`"
         if self.failure.is_consequence:
             return "it failed because of another process of the job; check the one that the error names"
         if self.failure.name.role == "server":
