@@ -132,7 +132,6 @@ CALLS = {
 }
 
 
-# M-4: on the worker that has not returned, too.
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("call", "twice"),
@@ -142,7 +141,7 @@ CALLS = {
 def test_what_is_interrupted_anywhere_and_made_again_is_the_same_call(
     spawn_job: Any, call: str, twice: bool, rank: int
 ) -> None:
-    """Taken for the next one, it gave the value of that, or waited for a call that nobody made."""
+    """M-4. Taken for the next one, it gave the value of that, or waited for a call that nobody made."""
     if MODEL in CALLS[call]:
         pytest.importorskip("torch")
     saved = spawn_job(
