@@ -232,3 +232,25 @@ def test_a_callback_that_failed_unawaited_is_told_to_the_others_when_the_script_
     )
     assert saved[1]["code"] == 1
     assert "nobody waited for it" in saved[0]["output"], saved[0]["output"]
+
+
+def test_a_name_that_other_parameters_had_is_refused(spawn_job: Any) -> None:
+    """The second call silently got the first one's values."""
+    spawn_job(
+        1,
+        """
+        import jax.numpy as jnp
+
+        with ps.init() as job:
+            ps.jax.distribute(jnp.ones(2), ps.SGD(0.5), name="params.1")
+            try:
+                ps.jax.distribute(jnp.zeros(2), ps.SGD(0.5), name="params.1")
+            except ps.exceptions.OptionError as error:
+                assert "`params.1` was used before" in str(error), error
+            else:
+                raise AssertionError("the name was taken twice")
+            for fill in 3.0, 4.0:
+                served = ps.jax.distribute(jnp.full(2, fill), ps.SGD(0.5))
+                assert served.pull().tolist() == [fill, fill]
+        """,
+    )

@@ -38,7 +38,7 @@ from ..job import Job, current
 from ..optim import Optimizer
 from .calls import on_host, packed
 from .leaves import Tree, layout_of
-from .served import Served, serve
+from .served import Served, names_of, serve
 from .together import together
 
 __all__ = ["Served", "average", "broadcast", "distribute"]
@@ -217,7 +217,8 @@ def distribute(
     job
         Default: the open job of this process, or a new `ps.init()`.
     name
-        Start of the tensors' names. Default "params", then "params.1", and so on.
+        Start of the tensors' names, which no other call of the job had. Default "params", then "params.1",
+        and so on.
     reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
     lr_scale
@@ -236,8 +237,8 @@ def distribute(
     Raises
     ------
     OptionError
-        The optimizer is not penstock's, or an argument is out of range; or another thread is in a call of
-        this module.
+        The optimizer is not penstock's, or an argument is out of range; another call of the job had the name;
+        or another thread is in a call of this module.
     DtypeError
         A leaf holds no floating point numbers.
     DeclarationConflict, GatherConflict
@@ -266,7 +267,14 @@ def distribute(
     job = job or current()
     if name is None:
         number = _served_by.get(job, 0)
+        while _chosen(number) in names_of(job):
+            number += 1
         _served_by[job] = number + 1
-        name = f"params.{number}" if number else "params"
+        name = _chosen(number)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)
+
+
+def _chosen(number: int) -> str:
+    """The name of parameters without one."""
+    return f"params.{number}" if number else "params"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,14 @@ from ..tensor import Tensor
 from .calls import effects_barrier, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
 from .together import together
+
+_names: weakref.WeakKeyDictionary[Job, set[str]] = weakref.WeakKeyDictionary()
+"""Those whose tensors have values: to declare them for other parameters would keep those."""
+
+
+def names_of(job: Job) -> set[str]:
+    """Names of earlier calls."""
+    return _names.setdefault(job, set())
 
 
 class Served:
@@ -194,11 +203,18 @@ def serve(
     optimizer = optimizer.copy()
     for setting, divisor in divided.items():
         setattr(optimizer, setting, getattr(optimizer, setting) / divisor)
+    if name in names_of(job):
+        raise OptionError(
+            f"name `{name}` was used before in this job: its tensors have the values and the optimizer state "
+            "of those parameters",
+            "pass another name, or none: then each call has its own",
+        )
     lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
     shared = together(job)
     # A compiled program may still be making a call.
     effects_barrier()
     with shared.turn("ps.jax.distribute"):
         shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
+    names_of(job).add(name)
     settings = {**declaration, "optimizer": optimizer, "consistency": mode, "timeout": timeout}
     return Served(tree, places, job, name, settings, divided.get("lr", 1.0))

@@ -58,7 +58,7 @@ from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
-from .servers.optimizer import DistributedOptimizer
+from .servers.optimizer import DistributedOptimizer, prefixes_of
 
 __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
@@ -216,7 +216,8 @@ def distribute(
         learning rates, decays and so on of the groups are those of an iteration, and each of its steps takes
         its part of them. None: each step takes them as they are. Default "per-update".
     prefix
-        Start of the tensors' names. Default "model", then "model.1", and so on.
+        Start of the tensors' names; with "servers", one that no other model of the job had. Default "model",
+        then "model.1", and so on.
     rescale
         Factor on the reduced gradient. Default 1.
     clip
@@ -260,7 +261,7 @@ def distribute(
         torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
         nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
         ignore a part of the model. With "gradients": the consistency is not BSP, or there is a filter. With
-        "servers": the servers cannot take the optimizer's steps.
+        "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
@@ -304,8 +305,10 @@ def distribute(
     chosen = prefix is None
     if prefix is None:
         number = _models_of.get(job, 0)
+        while _chosen(number) in prefixes_of(job):
+            number += 1
         _models_of[job] = number + 1
-        prefix = f"model.{number}" if number else "model"
+        prefix = _chosen(number)
     if where == "servers":
         if optimizer is None:
             raise OptionError(
@@ -329,6 +332,7 @@ def distribute(
             timeout=timeout,
         )
         _note(model, parameters, distributed)
+        prefixes_of(job)[prefix] = None
         return model, distributed
     if clip_norm is not None:
         raise OptionError(
@@ -514,6 +518,11 @@ def unwrap(model: M) -> M:
         for parameter in found.known:
             _owned.pop(parameter, None)
     return model
+
+
+def _chosen(number: int) -> str:
+    """The prefix of a model without one."""
+    return f"model.{number}" if number else "model"
 
 
 def _type_of(value: object) -> str:

@@ -46,6 +46,16 @@ from .rules import HOOKS, GroupRule, has_rule, names, replaced_in, steps_of, tor
 from .state import OnServers
 from .transfer import transfer_for
 
+_models: weakref.WeakKeyDictionary[Job, dict[str, weakref.ref[torch.nn.Module] | None]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By a job's prefixes, the model whose `distribute` has not returned; None of one that has."""
+
+
+def prefixes_of(job: Job) -> dict[str, weakref.ref[torch.nn.Module] | None]:
+    """The prefixes whose tensors have values: to declare them for another model would keep those."""
+    return _models.setdefault(job, {})
+
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """
@@ -119,6 +129,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._updates = updates_in(lr_scale, self._consistency, job.size)
         self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._named: dict[str, torch.Tensor] = {}
+        """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._beside = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
@@ -146,6 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             self._rules.append(self._rule_of(group))
         self._clipping = self._clipping_to(clip_norm)
+        self._is_retry = self._claim_prefix()
         self._attendance = None
         if job.size > 1 and self._consistency == BSP():
             self._attendance = Attendance(job, prefix, timeout)
@@ -163,6 +176,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         watch(model, self._newcomers, instead=True)
         self._hooked: Any = weakref.WeakSet()
         self._hook_parts()
+
+    def _claim_prefix(self) -> bool:
+        """
+        Whether a call for this model has failed before. Raises OptionError if the prefix is that of another.
+        """
+        taken = prefixes_of(self.job)
+        if self._prefix not in taken:
+            taken[self._prefix] = weakref.ref(self._model)
+            return False
+        before = taken[self._prefix]
+        if before is None or before() is not self._model:
+            raise OptionError(
+                f"prefix `{self._prefix}` was used before in this job: its tensors have the values and the "
+                "optimizer state of that model",
+                "pass another prefix, or none: then each model has its own",
+            )
+        return True
 
     def _hook_parts(self) -> None:
         # Parts come before the whole, in a load of the whole too.
@@ -661,12 +691,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if id(parameter) in self._shared or not parameter.requires_grad or not parameter.numel():
                     continue
                 name = self._names.get(id(parameter), f"group{number}.{index}")
-                added.append(self._share(parameter, name, rule))
+                added.append(self._share(parameter, self._own_name(parameter, name), rule))
         if added or not self._ready:
             for part in (self._attendance, self._clipping):
                 if part is not None:
                     part.take_in(list(self._shared.values()))
         return added
+
+    def _own_name(self, parameter: torch.Tensor, name: str) -> str:
+        """
+        The name; with a number behind it, alike on all workers, if another parameter had it, whose value and
+        state its tensor has. It is the parameter's from here on: what was interrupted is declared again.
+        """
+        number, mine = 1, name
+        while self._named.setdefault(mine, parameter) is not parameter:
+            number += 1
+            mine = f"{name}#{number}"
+        return mine
 
     def _take_in(self) -> list[Shared]:
         """Like `_declare`, after the start: with the state that torch's optimizer would start from."""
@@ -706,6 +747,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout=self._timeout,
             **declaration,
         )
+        if self._is_retry and not self._ready and self.job.rank == 0:
+            # What the failed call has declared keeps its value, and the model may have changed since.
+            tensor._core.load(-1, _as_buffer(as_array(parameter)), 0, self._timeout)
         # One description for all tensors of a group: a changed learning rate reaches all of them at once.
         tensor._optimizer = rule.rule
         filtered = self._filters.push is not None

@@ -1,0 +1,75 @@
+"""The names of a model's tensors, where the servers step: they are never those of another model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+torch = pytest.importorskip("torch")
+
+
+def made(fill: float = 0.0) -> tuple[Any, Any]:
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(model.weight, fill)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_prefix_that_another_model_had_is_refused(job: ps.Job, is_kept: bool) -> None:
+    """The second model silently got the first one's values, and its momentum."""
+    first = ps.torch.distribute(*made(1.0), where="servers", prefix="trial")
+    if not is_kept:
+        del first
+    model, optimizer = made(5.0)
+    with pytest.raises(ps.exceptions.OptionError, match="`trial` was used before") as caught:
+        ps.torch.distribute(model, optimizer, where="servers", prefix="trial")
+    assert "another prefix" in str(caught.value.hint)
+    ps.torch.distribute(model, optimizer, where="servers", prefix="trial 2")
+    assert model.weight.tolist() == [[5.0, 5.0]]
+
+
+def test_a_prefix_that_we_choose_is_free(job: ps.Job) -> None:
+    for fill, prefix in (1.0, "model"), (2.0, None), (3.0, "model.2"), (4.0, None):
+        model, _ = ps.torch.distribute(*made(fill), where="servers", prefix=prefix)
+        assert model.weight.tolist() == [[fill, fill]]
+
+
+def test_a_wrong_argument_does_not_take_the_prefix(job: ps.Job) -> None:
+    with pytest.raises(ps.exceptions.OptionError, match="clip_norm"):
+        ps.torch.distribute(*made(), where="servers", prefix="trial", clip_norm=-1.0)
+    ps.torch.distribute(*made(), where="servers", prefix="trial")
+
+
+def test_an_interrupted_call_is_made_again_with_the_values_of_then(spawn_job: Any) -> None:
+    """What the first call had declared kept its value, which the second call's model got."""
+    spawn_job(
+        2,
+        """
+        import torch, penstock as ps
+        from penstock.torch import DistributedOptimizer
+
+        with ps.init() as job:
+            for prefix in ("mine", None):
+                model = torch.nn.Linear(2, 1)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                pull = DistributedOptimizer._pull_all
+
+                def interrupted(*_):
+                    raise KeyboardInterrupt
+
+                DistributedOptimizer._pull_all = interrupted
+                try:
+                    ps.torch.distribute(model, optimizer, where="servers", prefix=prefix)
+                except KeyboardInterrupt:
+                    DistributedOptimizer._pull_all = pull
+                torch.nn.init.constant_(model.weight, 3.0 + job.rank)
+                _, stepped = ps.torch.distribute(model, optimizer, where="servers", prefix=prefix)
+                assert model.weight.tolist() == [[3.0, 3.0]], model.weight
+                model(torch.ones(1, 2)).sum().backward()
+                stepped.step()
+                torch.testing.assert_close(model.weight.detach(), torch.full((1, 2), 2.9))
+        """,
+    )
