@@ -418,6 +418,9 @@ def xla_target() -> object:
 def xla_has_asked() -> bool:
     """Whether XLA has asked that function which version of the interface it is for."""
 
+def checksum(data: Any) -> int:
+    """XXH3 of a contiguous buffer, 64 bits."""
+
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""
 

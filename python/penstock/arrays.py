@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from .exceptions import DtypeError, ShapeError
+from .exceptions import DtypeError, PenstockError, ShapeError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """A NumPy array of any shape and element type."""
@@ -141,10 +141,12 @@ def as_array(value: ArrayLike) -> Array:
         return _from_torch(value, torch)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
-    _refuse_masks_in(value)
     try:
+        _refuse_masks_in(value)
         array = np.asarray(value)
-    # RuntimeError is torch's, for tensors in a list.
+    except PenstockError:
+        raise
+    # RuntimeError is torch's, for tensors in a list, and that of a list that contains itself.
     except (TypeError, ValueError, RuntimeError) as error:
         raise DtypeError(f"expected an array of numbers, got {type(value).__name__}: {error}") from None
     if array.dtype == object:

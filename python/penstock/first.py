@@ -2,20 +2,21 @@
 What worker 0 does for all workers, such as a load, while the others wait for it: each of them makes the call.
 
 A call that raises has not returned, and is to be made again: then it is the same call. But it may be over for
-the others, as a signal handler can raise behind its end. So a worker keeps what is done and has not returned,
-and does the rest of it when the call is made again; on worker 0 only if it would do the same once more. If it
-would not, the script has gone on, and that is the next call.
+the others, as a signal handler can raise behind its end. So a worker notes a call before it begins, until it
+has returned. If the next one finds it noted, and done by then, it does what is behind it; on worker 0 only if
+it would do the same once more. If it would not, the script has gone on, and that is the next call.
 """
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from . import _core
-from .exceptions import OptionError
+from .exceptions import BarrierTimeout, OptionError
+from .handlers import Handlers
+from .limit import Limit
+from .turn import Ticket, Turn
 
 
 class Deed(NamedTuple):
@@ -24,25 +25,29 @@ class Deed(NamedTuple):
     what: str
     """Its name. Deeds of one name are done one after the other."""
     act: Callable[[], None]
-    says: Callable[[], bytes]
-    """A digest of it, on worker 0."""
+    says: Callable[[], int]
+    """A checksum of it, on worker 0."""
     behind: Callable[[], None] = lambda: None
     """What every worker does when it is done. Doing it twice does no harm."""
+    hooks: Callable[[], None] = lambda: None
+    """What the script does about it behind that. If it fails, the call is over all the same."""
 
 
-class _Unheard(threading.local):
-    """What a thread has called for that is done and has not returned: its digest, by its name."""
+class _Begun(NamedTuple):
+    """A call that has not returned."""
+
+    before: int
+    """How often this was done before it."""
+    says: int
+
+
+class _Line:
+    """Calls of this worker for one deed."""
 
     def __init__(self) -> None:
-        self.said: dict[str, bytes] = {}
-
-
-class _Turn:
-    """Threads of a worker that come for the same."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.is_taken = False
+        self.turn = Turn()
+        self.begun: _Begun | None = None
+        """The last, if it has not returned."""
 
 
 class Firsts:
@@ -50,8 +55,7 @@ class Firsts:
 
     def __init__(self, core: _core.Job) -> None:
         self._core = core
-        self._turns: dict[str, _Turn] = {}
-        self._unheard = _Unheard()
+        self._lines: dict[str, _Line] = {}
 
     def do(self, deed: Deed, timeout: float | None, then: float | None = None) -> None:
         """
@@ -62,61 +66,73 @@ class Firsts:
         ------
         FirstFailed
             Not on worker 0, whose own call has failed.
+        BarrierTimeout
+            As the core, or another thread of this worker is at it all the time.
         OptionError
             A signal handler made the call in the middle of the same.
         """
-        unheard = self._unheard.said
-        turn = self._turns.setdefault(deed.what, _Turn())
-        is_done = False
+        limit = Limit(timeout)
+        line = self._lines.setdefault(deed.what, _Line())
+        if line.turn.is_mine():
+            raise OptionError(
+                f"a signal handler called for the {deed.what} in the middle of another one",
+                "let the handler raise an exception, or set a flag",
+            )
+        ticket, begun = Ticket(), None
         try:
-            with turn.lock:
-                if turn.is_taken:
-                    raise OptionError(
-                        f"a signal handler called for the {deed.what} in the middle of another one",
-                        "let the handler raise an exception, or set a flag",
+            try:
+                if not line.turn.take(ticket, self._core.deadline if timeout is None else timeout):
+                    raise BarrierTimeout(
+                        f"`{deed.what}` waited {limit.waited():.3g} s for another thread of worker "
+                        f"{self._core.rank} that is in the same call",
+                        "make it from one thread, or with a longer timeout",
+                        waited=limit.waited(),
                     )
-                try:
-                    turn.is_taken = True
-                    self._do(deed, timeout, then)
-                    is_done = True
-                finally:
-                    turn.is_taken = False
+                self._do(line, deed, limit.left(), then)
+                self._call_hooks(line, deed)
+                begun, line.begun = line.begun, None
+            finally:
+                if line.turn.holder is ticket:
+                    line.turn.holder = None
+                    line.turn.wake()
         except BaseException:
-            if is_done:
-                unheard[deed.what] = self._said(deed)
+            if begun is not None:
+                line.begun = begun
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
-        if deed.what in unheard:
-            del unheard[deed.what]
 
-    def _do(self, deed: Deed, timeout: float | None, then: float | None) -> None:
-        core, what, unheard = self._core, deed.what, self._unheard.said
-        before = core.done_by_first(what)
-        if what in unheard and unheard[what] != self._said(deed):
-            del unheard[what]
+    def _do(self, line: _Line, deed: Deed, timeout: float | None, then: float | None) -> None:
+        core = self._core
+        # What the others give does not count.
+        says = deed.says() if core.rank == 0 else 0
+        done = core.done_by_first(deed.what)
+        begun = line.begun
+        if begun is None or begun.before == done or begun.says != says:
+            line.begun = _Begun(done, says)
+            try:
+                if core.begin_by_first(deed.what, timeout, then):
+                    deed.act()
+                    core.end_by_first(deed.what, then)
+            except BaseException as error:
+                # This waits for nothing, so Ctrl-C ends the call at once. What is done by then stays done.
+                core.fail_by_first(deed.what, f"{type(error).__name__}: {error}")
+                raise
+        deed.behind()
+
+    def _call_hooks(self, line: _Line, deed: Deed) -> None:
+        handlers = Handlers()
         try:
-            if what not in unheard and core.begin_by_first(what, timeout, then):
-                deed.act()
-                core.end_by_first(what, then)
-            deed.behind()
-        except BaseException as error:
-            # This waits for nothing, so Ctrl-C ends the call at once. What is done by then stays done.
-            core.fail_by_first(what, f"{type(error).__name__}: {error}")
-            if core.done_by_first(what) > before:
-                unheard[what] = self._said(deed)
+            deed.hooks()
+        except Exception as error:
+            if not handlers.raised(error):
+                line.begun = None
             raise
 
-    def _said(self, deed: Deed) -> bytes:
-        # What the others give does not count.
-        return deed.says() if self._core.rank == 0 else b""
 
-
-def digest(parts: Iterable[Any]) -> bytes:
+def checksum(parts: Iterable[Any]) -> int:
     """Of numbers, texts and contiguous arrays, in their order."""
-    found = hashlib.blake2b()
+    found = 0
     for part in parts:
-        if isinstance(part, int | str | None):
-            found.update(f"{part!r};".encode())
-        else:
-            found.update(part)
-    return found.digest()
+        of = repr(part).encode() if isinstance(part, int | str | None) else part
+        found = _core.checksum(f"{found} {_core.checksum(of)}".encode())
+    return found

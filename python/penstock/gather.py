@@ -30,15 +30,12 @@ Cost: one set, and one get of a row of each worker; for long objects once more f
 from __future__ import annotations
 
 import pickle
-import signal
 import struct
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -57,8 +54,10 @@ from .exceptions import (
     UnknownRow,
     WorkerLost,
 )
+from .handlers import Handlers
 from .limit import Limit
 from .table import Table, declare
+from .turn import Ticket, Turn
 
 if TYPE_CHECKING:
     from .job import Job
@@ -108,8 +107,7 @@ class Gathering:
 
     def __init__(self, name: str = "penstock/gather", *, all_needed: bool = True) -> None:
         """With `all_needed`, a worker that has left the job is an error; else it is as one that was lost."""
-        self._turn = threading.RLock()
-        self._busy = False
+        self._turn = Turn()
         self._first = _Channel(name, FIRST_BYTES, all_needed)
         self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
         self._last = _Gather("", b"", 0, 0, over=True)
@@ -118,7 +116,7 @@ class Gathering:
 
     def reduce(self, job: Job, how: str, x: Any, timeout: float | None, name: str | None = None) -> Any:
         """What `Job.mean` and `Job.sum` do."""
-        limit = self._limit(job, timeout)
+        limit, handlers = self._limit(job, timeout), Handlers()
         words = _named(how, name)
         given = _taken(x, how)
 
@@ -132,18 +130,22 @@ class Gathering:
                         raise unreadable(rank) from error
             return given.put_together(how, values)
 
-        call = _Call(f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit)
+        call = _Call(f"job.{how}", f"{words} of {given.words}", given.data, given.most, limit, handlers)
         return self._heard(job, call, read)
 
     def all_gather(self, job: Job, obj: Any, timeout: float | None, name: str | None = None) -> list[Any]:
         """What `Job.all_gather` does."""
-        limit = self._limit(job, timeout)
+        limit, handlers = self._limit(job, timeout), Handlers()
         words = _named("all_gather", name)
         # Whoever may have code executed here may as well take memory.
-        call = _Call("job.all_gather", words, _pickled(obj), None, limit, lambda data: _pickles(obj, data))
+        data = _pickled(obj, handlers)
+        call = _Call("job.all_gather", words, data, None, limit, handlers, lambda data: _pickles(obj, data))
 
         def read(gathered: list[bytes | None]) -> list[Any]:
-            return [None if data is None else _unpickled(data, rank) for rank, data in enumerate(gathered)]
+            return [
+                None if data is None else _unpickled(data, rank, handlers)
+                for rank, data in enumerate(gathered)
+            ]
 
         return self._heard(job, call, read)
 
@@ -167,7 +169,7 @@ class Gathering:
 
         Raises as `Job.mean`.
         """
-        call = _Call(name, words, data, most, self._limit(job, timeout), least=least)
+        call = _Call(name, words, data, most, self._limit(job, timeout), Handlers(), least=least)
         return self._heard(job, call, lambda gathered: gathered)
 
     def _limit(self, job: Job, timeout: float | None) -> Limit[float | None]:
@@ -187,7 +189,7 @@ class Gathering:
         try:
             result = read(self._gather(job, call))
         except Exception as error:
-            if not _is_of_a_handler(error):
+            if not call.handlers.raised(error):
                 self._unheard.gather = None
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
@@ -200,26 +202,25 @@ class Gathering:
             return [call.data]
         left = call.limit.left()
         left = job._core.deadline if left is None else left
-        if not self._turn.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise GetTimeout(
-                f"`{call.name}` waited {call.limit.waited():.3g} s for a gather of another thread of worker "
-                f"{job.rank}",
-                "gather from one thread",
-                waited=call.limit.waited(),
+        if self._turn.is_mine():
+            raise OptionError(
+                f"`{call.name}` was called by a signal handler during another gather of the same thread",
+                "gather outside of signal handlers",
             )
+        ticket = Ticket()
         try:
-            if self._busy:
-                raise OptionError(
-                    f"`{call.name}` was called by a signal handler during another gather of the same thread",
-                    "gather outside of signal handlers",
+            if not self._turn.take(ticket, left):
+                raise GetTimeout(
+                    f"`{call.name}` waited {call.limit.waited():.3g} s for a gather of another thread of "
+                    f"worker {job.rank}",
+                    "gather from one thread",
+                    waited=call.limit.waited(),
                 )
-            try:
-                self._busy = True
-                return self._finish(job, call)
-            finally:
-                self._busy = False
+            return self._finish(job, call)
         finally:
-            self._turn.release()
+            if self._turn.holder is ticket:
+                self._turn.holder = None
+                self._turn.wake()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
         limit = call.limit
@@ -303,6 +304,7 @@ class _Call:
     most: int | None
     """Bytes that another's data may have, unless this worker's are more; None: any number."""
     limit: Limit[float | None]
+    handlers: Handlers
     says: Callable[[bytes], bool] = lambda _: False
     """Whether other data than this call's say the same."""
     least: int = 0
@@ -317,7 +319,7 @@ class _Call:
         try:
             same = self.says(gather.data)
         except Exception as error:
-            if _is_of_a_handler(error):
+            if self.handlers.raised(error):
                 raise
             why = f"which cannot be compared: {type(error).__name__}: {error}"
             found = _another(rank, gather, f"{self.words}, with another value, {why}")
@@ -583,13 +585,13 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-def _pickled(obj: Any) -> bytes:
+def _pickled(obj: Any, handlers: Handlers) -> bytes:
     try:
         return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except PenstockError:
         raise
     except Exception as error:
-        if _is_of_a_handler(error):
+        if handlers.raised(error):
             raise
         why = f"{type(error).__name__}: {error}"
         raise OptionError(
@@ -604,39 +606,17 @@ def _pickles(obj: Any, data: bytes) -> bool:
     return alike(obj, pickle.loads(data))  # noqa: S301
 
 
-def _unpickled(data: bytes, rank: int) -> Any:
+def _unpickled(data: bytes, rank: int, handlers: Handlers) -> Any:
     try:
         # A worker of this job has made it: docs/threat_model.md, "What a hostile worker can do".
         return pickle.loads(data)  # noqa: S301
     except Exception as error:
-        if _is_of_a_handler(error):
+        if handlers.raised(error):
             raise
         raise OptionError(
             f"what worker {rank} gave cannot be unpickled here: {type(error).__name__}: {error}",
             "its class must be in a module that every worker can import",
         ) from error
-
-
-def _is_of_a_handler(error: BaseException) -> bool:
-    """
-    Whether a signal handler raised it, as far as its traceback tells: then it says nothing of the object at
-    hand.
-    """
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {code for handler in handlers if callable(handler) and (code := _code_of(handler)) is not None}
-    frames = error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_code in codes:
-            return True
-        frames = frames.tb_next
-    return False
-
-
-def _code_of(call: Any) -> CodeType | None:
-    while isinstance(call, partial):
-        call = call.func
-    call = getattr(call, "__func__", call)
-    return getattr(call, "__code__", None)
 
 
 def _taken(x: Any, how: str) -> _Number | _Array:

@@ -19,7 +19,7 @@ from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .filters import HeldBack
-from .first import Deed, digest
+from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
 
@@ -332,7 +332,7 @@ class Tensor(Sealed):
         if self._core.holds_back:
             what = f"flush of `{self.name}` (every worker calls it)"
             # Made again in this iteration it is the same call: a signal handler may have raised at its end.
-            says = lambda: digest((self._job.iteration,))  # noqa: E731
+            says = lambda: checksum((self._job.iteration,))  # noqa: E731
             self._job._firsts.do(Deed(what, lambda: self._core.release(None), says), limit.left())
         return stamp
 
@@ -696,8 +696,8 @@ class Tensor(Sealed):
                 "call push() first, which sends it, or load after the next clock, which drops it",
             )
 
-        def says() -> bytes:
-            return digest(
+        def says() -> int:
+            return checksum(
                 (steps, *(part for slot in sorted(pieces) for part in (slot, _as_buffer(pieces[slot]))))
             )
 

@@ -5,39 +5,53 @@ handlers when something written in C has returned, so a profiler that raises the
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.turn import Ticket, Turn
+
 RAISES = """
-        import signal, sys
+        import os, signal, sys
 
         class Raised(Exception):
             pass
 
         def handler(*_):
+            # As one that is meant for one signal only does.
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             raise Raised
 
-        signal.signal(signal.SIGUSR1, handler)
+        class Handler:
+            def __call__(self, *_):
+                raise Raised
 
-        def made_again(call, place):
-            # The call, made again if it was interrupted at that place, counted from 0; and whether it was.
+        handlers = [handler, Handler()]
+        package = os.path.dirname(ps.__file__)
+
+        def interrupted(call, place, behind=None):
+            # Whether it was, at that place, counted from 0, and so many places behind that once more.
             left = place
 
             def profile(frame, event, _):
-                nonlocal left
-                if event == "c_return" and frame.f_code.co_filename.endswith(("first.py", "gather.py")):
+                nonlocal left, behind
+                if event == "c_return" and frame.f_code.co_filename.startswith(package):
                     left -= 1
-                    if left == -1:
-                        sys.setprofile(None)
-                        handler()
+                    if left < 0:
+                        if behind is None:
+                            sys.setprofile(None)
+                        left, behind = behind, None
+                        handlers[place % 2]()
 
+            signal.signal(signal.SIGUSR1, handlers[place % 2])
             sys.setprofile(profile)
             try:
-                return call(), False
+                call()
+                return False
             except Raised:
-                return call(), True
+                return True
             finally:
                 sys.setprofile(None)
 
@@ -48,78 +62,118 @@ RAISES = """
                 except ps.exceptions.FirstFailed as error:
                     assert "Raised" in str(error)
 """
-CALLS = {
-    "load": """
-        w = job.tensor("w", shape=4)
-
-        def call(number):
-            w.load(np.full(4, number, np.float32))
-            return float(w.pull()[0])
-        """,
-    "publish": """
+MODEL = """
         import torch
 
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model, optimizer = ps.torch.distribute(model, optimizer, where="servers")
+"""
+CALLS = {
+    "load": """
+        w = job.tensor("w", shape=4)
 
         def call(number):
-            if job.rank == 0:
-                torch.nn.init.constant_(model.weight, number)
+            # What the others give does not count.
+            w.load(np.full(4, number + 1000 * job.rank, np.float32))
+
+        def look():
+            return float(w.pull()[0])
+        """,
+    "publish": MODEL
+    + """
+        def call(number):
             optimizer.publish()
+
+        def prepare(number):
+            torch.nn.init.constant_(model.weight, number + 1000 * job.rank)
+
+        def look():
             return float(model.weight[0, 0])
         """,
-    "mean": """
+    "state": MODEL
+    + """
+        optimizer.register_load_state_dict_post_hook(lambda _: sorted([2, 1]))
+        state = optimizer.state_dict()
+
         def call(number):
-            return job.mean(np.full(4, number))[0]
+            state["state"] = {
+                index: {"momentum_buffer": torch.full(shape, float(number + 1000 * job.rank))}
+                for index, shape in enumerate([(1, 2), (1,)])
+            }
+            optimizer.load_state_dict(state)
+
+        def look():
+            return float(optimizer.state_dict()["state"][0]["momentum_buffer"][0, 0])
+        """,
+    "mean": """
+        found = None
+
+        def call(number):
+            global found
+            found = job.mean(np.full(4, number))[0]
+
+        def look():
+            return found
         """,
     "gather": """
+        found = None
+
         def call(number):
+            global found
             # Of more than one piece.
             gathered = job.all_gather([number, job.rank, bytes(200_000)])
             assert [one[1] for one in gathered] == [0, 1] and gathered[0][0] == gathered[1][0]
-            return gathered[0][0]
+            found = gathered[0][0]
+
+        def look():
+            return found
         """,
 }
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "twice"),
+    # What starts PyTorch in two processes takes its time.
+    [(call, twice) for call in CALLS for twice in (False, True) if twice or MODEL not in CALLS[call]],
+)
 def test_what_is_interrupted_anywhere_and_made_again_is_the_same_call(
-    spawn_job: Any, call: str, rank: int
+    spawn_job: Any, call: str, twice: bool, rank: int
 ) -> None:
-    """Taken for the next one, it gave the value of that, or waited for a call that nobody made."""
-    if call == "publish":
+    """M-4. Taken for the next one, it gave the value of that, or waited for a call that nobody made."""
+    if MODEL in CALLS[call]:
         pytest.importorskip("torch")
     saved = spawn_job(
         2,
         RAISES
         + """
         job = ps.init(deadline=20)
+        prepare = lambda number: None
         """
         + CALLS[call]
         + f"""
-        found = []
+        seen = []
         for place in range(1000):
-            if job.rank == {rank}:
-                value, more = made_again(lambda: call(place), place)
-            else:
-                value, more = until_done(lambda: call(place)), False
-            found.append(value)
+            prepare(place)
+            once_more = lambda: until_done(lambda: call(place))
+            # At the end of the first interruption comes the next, in each of its places in turn.
+            more = job.rank == {rank} and interrupted(once_more, place, place % 7 if {twice} else None)
+            if more or job.rank != {rank}:
+                once_more()
+            seen.append(look())
             if not any(job.all_gather(more)):
                 break
-        save(found=found)
+        save(seen=seen)
         job.close()
         """,
     )
     for result in saved:
-        assert 4 < len(result["found"]) < 1000
-        np.testing.assert_array_equal(result["found"], np.arange(len(result["found"])))
+        assert 4 < len(result["seen"]) < 1000
+        np.testing.assert_array_equal(result["seen"], np.arange(len(result["seen"])))
 
 
-def test_worker_0_that_was_interrupted_behind_a_load_and_gives_another_value_makes_the_next_one(
-    spawn_job: Any,
-) -> None:
+def test_who_was_interrupted_behind_a_call_and_gives_another_value_makes_the_next_one(spawn_job: Any) -> None:
     saved = spawn_job(
         2,
         RAISES
@@ -145,8 +199,93 @@ def test_worker_0_that_was_interrupted_behind_a_load_and_gives_another_value_mak
             before = w.pull().copy()
             job.barrier()
             w.load(values[2])
-            save(before=before, behind=w.pull())
+            behind = w.pull().copy()
+            # All that comes behind the last row of a gather is in `put_together`.
+            if job.rank == 0:
+                def profile(frame, event, call):
+                    if event == "c_return" and frame.f_code.co_name == "put_together":
+                        sys.setprofile(None)
+                        handler()
+                sys.setprofile(profile)
+                try:
+                    job.mean(values[1])
+                    raise AssertionError("it was not interrupted")
+                except Raised:
+                    pass
+            else:
+                job.mean(values[1])
+            save(before=before, behind=behind, mean=job.mean(values[2]))
         """,
     )
     for result in saved:
-        assert [*result["before"], *result["behind"]] == [1, 1, 2, 2]
+        assert [*result["before"], *result["behind"], *result["mean"]] == [1, 1, 2, 2, 2, 2]
+
+
+def test_a_thread_waits_for_another_ones_load_no_longer_than_its_timeout(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import threading, time
+        with ps.init(deadline=20) as job:
+            w = job.tensor("w", shape=2)
+            job.barrier()
+            if job.rank == 1:
+                first = threading.Thread(target=w.load, args=(np.ones(2, np.float32),))
+                first.start()
+                line = job._firsts._lines
+                while not (line and next(iter(line.values())).turn.holder):
+                    time.sleep(0.001)
+                began = time.monotonic()
+                try:
+                    w.load(np.ones(2, np.float32), timeout=0.2)
+                    raise AssertionError("the other thread has its turn")
+                except ps.exceptions.BarrierTimeout as error:
+                    assert "another thread of worker 1" in str(error), error
+                waited = time.monotonic() - began
+                job.all_gather(0)
+                first.join()
+            else:
+                waited = 0.2
+                job.all_gather(0)
+                w.load(np.ones(2, np.float32))
+            save(waited=waited)
+        """,
+    )
+    assert 0.2 <= saved[1]["waited"] < 5
+
+
+def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:
+    """The lock stayed taken for good, for every other thread."""
+
+    class Raised(Exception):
+        pass
+
+    places = 0
+    for place in range(100):
+        turn, ticket, left = Turn(), Ticket(), place
+
+        def profile(frame: Any, event: str, _: Any) -> None:
+            nonlocal left
+            if event in ("c_return", "call") and frame.f_code.co_filename.endswith("turn.py"):
+                left -= 1
+                if left == -1:
+                    sys.setprofile(None)
+                    raise Raised
+
+        sys.setprofile(profile)
+        try:
+            try:
+                assert turn.take(ticket, 1)
+            finally:
+                if turn.holder is ticket:
+                    turn.holder = None
+                    turn.wake()
+        except Raised:
+            places += 1
+        finally:
+            sys.setprofile(None)
+        assert turn.holder is None
+        assert turn.take(Ticket(), 0), place
+        if left >= 0:
+            break
+    assert places == 3

@@ -46,6 +46,21 @@ def test_a_loss_that_only_the_others_saw_is_told_by_the_first_of_them():
     assert first_cause([ended("server", 0, 3, SERVERS), first, ended("worker", 2, 1, LOST), hung]) is first
 
 
+# Its server was blamed, which had heard of it, and nobody saw its traceback.
+def test_a_worker_that_is_told_to_end_while_it_does_is_the_cause():
+    slow = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
+    server = ended("server", 0, 3, SERVERS)
+    for others in ([server], [ended("worker", 0, 1, LOST), server]):
+        cause = first_cause([*others, slow])
+        assert (cause.name, cause.exit_code) == (slow.name, 1)
+        assert "ValueError: bad record" in Outcome(1, cause, others=True).detail()
+    for one in (ended("worker", 2, 1, OWN), ended("server", 0, -9)):
+        assert first_cause([slow, one]) is one, "that failed by itself"
+    for tail in (LOST, b"warming up\n"):
+        followed = ended("worker", 1, -signal.SIGTERM, tail, stopped=True)
+        assert first_cause([server, followed]) is server
+
+
 def test_a_server_that_dies_is_the_cause_of_its_workers_errors():
     tail = LOST.replace(b"WorkerLost: worker 1", b"ServerLost: server 0")
     dead = ended("server", 0, -9)
@@ -118,6 +133,22 @@ def test_an_error_that_says_what_to_do_gets_no_other_hint():
     assert outcome.hint() is None
     assert Outcome(1, failure=ended("worker", 0, 1, LOST), others=True).hint() is None
     assert "--on-worker-loss" in Outcome(1, failure=ended("worker", 1, 1, OWN), others=True).hint()
+
+
+# It was told to check the process that the error names, of which there was nothing to see.
+def test_a_job_that_lost_a_worker_for_want_of_memory_is_told_the_option():
+    lost = (
+        "the job failed: worker 0 was lost: it needs more than it may have: for rows on their way "
+        "it asked for {}, but only 304 of 1048576 are left"
+    )
+
+    def hint(what):
+        note = lost.format(what)
+        server = ended("server", 0, 3, note.encode())
+        return Outcome(3, failure=server, others=True, notes=(f"{server.name}: {note}",)).hint()
+
+    assert hint("560 bytes of memory") == "raise the option `memory`"
+    assert "memory" not in hint("2 file descriptors")
 
 
 def test_a_worker_that_waited_in_a_circle_is_the_cause_and_not_a_consequence():

@@ -146,6 +146,24 @@ def test_what_left_and_what_came_are_known_by_copies_on_the_device(job: ps.Job, 
     assert not transfer.received(parameter)
 
 
+def test_what_a_filter_sends_is_not_what_a_gradient_is_compared_with(job: ps.Job, recorder: Recorder) -> None:
+    from penstock.torch.servers.cuda import CudaTransfer
+
+    parameter = torch.zeros(3)
+    tensor = job.tensor("w", parameter, filter=ps.Filters(push=ps.DVF(2.0, decay=None)))
+    transfer = CudaTransfer(parameter, tensor, True)
+    assert transfer.keeps_sent
+    gradient = torch.tensor([1.0, 4.0, -1.0])
+    for value, held in (([0, 4, 0], 2), ([0, 8, 0], 2), ([3, 12, -3], 0)):
+        transfer.send(gradient)
+        transfer.settle()
+        assert transfer.holds(gradient)
+        assert tensor.held_back.elements == held
+        job.clock()
+        transfer.receive(parameter, moves=True)
+        assert parameter.tolist() == value
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the copies were not run here")
 @pytest.mark.parametrize("overlap", ["auto", False])
 def test_a_model_on_a_gpu_ends_where_the_plain_one_ends(job: ps.Job, overlap: Any) -> None:

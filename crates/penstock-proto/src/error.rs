@@ -40,7 +40,7 @@ pub enum Refusal {
         got: u32,
     },
     /// There is no such rank.
-    #[error("expected a rank from 0 to {}, got {rank}", size - 1)]
+    #[error("expected a rank from 0 to {}, got {rank}", size.saturating_sub(1))]
     RankOutOfRange {
         /// What came.
         rank: Rank,
@@ -133,6 +133,45 @@ pub enum Refusal {
     /// The job has ended well: every worker has come and gone.
     #[error("the job is over: all its workers have come and gone")]
     Over,
+}
+
+impl Refusal {
+    /// The same with each of its texts cut and clean, as [`shorten`] does it. For whoever hears one: it may come from anybody.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        if let Self::Ended(failure) = self {
+            return Self::Ended(failure.brief());
+        }
+        for text in self.texts() {
+            shorten(text, MAX_TEXT_BYTES);
+        }
+        self
+    }
+
+    /// All texts in it that are to be shown cut and clean, but a failure's.
+    fn texts(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Authentication
+            | Self::TlsRequired
+            | Self::Busy
+            | Self::ProtocolVersion { .. }
+            | Self::SizeMismatch { .. }
+            | Self::RankOutOfRange { .. }
+            | Self::RankTaken { .. }
+            | Self::NotAdmitted { .. }
+            | Self::UnknownTensor { .. }
+            | Self::Ended(_)
+            | Self::Over => Vec::new(),
+            Self::Spec(error) => error.texts(),
+            Self::Table(error) => error.texts(),
+            Self::Conflict { name, rank: _, what, expected, got } => vec![name, what, expected, got],
+            Self::System { what, reason } => vec![what, reason],
+            Self::OutOfMemory { name: text, .. }
+            | Self::NoValue { name: text }
+            | Self::Exhausted { what: text, .. }
+            | Self::Malformed { what: text } => vec![text],
+        }
+    }
 }
 
 impl Hint for Refusal {
@@ -376,7 +415,9 @@ mod tests {
         let loss = Loss::Exhausted { what: "rows on their way".to_owned(), why };
         let failure = JobFailure::WorkerLost { rank: 1, loss }.brief();
         let told = failure.to_string();
-        assert!(told.contains("for rows on their way it asked for 560 bytes of memory"), "{told}");
+        // The launcher knows it by these words.
+        let words = "it needs more than it may have: for rows on their way it asked for 560 bytes of memory, but only ";
+        assert!(told.contains(words), "{told}");
         assert!(!told.contains("protocol"), "{told}");
         assert_eq!(failure.hint().as_deref(), Some("raise the option `memory`"));
     }
@@ -389,6 +430,44 @@ mod tests {
         assert_eq!(hint(what).as_deref(), Some(REMEDY));
         assert!(
             hint("ValueError: none".to_owned()).is_some_and(|hint| hint.contains("worker 1's own output"))
+        );
+    }
+
+    // What a stranger in a server's place said went as it was onto the worker's terminal.
+    #[test]
+    fn what_a_refusal_says_rules_no_terminal_and_is_short() {
+        use crate::items::TableError;
+        use crate::spec::SpecError;
+        use crate::travel::TravelError;
+        let evil = || format!("no error\n\u{1b}[2J\u{1b}]0;mine\u{7}{}", "A".repeat(60_000));
+        let why = Exhausted { resource: Resource::Bytes, asked: 2, left: 1, limit: 1 };
+        for refusal in [
+            Refusal::Malformed { what: evil() },
+            Refusal::System { what: evil(), reason: evil() },
+            Refusal::Conflict { name: evil(), rank: 1, what: evil(), expected: evil(), got: evil() },
+            Refusal::OutOfMemory { name: evil(), needed: 2, available: 1, workers: 1 },
+            Refusal::Exhausted { what: evil(), why },
+            Refusal::NoValue { name: evil() },
+            Refusal::Ended(JobFailure::ServerLost { server: 1, reason: evil() }),
+            SpecError::BadName { got: evil() }.into(),
+            SpecError::BadNumber { name: evil(), what: evil(), expected: evil(), got: 0.0 }.into(),
+            SpecError::Travel {
+                name: evil(),
+                why: TravelError::Setting { filter: evil(), what: evil(), expected: evil(), got: 0.0 },
+            }
+            .into(),
+            TableError::Differs { name: evil(), what: evil(), first: evil(), second: evil() }.into(),
+            TableError::NotAllTold { name: evil(), why: evil(), ranks: vec![1] }.into(),
+        ] {
+            let told = refusal.brief().to_string();
+            assert!(!told.contains(char::is_control), "{told:?}");
+            assert!(told.len() < 4 * (MAX_TEXT_BYTES + 100), "{} bytes", told.len());
+        }
+        let odd = Refusal::from(SpecError::BadName { got: "a\nb".to_owned() });
+        assert_eq!(odd.clone().brief(), odd, "its name is spelled out, with what is wrong with it");
+        assert_eq!(
+            Refusal::RankOutOfRange { rank: 7, size: 0 }.to_string(),
+            "expected a rank from 0 to 0, got 7"
         );
     }
 

@@ -14,6 +14,10 @@
 //! trusted, and a certificate authority is an addition, not a need. A recorded handshake is worthless: each end contributes a
 //! nonce that it has just drawn.
 //!
+//! In place of its hello a server may say why it takes no worker like this one. Nothing is proved then, so only those refusals are
+//! believed that a server gives there ([`WorkerHandshake::answer`]), and one that was welcomed before takes none of them for the
+//! server's.
+//!
 //! A job that does not exist is answered like one whose secret is wrong (the server draws a secret for it), so no stranger learns
 //! which jobs there are.
 
@@ -105,6 +109,20 @@ fn malformed(what: &str) -> Refusal {
     Refusal::Malformed { what: what.to_owned() }
 }
 
+/// Whether a server says this to who has proved nothing, and so before it has proved anything itself. Who says something else
+/// there, that the job has ended because of some worker, say, is no server.
+fn is_said_before_a_proof(refusal: &Refusal) -> bool {
+    matches!(
+        refusal,
+        Refusal::Authentication
+            | Refusal::TlsRequired
+            | Refusal::Busy
+            | Refusal::ProtocolVersion { .. }
+            | Refusal::System { .. }
+            | Refusal::Malformed { .. }
+    )
+}
+
 /// The worker's end.
 #[derive(Debug)]
 pub struct WorkerHandshake {
@@ -126,11 +144,16 @@ impl WorkerHandshake {
         Ok((Self { secret, hello: hello.clone() }, hello))
     }
 
-    /// Takes the server's hello: what to send then. Refused if the server does not know the secret.
+    /// Takes the server's hello: what to send then. Refused if the server does not know the secret, or says so itself. Whoever
+    /// refuses here has proved nothing.
     pub fn answer(&self, server: &[u8], binding: &Binding) -> Result<Vec<u8>, Refusal> {
         // A server that cannot talk to us says so instead.
         if let Ok(Verdict::Refused(refusal)) = decode::<Verdict>(server) {
-            return Err(refusal);
+            return Err(if is_said_before_a_proof(&refusal) {
+                refusal.brief()
+            } else {
+                Refusal::Authentication
+            });
         }
         let server: ServerHello = decode(server).map_err(|error| malformed(&error.to_string()))?;
         let proves = mac(&self.secret, b"server", binding, &self.hello, &server.nonce);
@@ -144,7 +167,7 @@ impl WorkerHandshake {
     pub fn finish(verdict: &[u8]) -> Result<(), Refusal> {
         match decode::<Verdict>(verdict) {
             Ok(Verdict::Accepted) => Ok(()),
-            Ok(Verdict::Refused(refusal)) => Err(refusal),
+            Ok(Verdict::Refused(refusal)) => Err(refusal.brief()),
             Err(error) => Err(malformed(&error.to_string())),
         }
     }
@@ -246,6 +269,42 @@ mod tests {
         let challenge: ServerHello = decode(&server.challenge(SECRET, [2; 32], [0; 32])).unwrap();
         let reflected = encode(&WorkerProof { proof: challenge.proof }).unwrap();
         assert_eq!(server.finish(&reflected), Err(Refusal::Authentication));
+    }
+
+    // It was believed, and the worker's job ended in the other worker's name.
+    #[test]
+    fn who_has_proved_nothing_is_believed_only_what_a_server_says_before_its_proof() {
+        use crate::error::{JobFailure, Loss};
+        let (worker, _) = WorkerHandshake::start("a", SECRET, Purpose::Control, [1; 32]).unwrap();
+        let told = |refusal: &Refusal| {
+            worker.answer(&verdict(&Verdict::Refused(refusal.clone())), &[0; 32]).unwrap_err()
+        };
+        for refusal in [
+            Refusal::TlsRequired,
+            Refusal::Busy,
+            Refusal::ProtocolVersion { expected: PROTOCOL_VERSION + 1, got: PROTOCOL_VERSION },
+            malformed("it does not start as a worker's hello does"),
+        ] {
+            assert_eq!(told(&refusal), refusal);
+        }
+        let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
+        for refusal in [
+            Refusal::Ended(lost),
+            Refusal::Ended(JobFailure::Stopped { server: 0 }),
+            Refusal::Over,
+            Refusal::RankTaken { rank: 0 },
+            Refusal::RankOutOfRange { rank: 0, size: 0 },
+            Refusal::NoValue { name: "w".to_owned() },
+        ] {
+            assert_eq!(told(&refusal), Refusal::Authentication);
+            let proved = WorkerHandshake::finish(&verdict(&Verdict::Refused(refusal.clone())));
+            assert_eq!(proved, Err(refusal), "behind its proof it is");
+        }
+        let long = "A".repeat(1900);
+        for text in ["\u{1b}[2J\u{1b}]0;mine\u{7}\nno error at all\r", &long] {
+            let told = told(&malformed(text)).to_string();
+            assert!(!told.contains(char::is_control) && told.len() < 1200, "{told:?}");
+        }
     }
 
     #[test]

@@ -226,6 +226,18 @@ pub enum Answer {
     First(Heard),
 }
 
+impl Answer {
+    /// The same; what it says went wrong is cut and clean, so that it may be shown.
+    #[must_use]
+    pub fn brief(self) -> Self {
+        match self {
+            Self::Refused(refusal) => Self::Refused(refusal.brief()),
+            Self::Failed(failure) => Self::Failed(failure.brief()),
+            other => other,
+        }
+    }
+}
+
 /// Where something lies among others in one region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlabSpot {

@@ -2,6 +2,7 @@
 //! refused with the name of what differs.
 
 use crate::consistency::{Consistency, MAX_SLACK};
+use crate::text::MAX_TEXT_BYTES;
 use crate::travel::{Registry, Terms, Travel, TravelError};
 use penstock_kernels::{Dtype, Plan, Rule};
 use serde::{Deserialize, Serialize};
@@ -121,6 +122,22 @@ pub enum SpecError {
         /// Why.
         why: TravelError,
     },
+}
+
+impl SpecError {
+    /// All texts in it that are to be shown cut and clean.
+    pub(crate) fn texts(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::BadNumber { name, what, expected, got: _ } => vec![name, what, expected],
+            // It is shown as it would be spelled in a program: a line's end in it is what is wrong with it.
+            Self::BadName { got } => Vec::from_iter((got.len() > MAX_TEXT_BYTES).then_some(got)),
+            Self::FiltersReplaced { name }
+            | Self::BadShape { name, .. }
+            | Self::TooLarge { name, .. }
+            | Self::ReplacesAlone { name, .. } => vec![name],
+            Self::Travel { name, why } => std::iter::once(name).chain(why.texts()).collect(),
+        }
+    }
 }
 
 impl TensorSpec {

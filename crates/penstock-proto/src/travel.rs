@@ -184,6 +184,21 @@ pub enum TravelError {
     },
 }
 
+impl TravelError {
+    /// All texts in it that are to be shown cut and clean.
+    pub(crate) fn texts(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Count { .. }
+            | Self::NotRaw { .. }
+            | Self::Twice { .. }
+            | Self::UnknownEncoding { .. }
+            | Self::UnknownFilter { .. } => Vec::new(),
+            Self::Elements { what, dtype: _ } => vec![what],
+            Self::Setting { filter, what, expected, got: _ } => vec![filter, what, expected],
+        }
+    }
+}
+
 /// The codecs and filters that a process has.
 #[derive(Debug, Clone, Copy)]
 pub struct Registry {

@@ -45,7 +45,7 @@ impl<'a> Quick<'a, CoreJob> {
         self.0.iteration()
     }
 
-    fn done_by_first(&self, what: &str) -> u64 {
+    fn done_by_first(&self, what: &str) -> Result<u64, Error> {
         self.0.done_by_first(what)
     }
 
@@ -253,8 +253,8 @@ impl Job {
         detached(py, |free| self.job.on(free).end_by_first(what, timeout))
     }
 
-    fn done_by_first(&self, what: &str) -> u64 {
-        self.job.quick().done_by_first(what)
+    fn done_by_first(&self, py: Python<'_>, what: &str) -> PyResult<u64> {
+        finish(py, self.job.quick().done_by_first(what))
     }
 
     fn fail_by_first(&self, py: Python<'_>, what: &str, why: String) {

@@ -54,6 +54,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tools::core_distance, module)?)?;
     module.add_function(wrap_pyfunction!(tools::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(tools::first_nonfinite, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(tools::is_interrupting, module)?)?;
     module.add_function(wrap_pyfunction!(seconds::seconds, module)?)?;
     module.add_function(wrap_pyfunction!(manager::create_job, module)?)?;

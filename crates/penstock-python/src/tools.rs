@@ -140,3 +140,9 @@ pub(crate) fn first_nonfinite(dtype: &str, data: &Bound<'_, PyAny>) -> PyResult<
     }
     Ok(penstock_kernels::first_nonfinite(dtype, held.bytes()))
 }
+
+/// XXH3 of a contiguous buffer: whether two hold the same.
+#[pyfunction]
+pub(crate) fn checksum(data: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Ok(penstock_proto::checksum::of_foreign(Held::new(data)?.bytes()))
+}

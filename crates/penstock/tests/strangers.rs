@@ -4,16 +4,26 @@
 
 mod common;
 
-use common::{Cluster, SECRET, options, socket_path};
+use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, options, pull, socket_path};
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::socket::{Connection, Listener, own_user};
-use penstock_proto::error::Refusal;
-use penstock_proto::handshake::{Purpose, SOCKET_BINDING, ServerHandshake, WorkerHandshake};
+use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::handshake::{
+    Purpose, SOCKET_BINDING, ServerHandshake, Verdict, WorkerHandshake, verdict,
+};
 use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, Secret, decode};
+use penstock_proto::peer::PeerId;
+use penstock_proto::record::record;
 use rustix::fs::Mode;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Uid;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65534;
 
@@ -137,6 +147,128 @@ fn who_does_not_know_the_secret_does_not_learn_it_from_a_worker() {
         said_to(|hello| ServerHandshake::start(hello).unwrap().challenge(SECRET, [2; 32], [0; 32]));
     assert!(!contains(&said, &SECRET.0), "{said:?}");
     assert_eq!(error, Error::Refused(Refusal::Authentication));
+}
+
+fn ended_by_another() -> Vec<u8> {
+    let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
+    verdict(&Verdict::Refused(Refusal::Ended(lost)))
+}
+
+#[test]
+fn who_does_not_know_the_secret_blames_nobody_for_the_end_of_a_job() {
+    let (_, error) = said_to(|_| ended_by_another());
+    assert_eq!(error, Error::Refused(Refusal::Authentication));
+}
+
+/// A server's place on the network, which a stranger can take, and give back.
+struct Place {
+    address: SocketAddr,
+    shared: Arc<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    /// What the stranger answers to a hello, while it is there; and all connections.
+    by: Mutex<(Option<Vec<u8>>, Vec<TcpStream>)>,
+    told: AtomicU32,
+}
+
+impl Place {
+    fn of(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = Self { address: listener.local_addr().unwrap(), shared: Arc::default() };
+        let shared = Arc::clone(&place.shared);
+        std::thread::spawn(move || {
+            for from in listener.incoming().flatten() {
+                let mut by = shared.by.lock().unwrap();
+                if let Some(words) = &by.0 {
+                    let _ = tell(from, words);
+                    shared.told.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                let Ok(to) = TcpStream::connect(server) else { continue };
+                for (mut from, mut to) in [(&from, &to), (&to, &from)]
+                    .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+                {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                    });
+                }
+                by.1.extend([from, to]);
+            }
+        });
+        place
+    }
+
+    /// Every connection ends, and whoever comes is told this.
+    fn take(&self, words: Vec<u8>) {
+        let mut by = self.shared.by.lock().unwrap();
+        by.0 = Some(words);
+        for end in by.1.drain(..) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn give_back(&self) {
+        self.shared.by.lock().unwrap().0 = None;
+    }
+
+    /// Waits until the stranger has told so many more.
+    fn wait_until_told(&self, more: u32) {
+        let told = || self.shared.told.load(Ordering::Relaxed);
+        let (before, since) = (told(), Instant::now());
+        while told() < before + more {
+            assert!(since.elapsed() < Duration::from_secs(20), "nobody came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn tell(mut whom: TcpStream, words: &[u8]) -> std::io::Result<()> {
+    whom.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let _ = whom.read(&mut [0; 4096])?;
+    whom.write_all(&record(words))?;
+    let _ = whom.read_to_end(&mut Vec::new());
+    Ok(())
+}
+
+// The worker believed it at once, and told the other servers so.
+#[test]
+fn a_stranger_in_the_place_of_a_server_ends_no_job_and_when_it_stays_the_server_counts_as_lost() {
+    let cluster = Cluster::over(Way::Tcp, 1, 2, &[("lease", "5")]);
+    let place = Place::of(cluster.servers[1].addresses()[0]);
+    let mut membership = cluster.membership(0);
+    membership.servers[1] = format!("tcp://{}", place.address).parse().unwrap();
+    let job = cluster.try_join(&membership).unwrap();
+    let tensor = declare(&job, "w", 8 << 10, Bsp);
+    let no_proof = vec![9; 64];
+    let refusals = [Refusal::Over, Refusal::TlsRequired, Refusal::NotAdmitted { peer: PeerId::worker(0) }];
+    let refusals = refusals.map(|refusal| verdict(&Verdict::Refused(refusal)));
+    for words in [ended_by_another(), no_proof].into_iter().chain(refusals) {
+        place.take(words);
+        place.wait_until_told(4);
+        place.give_back();
+        tensor.push(Some(&bytes(&[1.0; 8 << 10])), NO_SETTINGS, false, None).unwrap();
+        job.clock().unwrap();
+        pull(&tensor, None).unwrap();
+        job.barrier(None).unwrap();
+    }
+    assert_eq!(pull(&tensor, None).unwrap().1, [5.0; 8 << 10]);
+    let since = Instant::now();
+    place.take(ended_by_another());
+    let error = job.barrier(None).and_then(|_| pull(&tensor, None).map(drop));
+    let until = Instant::now() + Duration::from_secs(20);
+    let error = error.and_then(|()| {
+        while Instant::now() < until {
+            job.check()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    let Err(Error::Failed(JobFailure::ServerLost { server: 1, reason })) = error else { panic!("{error:?}") };
+    assert!(reason.contains("no sign of life"), "{reason}");
+    assert!(since.elapsed() >= Duration::from_millis(2500), "{:?}", since.elapsed());
 }
 
 /// What a local connection says and hears, one message each.

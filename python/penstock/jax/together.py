@@ -12,7 +12,6 @@ What is done together, in step: averages and broadcasts of pytrees.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from ..gather import Gathering, unreadable
 from ..job import Job
 from ..optim import Add, Replace
 from ..tensor import Tensor
+from ..turn import Ticket, Turn
 from .leaves import Group, Layout, Tensors, difference, digest_of
 
 WINDOW_BYTES = 16 << 20
@@ -53,7 +53,7 @@ class Together:
         # without workers that have left, as tensors do.
         self._gathering = Gathering("penstock/jax", all_needed=False)
         self._averages: dict[str, _Averages] = {}
-        self._busy = threading.Lock()
+        self._turn = Turn()
 
     @contextlib.contextmanager
     def turn(self, call: str) -> Iterator[None]:
@@ -61,15 +61,18 @@ class Together:
         For as long as a call takes. Raises OptionError while another one is under way: JAX orders the calls
         of one thread; those of several come in another order on each worker, whose values would be mixed.
         """
-        if not self._busy.acquire(blocking=False):
-            raise OptionError(
-                f"{call} was called while another thread of this worker was in such a call",
-                "make these calls from one thread: their order must be the same on every worker",
-            )
+        ticket = Ticket()
         try:
+            if not self._turn.take(ticket, 0):
+                raise OptionError(
+                    f"{call} was called while another thread of this worker was in such a call",
+                    "make these calls from one thread: their order must be the same on every worker",
+                )
             yield
         finally:
-            self._busy.release()
+            if self._turn.holder is ticket:
+                self._turn.holder = None
+                self._turn.wake()
 
     def average(
         self,

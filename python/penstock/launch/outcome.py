@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.launch.console import Name
 from penstock.launch.server import EXIT_JOB_FAILED, EXIT_STOPPED
@@ -27,6 +27,9 @@ _CONSEQUENCES = (
     "RowsApart",
     "FirstFailed",
 )
+# How a server says that a worker was lost because it needs more memory than it may have.
+_NEEDS_MORE = "it needs more than it may have"
+_OF_MEMORY = " bytes of memory, but only "
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60
 
@@ -131,6 +134,8 @@ class Outcome:
             return "run it with PYTHONFAULTHANDLER=1 in the environment to see where it crashed"
         if _has_hint(self.failure.tail):
             return None
+        if any(_NEEDS_MORE in note and _OF_MEMORY in note for note in self.notes):
+            return "raise the option `memory`"
         if self.failure.is_consequence:
             return "it failed because of another process of the job; check the one that the error names"
         if self.failure.name.role == "server":
@@ -159,7 +164,18 @@ def first_cause(ended: list[Ended]) -> Ended | None:
     failed = [one for one in ended if one.failed]
     causes = [one for one in failed if not one.is_consequence]
     workers = [one for one in failed if one.name.role == "worker"]
-    return next(iter(causes or workers or failed), None)
+    return next(iter(causes or _slow_to_end(ended) or workers or failed), None)
+
+
+def _slow_to_end(ended: list[Ended]) -> list[Ended]:
+    """
+    Workers that had failed, and were told to end before they had: an interpreter with PyTorch in it may take
+    seconds to, and a server that heard of the failure takes none.
+    """
+    told = [one for one in ended if one.stopped and one.returncode != 0 and one.name.role == "worker"]
+    # What its traceback would have ended it with.
+    failed = [replace(one, returncode=1, stopped=False) for one in told if _last_error(one.tail) is not None]
+    return [one for one in failed if not one.is_consequence]
 
 
 def traceback_of(tail: bytes) -> str:

@@ -41,9 +41,10 @@ except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
 
-from .. import _core
+from .. import _core, filters
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
+from ..filters import Filters
 from ..gather import Gathering
 from ..job import Job, after_the_last, before_leaving, current, flag
 from .arrivals import look_away
@@ -130,6 +131,7 @@ class Options(TypedDict, total=False):
     clip: float | None
     clip_norm: float | None
     refuse_nonfinite: bool
+    filter: Filters | None
     check_every: int
     bucket_bytes: int
     patience: float
@@ -163,6 +165,7 @@ def distribute(
     clip: float | None = None,
     clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
+    filter: Filters | None = None,  # noqa: A002 (as for tensors)
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
     patience: float = PATIENCE,
@@ -226,6 +229,12 @@ def distribute(
         moves once more, and a step waits twice more. Infinity only measures. Default: no clipping.
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
+    filter
+        With "servers": what of each parameter's gradient is sent in a step, and what is carried into the
+        next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
+        tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
+        parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
+        of the gradients. Broadcasts are not filtered. Default: all is sent.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -251,12 +260,12 @@ def distribute(
         An argument is not valid; the model is distributed already; it has a layer that averages over a
         torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
         nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
-        ignore a part of the model. With "gradients": the consistency is not BSP. With "servers": the servers
-        cannot take the optimizer's steps; another model of the job had the prefix.
+        ignore a part of the model. With "gradients": the consistency is not BSP, or there is a filter. With
+        "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
-        The workers' models, or the settings of their optimizers, differ.
+        The workers' models, the settings of their optimizers, or their filters, differ.
     OutOfMemory
         The servers have too little shared memory for the model.
     BarrierTimeout
@@ -287,6 +296,7 @@ def distribute(
         _refuse_others(where, check_every=check_every, bucket_bytes=bucket_bytes, patience=patience)
     else:
         _refuse_others(where, check=check, lr_scale=lr_scale)
+    filtering = _filters_of(filter, where)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
     check_shapes(parameters)
@@ -317,6 +327,7 @@ def distribute(
             check=check,
             lr_scale=lr_scale,
             clip_norm=clip_norm,
+            filters=filtering,
             declaration=declaration,
             timeout=timeout,
         )
@@ -733,6 +744,24 @@ def _refuse_others(where: str, **given: object) -> None:
     for name, value in given.items():
         if value != _DEFAULTS[name]:
             raise OptionError(f'expected no {name} with where="{where}", got {value!r}')
+
+
+def _filters_of(given: Filters | None, where: str) -> Filters:
+    """What `filter` means; raises OptionError if it is no filter, or one in a mode that has none."""
+    filters.spelled(given)
+    if where == "gradients" and given not in (None, Filters()):
+        raise OptionError(
+            f'expected no filter with where="gradients", got {given!r}: there p.grad is the average, which '
+            "the script clips, unscales and skips as such; with a filter it would lack what is held back, "
+            "and have what was held back of earlier ones, in whatever scale those were",
+            'pass where="servers": the servers take the steps, and each worker\'s pushes are filtered',
+        )
+    if given is not None and given.broadcast is not None:
+        raise OptionError(
+            f"expected a filter of pushes alone, got {given!r}: parameters are what the servers have",
+            "leave `broadcast` out; tensors of job.tensor may have it",
+        )
+    return given or Filters()
 
 
 def _check_count(name: str, value: object, least: int) -> None:

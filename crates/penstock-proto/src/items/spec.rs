@@ -4,7 +4,7 @@ use super::rows::RowSet;
 use crate::Rank;
 use crate::account::Exhausted;
 use crate::consistency::MAX_SLACK;
-use crate::text::Hint;
+use crate::text::{Hint, MAX_TEXT_BYTES};
 use penstock_kernels::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -246,6 +246,26 @@ fn without(gone: &[Rank]) -> String {
 }
 
 impl TableError {
+    /// All texts in it that are to be shown cut and clean.
+    pub(crate) fn texts(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::TooManyTables => Vec::new(),
+            Self::NotAllTold { name, why: what, .. }
+            | Self::BadSum { name, got: what, .. }
+            | Self::RowOutOfRange { name, what, .. }
+            | Self::TooManyRows { name, what, .. } => vec![name, what],
+            Self::Differs { name, what, first: one, second: other }
+            | Self::DeclaredTwice { name, what, before: one, now: other } => vec![name, what, one, other],
+            // It is shown as it would be spelled in a program: a line's end in it is what is wrong with it.
+            Self::BadName { got } => Vec::from_iter((got.len() > MAX_TEXT_BYTES).then_some(got)),
+            Self::Exhausted { name: text, .. }
+            | Self::BadRowBytes { name: text, .. }
+            | Self::TwoProducers { name: text, .. }
+            | Self::NoProducer { name: text, .. }
+            | Self::OutOfTurn { what: text } => vec![text],
+        }
+    }
+
     /// A worker's rows of a table, if it declares others now than before. `what`: produced or consumed.
     pub fn rows_differ(name: &str, before: &RowSet, now: &RowSet, what: &str) -> Option<Self> {
         let (row, was) = before.difference(now)?;

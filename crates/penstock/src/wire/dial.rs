@@ -35,6 +35,9 @@ pub(crate) const PLAIN: u8 = b'P';
 pub(crate) enum DialError {
     /// The server refused: there is no use in trying again.
     Refused(Refusal),
+    /// What answered refused, or did not prove that it is the server: it may be anyone. There is no use in trying again unless the
+    /// server was reached before, since then the server itself would not say so.
+    Unproved(Refusal),
     /// Its certificate is not trusted, or it does not speak TLS: there is no use in trying again either.
     Untrusted(String),
     /// This process or host has run out of something that a connection needs; the other end is not to blame. Why.
@@ -61,13 +64,13 @@ impl From<Ended> for DialError {
     }
 }
 
-impl From<Refusal> for DialError {
-    fn from(refusal: Refusal) -> Self {
-        // Busy is for now; everything else for good.
+impl DialError {
+    /// A refusal of this kind, unless it is for now only.
+    fn refused(refusal: Refusal, kind: impl FnOnce(Refusal) -> Self) -> Self {
         if refusal == Refusal::Busy {
             Self::Unreachable(io::Error::other(refusal.to_string()))
         } else {
-            Self::Refused(refusal)
+            kind(refusal)
         }
     }
 }
@@ -188,7 +191,8 @@ impl Dialer {
         }
         let binding = stream.binding()?;
         let nonce = random::bytes().map_err(io::Error::from)?;
-        let (handshake, hello) = WorkerHandshake::start(&self.job, self.secret, purpose, nonce)?;
+        let (handshake, hello) =
+            WorkerHandshake::start(&self.job, self.secret, purpose, nonce).map_err(DialError::Refused)?;
         let mut records = RecordStream::new(stream, MAX_HANDSHAKE_BYTES);
         let mut ask = |message: &[u8]| -> Result<Vec<u8>, DialError> {
             records.send(message)?;
@@ -201,9 +205,11 @@ impl Dialer {
             }
         };
         let challenge = ask(&hello)?;
-        let proof = handshake.answer(&challenge, &binding)?;
+        let answered = handshake.answer(&challenge, &binding);
+        let proof = answered.map_err(|refusal| DialError::refused(refusal, DialError::Unproved))?;
         let verdict = ask(&proof)?;
-        WorkerHandshake::finish(&verdict)?;
+        WorkerHandshake::finish(&verdict)
+            .map_err(|refusal| DialError::refused(refusal, DialError::Refused))?;
         Ok(records.into_stream())
     }
 }

@@ -118,6 +118,11 @@ impl Redial {
                 }
                 Err(DialError::GivenUp) => return Err(Failed::GivenUp),
                 Err(DialError::Refused(refusal)) => (refusal.to_string(), Some(Failed::Refused(refusal))),
+                // The server has let this worker in before: whoever this is, it is not the server, which may still come back.
+                Err(DialError::Unproved(refusal)) => {
+                    tracing::debug!(address = %self.dialer.address(), %refusal, "refused without a proof");
+                    ("what answers there does not prove that it is the server".to_owned(), None)
+                }
                 Err(DialError::Untrusted(why)) => (why.clone(), Some(Failed::Untrusted(why))),
                 Err(DialError::Unreachable(error)) => (error.to_string(), None),
                 Err(DialError::Lacking(what)) => {

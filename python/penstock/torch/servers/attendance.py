@@ -10,12 +10,13 @@ Each step, every worker fills a tensor, and reads the mean.
 | | | 0 at a place, with a sum of 1: that worker has left the job |
 | left | 1 for each parameter whose gradient has left | above 0: somebody has one |
 | ages | for these, how many iterations ago | not so many for each that has one: another's left in another |
+| flush | 1 if it brings only what filters have held back | neither 0 nor 1: others take a step |
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,22 +49,30 @@ class Attendance:
         count = len(self._all)
         self._tensor = self._job.tensor(
             f"{self._prefix}/attendance of {count}",
-            shape=self._job.size + 2 * count,
+            shape=self._job.size + 2 * count + 1,
             optimizer=Replace(),
             consistency="bsp",
             timeout=self._timeout,
         )
 
-    def give(self) -> None:
-        """This worker takes the step: what will leave has left."""
+    def give(self, flushed: Collection[Shared] | None = None) -> None:
+        """
+        This worker takes the step: what will leave has left. With `flushed`, it flushes: of these parameters
+        something was held back.
+        """
         size, now = self._job.size, self._job.iteration
-        left = [shared.left for shared in self._all]
-        ages = [min(now - shared.stamp, OLDEST) * shared.left for shared in self._all]
+        if flushed is None:
+            left = [shared.left for shared in self._all]
+            ages = [min(now - shared.stamp, OLDEST) * shared.left for shared in self._all]
+        else:
+            left, ages = [shared in flushed for shared in self._all], [0] * len(self._all)
         self._given = np.array([left, ages], dtype=np.float32)
+        self._flushes = flushed is not None
         lane = self._tensor.lane()
         lane[:size] = 0
         lane[self._job.rank] = 1
-        lane[size:] = self._given.reshape(-1)
+        lane[size:-1] = self._given.reshape(-1)
+        lane[-1] = self._flushes
         self._tensor.push()
 
     def take(self) -> tuple[list[int], Array]:
@@ -72,7 +81,7 @@ class Attendance:
         DeclarationConflict if one was elsewhere; warns, once, of each that left.
         """
         mean, size = self._tensor.pull(), self._job.size
-        present, (left, ages) = mean[:size], mean[size:].reshape(2, len(self._all))
+        present, (left, ages) = mean[:size], mean[size:-1].reshape(2, len(self._all))
         gone = {int(rank) for rank in np.flatnonzero(present == 0)}
         # Rounding: the mean of N whole numbers, summed up again.
         if present.sum() < 1 - 1 / (4 * size):
@@ -80,6 +89,12 @@ class Attendance:
                 f"worker {self._job.rank} took a step of `{self._prefix}` in an iteration that workers "
                 f"{sorted(gone)} completed without it",
                 "have all workers take the same steps of the same optimizers in the same order",
+            )
+        if abs(mean[-1] - self._flushes) > 1 / (2 * size):
+            mine, others = ("flushed", "took a step of") if self._flushes else ("took a step of", "flushed")
+            raise DeclarationConflict(
+                f"worker {self._job.rank} {mine} `{self._prefix}` in an iteration where others {others} it",
+                "have all workers call flush() after the same steps",
             )
         apart = (self._given[0] > 0) & (np.abs(ages - self._given[1] * left) > 1 / (2 * size))
         if apart.any():
@@ -93,6 +108,7 @@ class Attendance:
             warnings.warn(
                 f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
                 f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
-                stacklevel=5,
+                # Around a step, torch has a function of its own.
+                stacklevel=5 if self._flushes else 6,
             )
         return [int(rank) for rank in np.flatnonzero(present)], left > 0

@@ -23,6 +23,9 @@ from .bits import converted, same_bits
 class CudaTransfer:
     """For parameters in the memory of a CUDA device."""
 
+    # On the device, where no filter comes.
+    keeps_sent = True
+
     def __init__(
         self, parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
     ) -> None:

@@ -82,6 +82,11 @@ class Shared:
     """Whether the script had changed it since the last step when a gradient was computed."""
     handles: list[Any] = field(default_factory=list)
 
+    @property
+    def sends_to(self) -> Tensor:
+        """The tensor that its gradients are pushed to."""
+        return self.tensor if self.mean is None else self.mean
+
     def __post_init__(self) -> None:
         self._was = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
 
@@ -250,6 +255,8 @@ class Delivery:
             return
         shared.held = False
         if shared.additions == shared.expected:
+            if self._check and not shared.transfer.keeps_sent:
+                shared.hold()
             self.send(shared)
         elif self._check and self._watches:
             shared.hold()
@@ -309,8 +316,9 @@ class Delivery:
             return
         shared.check()
         shared.group.refresh()
-        shared.transfer.send(dense(gradient, shared.name, shared.parameter.dtype), held=shared.held)
-        shared.left, shared.held = True, self._check
+        transfer = shared.transfer
+        transfer.send(dense(gradient, shared.name, shared.parameter.dtype), held=shared.held)
+        shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
         shared.stamp = shared.tensor._job.iteration
 
     def check(self) -> None:

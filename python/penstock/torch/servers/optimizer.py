@@ -8,10 +8,11 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -20,7 +21,8 @@ import torch
 from ...arrays import Array, as_array
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import OptionError, SettingsError, not_to_be_sent
-from ...first import Deed, digest
+from ...filters import Filters, HeldBack
+from ...first import Deed, checksum
 from ...job import Job
 from ...optim import updates_in
 from ...tensor import _as_buffer
@@ -62,9 +64,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, hooks and schedulers work as they
     do in torch; hooks are called wherever they were registered, on this optimizer or on the original. `step`,
-    `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls them. What cannot
-    work as in torch, because gradients leave during backward and parameters come from the servers, is an
-    OptionError, never a different result:
+    `add_param_group`, `load_state_dict`, `publish` and `flush` are collective: every worker calls them. What
+    cannot work as in torch, because gradients leave during backward and parameters come from the servers, is
+    an OptionError, never a different result:
 
     - changing, throwing away or adding to a gradient that has left: `step`, `zero_grad` or `backward` raises;
     - changing gradients before `step`, with several workers: `step` raises; the average would not change;
@@ -76,7 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     - scaling the loss with a GradScaler: its `step` raises;
     - stepping the original optimizer, or another one of the model's parameters: raises.
 
-    With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped.
+    With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped. With
+    `filter`, `held_back` tells how much of this worker's gradients waits, and `flush` sends it.
 
     With `overlap=False` gradients may be changed: it says that each worker's own change is meant. With
     `check=False`, changes of parameters are not looked for, and changes of gradients only where torch counts
@@ -95,6 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check: bool,
         lr_scale: str | None,
         clip_norm: float | None,
+        filters: Filters,
         declaration: dict[str, Any],
         timeout: float | None,
     ) -> None:
@@ -116,6 +120,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._prefix = prefix
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
+        self._filters = filters
+        self._flushed: dict[Shared, int | None] = {}
+        """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
@@ -203,7 +210,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         scaled = f", settings for {self._updates} updates an iteration" if self._updates > 1 else ""
-        how = f"steps taken by the servers, {self._consistency}{scaled}"
+        filtered = "" if self._filters.push is None else f", pushes filtered by {self._filters.push!r}"
+        how = f"steps taken by the servers, {self._consistency}{scaled}{filtered}"
         return f"DistributedOptimizer({self._original!r}, {how})"
 
     @property
@@ -266,8 +274,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def total_norm(self) -> float | None:
-        """With `clip_norm`, the norm of the last step's average before it was clipped; None before a step."""
+        """
+        With `clip_norm`, the norm of the last step's average before it was clipped; None before a step. With
+        a filter it is that of what was sent; after a flush, of what was held back.
+        """
         return None if self._clipping is None else self._clipping.total_norm
+
+    @property
+    def held_back(self) -> HeldBack:
+        """
+        What the filter holds back of this worker's gradients: its norm, of all parameters together, and how
+        many elements. It is counted anew each time, in as long as a step's pushes take. 0 without a filter.
+        """
+        each = [shared.sends_to.held_back for shared in self._shared.values()]
+        return HeldBack(math.hypot(*(one.norm for one in each)), sum(one.elements for one in each))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -335,15 +355,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._newcomers.look()
         self._take_in()
         self._delivery.finish()
-        if self._clipping is None:
-            self._complete()
-        else:
-            there, used = self._complete()
-            self._clipping.account(there)
-            self._clipping.step(there, used)
-            self._clipping.account(self._complete()[0])
-        self._pull_all()
-        self._keep_copies()
+        self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
@@ -351,17 +363,86 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps += 1
         return loss
 
-    def _complete(self) -> tuple[list[int], Array]:
+    def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
+        """All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush."""
+        if self._clipping is None:
+            self._complete(flushed)
+        else:
+            there, used = self._complete(flushed)
+            self._clipping.account(there)
+            self._clipping.step(there, used)
+            self._clipping.account(self._complete(flushed)[0])
+        self._pull_all()
+        self._keep_copies()
+
+    def _complete(self, flushed: Collection[Shared] | None) -> tuple[list[int], Array]:
         """
         Completes an iteration, with all workers; returns those that were there, and which parameters one of
-        them has a gradient of.
+        them has a gradient of, or has `flushed`.
         """
         if self._attendance is None:
             self.job.clock()
-            return [self.job.rank], np.array([shared.left for shared in self._shared.values()])
-        self._attendance.give()
+            all_of_it = self._shared.values()
+            left = [shared.left if flushed is None else shared in flushed for shared in all_of_it]
+            return [self.job.rank], np.array(left)
+        self._attendance.give(flushed)
         self.job.clock()
         return self._attendance.take()
+
+    def flush(self) -> None:
+        """
+        Send all that the filter has held back of this worker's gradients, complete the iteration, and read
+        the parameters. Collective; without a filter nothing happens.
+
+        It is a step without new gradients: of each parameter of which some worker held something back, frozen
+        ones too, the servers take one more step, with the settings that its group has now, and with momentum,
+        weight decay and all else that a step does. Parameters, checkpoints and `state_dict` lack what is held
+        back: flush before an evaluation or a checkpoint that should have it, before a load or a publication,
+        before a learning rate falls much, and before the end. Hooks of steps are not called.
+
+        Raises
+        ------
+        OptionError
+            Gradients of this iteration have left for the servers already, so `step` must come first; or a
+            parameter was changed, or groups came or went, as for `step`.
+        DeclarationConflict
+            Another worker took a step, or completed the iteration otherwise.
+        SettingsError
+            A parameter group has a setting that is out of range, or a flag that was changed.
+        WorkerLost
+            With `clip_norm`, as for `step`.
+        LaneTimeout, PullTimeout, JobClosed
+            As for `Tensor.flush` and `Tensor.pull`. What was not sent is held back still.
+
+        Examples
+        --------
+        >>> net, filters = torch.nn.Linear(4, 2), ps.Filters(push=ps.TopK(0.1))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> net, optimizer = ps.torch.distribute(net, optimizer, where="servers", filter=filters)
+        >>> net(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.held_back.elements
+        8
+        >>> optimizer.flush()
+        >>> optimizer.held_back.elements
+        0
+        """
+        if self._filters.push is None:
+            return
+        self._delivery.check()
+        self._delivery.refuse_between("a flush")
+        self._follow_groups()
+        self._refuse_changes()
+        now = self.job.iteration
+        self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
+        for shared in self._shared.values():
+            # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
+            if shared.sends_to.held_back.elements:
+                shared.group.refresh()
+                self._flushed[shared] = shared.sends_to.flush()
+        self._have_stepped(self._flushed)
+        self._flushed.clear()
+        self._delivery.forget_changes()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -433,8 +514,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
-        def says() -> bytes:
-            return digest(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
+        def says() -> int:
+            return checksum(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
 
         def behind() -> None:
             self._pull_all()
@@ -527,8 +608,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._load_states(states, everything=True)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
@@ -542,7 +621,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._clipping is not None:
             self._clipping.forget_steps()
         what = f"{self._prefix}: the optimizer's state"
+        hooks: dict[int, Callable[[Any], None]] = {}
         if everything:
+            hooks = self._optimizer_load_state_dict_post_hooks
             what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
 
         def arrays() -> Iterator[tuple[Shared, int, Array, int]]:
@@ -556,12 +637,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for shared, slot, array, steps in arrays():
                 shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
-        def says() -> bytes:
-            return digest(
+        def says() -> int:
+            return checksum(
                 part for _, slot, array, steps in arrays() for part in (slot, _as_buffer(array), steps)
             )
 
-        self.job._firsts.do(Deed(what, load, says), self._timeout, self._timeout)
+        def call_hooks() -> None:
+            for after in hooks.values():
+                after(self)
+
+        deed = Deed(what, load, says, hooks=call_hooks)
+        self.job._firsts.do(deed, self._timeout, self._timeout)
 
     def _arrays_of(self, shared: Shared, state: dict[str, Any]) -> Iterator[tuple[int, Array]]:
         for slot, name in enumerate(shared.tensor._core.slots):
@@ -643,10 +729,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._load_states(states)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> Shared:
-        mean, declaration = None, self._declaration
+        mean, declaration, filters = None, self._declaration, self._filters
         if self._clipping is not None:
-            mean = self._clipping.mean_of(parameter, name, declaration)
-            # What is stepped by is the reduced gradient, from one worker.
+            # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
+            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": filters})
+            filters = Filters()
             declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
         name = f"{self._prefix}/{name}"
         tensor = self.job.tensor(
@@ -656,6 +743,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             dtype=parameter.dtype,
             optimizer=rule.rule,
             consistency=self._consistency,
+            filter=filters,
             timeout=self._timeout,
             **declaration,
         )
@@ -664,7 +752,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             tensor._core.load(-1, _as_buffer(as_array(parameter)), 0, self._timeout)
         # One description for all tensors of a group: a changed learning rate reaches all of them at once.
         tensor._optimizer = rule.rule
-        transfer = transfer_for(parameter, tensor, self._check, mean)
+        filtered = self._filters.push is not None
+        transfer = transfer_for(parameter, tensor, self._check, mean, filtered=filtered)
         shared = Shared(parameter, name, tensor, rule, transfer, mean)
         self._shared[id(parameter)] = shared
         self._delivery.add(shared)
@@ -677,7 +766,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
         # What one worker trains and another has not would be averaged over fewer, without a word.
         trained = self._labelled(shared.parameter for shared in self._shared.values())
-        settings = () if self._clipping is None else (f"clip_norm={self._clipping.limit}",)
+        # Where all is frozen as yet, no declaration tells a difference.
+        settings = [f"filter={self._filters!r}"]
+        if self._clipping is not None:
+            settings.append(f"clip_norm={self._clipping.limit}")
         labelled = self._labelled(rest.values())
         broadcast(self.job, f"{self._prefix}/start", labelled, self._timeout, trained, settings)
 

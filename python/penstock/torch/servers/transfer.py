@@ -7,6 +7,7 @@ With `check`, it is also known whether the script has changed them since:
 | what | is compared with | costs, beside reading both |
 |---|---|---|
 | a gradient | the lane: there is what left, or a copy that leaves from there | nothing |
+| a gradient that is filtered | a copy: the lane will have what is sent of it | memory, and writing it |
 | a parameter, under BSP, that is sent in `step()` | the value, which stands still until then | nothing |
 | any other parameter | a copy, made when it was read | memory, and writing it |
 """
@@ -25,6 +26,9 @@ from .bits import converted, over, same_bits
 class Transfer(Protocol):
     """Moves one parameter's bytes."""
 
+    keeps_sent: bool
+    """Whether `holds` knows what `send` was given; if not, only what `hold` was."""
+
     def hold(self, gradient: torch.Tensor) -> None:
         """Keeps a copy of a gradient that has not left."""
 
@@ -32,7 +36,9 @@ class Transfer(Protocol):
         """Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it."""
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Whether this gradient is what was sent or held last, bit for bit. Needs `check`."""
+        """
+        Whether this gradient is what was sent, if that is kept, or held last, bit for bit. Needs `check`.
+        """
 
     def settle(self) -> None:
         """Returns when everything sent is in the lane and announced."""
@@ -54,12 +60,20 @@ class HostTransfer:
     """For parameters in the host's memory."""
 
     def __init__(
-        self, parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
+        self,
+        parameter: torch.Tensor,
+        tensor: Tensor,
+        check: bool,
+        mean: Tensor | None = None,
+        *,
+        filtered: bool = False,
     ) -> None:
         self._tensor = tensor
         self._sends_to = tensor if mean is None else mean
         self._check = check
         self._lane = over(self._sends_to._core.lane_until_push(), parameter)
+        self.keeps_sent = not filtered
+        self._kept = torch.empty_like(self._lane) if filtered and check else None
         self._model = over(tensor._core.model(), parameter) if tensor._stable else None
         # Where the last `receive` went: making a NumPy view costs more than the rest of the call.
         self._address = 0
@@ -67,14 +81,17 @@ class HostTransfer:
         self._received: torch.Tensor | None = None
 
     def hold(self, gradient: torch.Tensor) -> None:
-        """Copies it into the lane, when that is free."""
+        """Copies it into the lane, when that is free; if it is to be filtered, elsewhere."""
+        if self._kept is not None:
+            self._kept.copy_(gradient)
+            return
         self._sends_to._core.lane_until_push()
         self._lane.copy_(gradient)
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Copies it into the lane, unless it is there."""
         tensor = self._sends_to
-        if held:
+        if held and self._kept is None:
             tensor._core.push(None, tensor._optimizer._packed, False, None)
         elif gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
             tensor.push(gradient)
@@ -84,8 +101,8 @@ class HostTransfer:
             tensor._core.push(gradient.numpy(), tensor._optimizer._packed, False, None)
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Compares it with the lane."""
-        return same_bits(gradient, self._lane)
+        """Compares it with the lane, or with the copy."""
+        return same_bits(gradient, self._lane if self._kept is None else self._kept)
 
     def settle(self) -> None:
         """`send` is done when it returns."""
@@ -123,14 +140,19 @@ class HostTransfer:
 
 
 def transfer_for(
-    parameter: torch.Tensor, tensor: Tensor, check: bool, mean: Tensor | None = None
+    parameter: torch.Tensor,
+    tensor: Tensor,
+    check: bool,
+    mean: Tensor | None = None,
+    *,
+    filtered: bool = False,
 ) -> Transfer:
     """
     The transfer for where `parameter` lives; raises OptionError for devices other than CPU and CUDA. With
-    `mean`, gradients go to that tensor.
+    `mean`, gradients go to that tensor. `filtered`: a filter decides what is sent of them.
     """
     if parameter.device.type == "cpu":
-        return HostTransfer(parameter, tensor, check, mean)
+        return HostTransfer(parameter, tensor, check, mean, filtered=filtered)
     if parameter.device.type == "cuda":
         from .cuda import CudaTransfer
 

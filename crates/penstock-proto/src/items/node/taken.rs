@@ -24,8 +24,8 @@ const MOVED: u64 = 1024;
 /// Ranges of rows that were torn, at most: where there are more, all rows are looked at.
 const TORN: usize = 4096;
 
-/// Moments of a batch that others wait for, at most, where each takes no longer than a step. Where one is found, it is by then: each
-/// round is as long as what has changed during the one before.
+/// Moments of a batch that others wait for, at most. Where one is found, it is by then: each round is as long as what has changed
+/// during the one before.
 const ROUNDS: u32 = 16;
 
 /// Bytes that are charged at once for rows of a batch.

@@ -45,10 +45,12 @@ impl Job {
         timeout: Option<Duration>,
         act: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
+        // Before any lock: in a child of a fork nobody lets go of it.
+        self.inner.fate.check()?;
         let (deed, deadline) = (self.inner.deeds.of(what), self.inner.deadline(timeout));
         let mine = || self.inner.look(what, deadline);
         let _acting = (self.inner.rank == 0).then(|| deed.acting.take(mine)).transpose()?;
-        if !self.begin_by_first(what, timeout, None)? {
+        if !self.begin_by_first(what, timeout.map(|_| deadline.left()), None)? {
             return Ok(());
         }
         act()
@@ -64,11 +66,11 @@ impl Job {
         timeout: Option<Duration>,
         then: Option<Duration>,
     ) -> Result<bool, Error> {
+        self.inner.fate.check()?;
+        self.inner.touch();
         let deed = self.inner.deeds.of(what);
         let deadline = self.inner.deadline(timeout);
         let what = what.to_owned();
-        self.inner.fate.check()?;
-        self.inner.touch();
         let _turn = deed.turn.take(|| self.inner.look(&what, deadline))?;
         if self.inner.rank == 0 {
             let call = deed.done.load(Ordering::Relaxed) + 1;
@@ -129,12 +131,16 @@ impl Job {
     }
 
     /// How often this was done, as far as this worker knows. Takes no lock that is held across a wait.
-    pub fn done_by_first(&self, what: &str) -> u64 {
-        self.inner.deeds.of(what).done.load(Ordering::Relaxed)
+    pub fn done_by_first(&self, what: &str) -> Result<u64, Error> {
+        self.inner.fate.check()?;
+        Ok(self.inner.deeds.of(what).done.load(Ordering::Relaxed))
     }
 
     /// Worker 0 has not done what it has begun. Waits for nothing; changes nothing where it has, or has begun nothing.
     pub fn fail_by_first(&self, what: &str, why: String) {
+        if self.inner.fate.check().is_err() {
+            return;
+        }
         let attempt = self.inner.deeds.of(what).at.swap(0, Ordering::Relaxed);
         if attempt != 0
             && let Some(first) = self.inner.links().first()

@@ -118,7 +118,7 @@ impl Introducing<'_> {
             &encode(&Request { id: 1, settled: 1, body }).map_err(|error| self.broke(error.to_string()))?,
         )?;
         let (welcome, descriptors) = self.hear()?;
-        match decode::<Reply>(&welcome).map_err(|error| self.broke(error.to_string()))?.body {
+        match decode::<Reply>(&welcome).map_err(|error| self.broke(error.to_string()))?.body.brief() {
             Answer::Welcome(welcome) => Ok((welcome, descriptors)),
             Answer::Refused(refusal) => Err(refusal.into()),
             Answer::Failed(failure) => Err(failure.into()),

@@ -377,7 +377,7 @@ impl Wire {
 
     /// Takes one message of the server; `false` when there will be no more.
     fn hear(&self, fate: &Fate, message: &[u8], came: Received) -> bool {
-        match decode::<Reply>(message) {
+        match decode::<Reply>(message).map(|Reply { id, body }| Reply { id, body: body.brief() }) {
             Ok(Reply { body: Answer::Failed(failure), .. }) => {
                 self.let_go.store(false, Ordering::Release);
                 if !self.left.load(Ordering::Acquire) {

@@ -133,7 +133,7 @@ fn reach(
     match dialer.dial(Purpose::Control, until, &gives_up) {
         Ok(stream) => Ok(Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES))),
         Err(DialError::Unreachable(error)) => Ok(Err(error.to_string())),
-        Err(DialError::Refused(refusal)) => Err(refusal.into()),
+        Err(DialError::Refused(refusal) | DialError::Unproved(refusal)) => Err(refusal.into()),
         Err(DialError::Untrusted(reason)) => {
             Err(Error::Untrusted { server, address: dialer.address().to_string(), reason })
         }
@@ -159,7 +159,7 @@ fn welcome(
             Err(_) => return Ok(None),
             Ok(None) => {}
             Ok(Some(message)) => {
-                let what = match decode::<Reply>(&message).map(|reply| reply.body) {
+                let what = match decode::<Reply>(&message).map(|reply| reply.body.brief()) {
                     Ok(Answer::Welcome(welcome)) => return Ok(Some(welcome)),
                     Ok(Answer::Refused(refusal)) => return Err(refusal.into()),
                     Ok(Answer::Failed(failure)) => return Err(failure.into()),

@@ -144,8 +144,7 @@ impl Tensor {
         }
         self.wait_for_lane(self.job.deadline(timeout))?;
         // Another thread may have pushed one meanwhile.
-        self.check_for_parts()?;
-        Ok(self.lend())
+        self.lend(false)
     }
 
     /// The same for a caller that never writes there after the push: what goes to other hosts is sent from where it stands. It
@@ -153,12 +152,17 @@ impl Tensor {
     pub fn lane_until_push(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
-        Ok(self.lend())
+        self.lend(true)
     }
 
-    fn lend(&self) -> &Arc<Mapping> {
-        lock(&self.position).lent(self.job.shown_clock());
-        self.memory.lane()
+    fn lend(&self, with_parts: bool) -> Result<&Arc<Mapping>, Error> {
+        let clock = self.job.shown_clock();
+        let mut position = lock(&self.position);
+        if !with_parts && position.is_open(clock) {
+            return Err(Error::PartWaits { name: self.spec.name.clone() });
+        }
+        position.lent(clock);
+        Ok(self.memory.lane())
     }
 
     fn check_for_parts(&self) -> Result<(), Error> {
