@@ -53,11 +53,10 @@ class _Line:
 class Firsts:
     """A worker's part in what worker 0 of its job does for all."""
 
-    def __init__(self, core: _core.Job) -> None:
-        self._core = core
+    def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
 
-    def do(self, deed: Deed, timeout: float | None, then: float | None = None) -> None:
+    def do(self, core: _core.Job, deed: Deed, timeout: float | None, then: float | None = None) -> None:
         """
         Returns when worker 0 has done it, and this worker what is behind it. `timeout` is for the others to
         come, `then` (by default the deadline) for each wait after that.
@@ -81,14 +80,14 @@ class Firsts:
         ticket, begun = Ticket(), None
         try:
             try:
-                if not line.turn.take(ticket, self._core.deadline if timeout is None else timeout):
+                if not line.turn.take(ticket, core.deadline if timeout is None else timeout):
                     raise BarrierTimeout(
                         f"`{deed.what}` waited {limit.waited():.3g} s for another thread of worker "
-                        f"{self._core.rank} that is in the same call",
+                        f"{core.rank} that is in the same call",
                         "make it from one thread, or with a longer timeout",
                         waited=limit.waited(),
                     )
-                self._do(line, deed, limit.left(), then)
+                self._do(core, line, deed, limit.left(), then)
                 self._call_hooks(line, deed)
                 begun, line.begun = line.begun, None
             finally:
@@ -101,8 +100,9 @@ class Firsts:
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
 
-    def _do(self, line: _Line, deed: Deed, timeout: float | None, then: float | None) -> None:
-        core = self._core
+    def _do(
+        self, core: _core.Job, line: _Line, deed: Deed, timeout: float | None, then: float | None
+    ) -> None:
         # What the others give does not count.
         says = deed.says() if core.rank == 0 else 0
         done = core.done_by_first(deed.what)

@@ -175,7 +175,7 @@ class Job(Sealed):
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
-        self._firsts = Firsts(core)
+        self._firsts = Firsts()
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
         _open_jobs.add(self)
@@ -887,7 +887,7 @@ class Job(Sealed):
         )
         # Another thread may have been inside, and there is none here.
         self._gathering = Gathering()
-        self._firsts = Firsts(self._core)
+        self._firsts = Firsts()
         self._line = Line("penstock")
         self._pushes = []
 

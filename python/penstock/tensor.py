@@ -333,7 +333,9 @@ class Tensor(Sealed):
             what = f"flush of `{self.name}` (every worker calls it)"
             # Made again in this iteration it is the same call: a signal handler may have raised at its end.
             says = lambda: checksum((self._job.iteration,))  # noqa: E731
-            self._job._firsts.do(Deed(what, lambda: self._core.release(None), says), limit.left())
+            self._job._firsts.do(
+                self._job._core, Deed(what, lambda: self._core.release(None), says), limit.left()
+            )
         return stamp
 
     @property
@@ -702,7 +704,7 @@ class Tensor(Sealed):
             )
 
         deed = Deed(what, lambda: self._write(pieces, steps), says, self._core.loaded)
-        self._job._firsts.do(deed, limit.left())
+        self._job._firsts.do(self._job._core, deed, limit.left())
 
     def _write(self, pieces: dict[int, Array], steps: int | None) -> None:
         # The caller's time does not count here: used up between two pieces it left the tensor with one of

@@ -78,7 +78,8 @@ def declare(job: ps.Job, name: str, flags: list[str], numbers: Any) -> None:
     """Past Python's classes: what the core itself takes."""
     tensor = f"{name}{numbers}".replace(" ", "")
     settings: tuple[float, float, float, float, float] = (*numbers, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
-    rest = ("", True, 1.0, None, False, "everything", (), None)
+    everything: tuple[str, tuple[float, ...]] = ("everything", ())
+    rest = ("", True, 1.0, None, False, everything, everything, None)
     job._core.declare(tensor, [1], "float32", name.lower(), flags, settings, *rest).initialize(None, None)
 
 

@@ -341,16 +341,16 @@ def test_a_load_that_fails_on_worker_0_is_believed_by_nobody_and_the_next_one_is
         f"""
         import penstock.tensor
 
-        sound, failure = penstock.tensor._as_buffer, ""
+        sound, failure = penstock.tensor.Tensor._write, ""
 
-        def fails(array):
-            penstock.tensor._as_buffer = sound
+        def fails(*_):
+            penstock.tensor.Tensor._write = sound
             raise {error}("while it is loaded")
 
         with ps.init() as job:
             w = job.tensor("w", shape=3)
             if job.rank == 0:
-                penstock.tensor._as_buffer = fails
+                penstock.tensor.Tensor._write = fails
             try:
                 w.load(value=np.full(3, 100, np.float32))
             except BaseException as error:

@@ -523,7 +523,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Who steps by hand and publishes does not train alone.
             self._delivery.forget_changes()
 
-        self.job._firsts.do(Deed(what, self._write_all, says, behind), self._timeout, self._timeout)
+        self.job._firsts.do(
+            self.job._core, Deed(what, self._write_all, says, behind), self._timeout, self._timeout
+        )
 
     def _write_all(self) -> None:
         for shared in self._shared.values():
@@ -647,7 +649,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 after(self)
 
         deed = Deed(what, load, says, hooks=call_hooks)
-        self.job._firsts.do(deed, self._timeout, self._timeout)
+        self.job._firsts.do(self.job._core, deed, self._timeout, self._timeout)
 
     def _arrays_of(self, shared: Shared, state: dict[str, Any]) -> Iterator[tuple[int, Array]]:
         for slot, name in enumerate(shared.tensor._core.slots):
