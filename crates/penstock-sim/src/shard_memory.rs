@@ -419,13 +419,13 @@ impl Home for Memory {
         let local = homed.binary_search(&chunk).expect("it is homed here");
         let Chunk { value, mirror, before, undone, held, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
-        if let Some(streams) = streams {
-            if let Some(Mirror { value, .. }) = mirror {
-                let sent = || leaked.as_ref().unwrap_or(value).clone();
-                let held = before.take_if(|_| mistakes).unwrap_or_else(sent);
-                streams.keep(local, *sequence, &held);
-                *before = Some(held);
-            }
+        if let Some(streams) = streams
+            && let Some(Mirror { value, .. }) = mirror
+        {
+            let sent = || leaked.as_ref().unwrap_or(value).clone();
+            let held = before.take_if(|_| mistakes).unwrap_or_else(sent);
+            streams.keep(local, *sequence, &held);
+            *before = Some(held);
         }
         if !held.is_empty() {
             filter.next(Coordinates::of_version(version, 0), value, held);
