@@ -77,7 +77,7 @@ class Firsts:
                 f"a signal handler called for the {deed.what} in the middle of another one",
                 "let the handler raise an exception, or set a flag",
             )
-        ticket, begun = Ticket(), None
+        handlers, ticket, begun, is_behind = Handlers(), Ticket(), None, False
         try:
             try:
                 if not line.turn.take(ticket, core.deadline if timeout is None else timeout):
@@ -88,15 +88,18 @@ class Firsts:
                         waited=limit.waited(),
                     )
                 self._do(core, line, deed, limit.left(), then)
-                self._call_hooks(line, deed)
                 begun, line.begun = line.begun, None
             finally:
                 if line.turn.holder is ticket:
                     line.turn.holder = None
                     line.turn.wake()
-        except BaseException:
+            is_behind = True
+            deed.hooks()
+        except BaseException as error:
             if begun is not None:
                 line.begun = begun
+            if is_behind and isinstance(error, Exception) and not handlers.raised(error):
+                line.begun = None
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
 
@@ -118,15 +121,6 @@ class Firsts:
                 core.fail_by_first(deed.what, f"{type(error).__name__}: {error}")
                 raise
         deed.behind()
-
-    def _call_hooks(self, line: _Line, deed: Deed) -> None:
-        handlers = Handlers()
-        try:
-            deed.hooks()
-        except Exception as error:
-            if not handlers.raised(error):
-                line.begun = None
-            raise
 
 
 def checksum(parts: Iterable[Any]) -> int:

@@ -127,6 +127,8 @@ class Gathering:
                     try:
                         values.append(given.read(data))
                     except (ValueError, TypeError, struct.error) as error:
+                        if handlers.raised(error):
+                            raise
                         raise unreadable(rank) from error
             return given.put_together(how, values)
 
@@ -186,9 +188,11 @@ class Gathering:
         What `read` makes of everybody's data. A signal handler may raise when the gather is over for the
         others: the same call is the same gather then, too.
         """
+        gathered = self._gather(job, call)
         try:
-            result = read(self._gather(job, call))
-        except Exception as error:
+            result = read(gathered)
+        except PenstockError as error:
+            # All workers find the same in it. What only this one lacks, such as memory, leaves it as it is.
             if not call.handlers.raised(error):
                 self._unheard.gather = None
             raise

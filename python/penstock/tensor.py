@@ -17,7 +17,7 @@ import numpy as np
 
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
-from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .exceptions import AlreadyPushed, DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .filters import HeldBack
 from .first import Deed, checksum
 from .limit import Limit
@@ -57,6 +57,7 @@ class Tensor(Sealed):
         "__weakref__",
         "_core",
         "_dtype",
+        "_flushes",
         "_job",
         "_lane",
         "_lane_address",
@@ -89,6 +90,8 @@ class Tensor(Sealed):
         self._optimizer = optimizer
         # Asked once: whether a pull that names no slack may hand out the model itself.
         self._stable = core.stable(None)
+        # The iteration of a flush in both directions that has not returned.
+        self._flushes: int | None = None
         self._model: Array | None = None
         self._mirror: Array | None = None
         self._lane: Array | None = None
@@ -326,7 +329,16 @@ class Tensor(Sealed):
         """
         limit = Limit(timeout)
         self._job._await_pushes(limit)
-        stamp = self._core.flush(self._optimizer._packed, limit.left())
+        iteration, before = self._job.iteration, self._flushes
+        if self._core.holds_back:
+            self._flushes = iteration
+        try:
+            stamp = self._core.flush(self._optimizer._packed, limit.left())
+        except AlreadyPushed:
+            # Made again, it has been pushed, but the call has not returned.
+            if before != iteration:
+                raise
+            stamp = iteration
         if stamp is not None:
             self._job._unsent.discard(self._name)
         if self._core.holds_back:
@@ -336,6 +348,7 @@ class Tensor(Sealed):
             self._job._firsts.do(
                 self._job._core, Deed(what, lambda: self._core.release(None), says), limit.left()
             )
+            self._flushes = None
         return stamp
 
     @property

@@ -6,7 +6,7 @@ import threading
 import time
 
 LOOK_AGAIN_S = 0.1
-"""A thread that was interrupted while it woke the others has not woken them."""
+"""A thread that was interrupted while it woke the others has not woken all of them."""
 
 
 class Ticket:
@@ -22,6 +22,7 @@ class Turn:
     """
     A lock that is let go of by a plain store. A signal handler may raise behind every call, and so behind
     that of a lock's `acquire`, before its caller has noted that it has it: then nobody would let go of it.
+    `with` a lock that is written in C there is no such place; with a Condition or an Event there is.
 
     Examples
     --------
@@ -36,8 +37,9 @@ class Turn:
     def __init__(self) -> None:
         self.holder: Ticket | None = None
         """Whose it is. To be set to None by that call, and no other."""
-        # Held for a moment, also by a handler in the middle of that.
-        self._moved = threading.Condition(threading.RLock())
+        # Nothing is called under it: so no handler runs there, nor waits for it.
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []
 
     def is_mine(self) -> bool:
         """Whether an earlier call of this thread has it: a signal handler asks."""
@@ -47,16 +49,24 @@ class Turn:
     def take(self, ticket: Ticket, seconds: float) -> bool:
         """Whether it could be had in that time."""
         until = time.monotonic() + seconds
-        with self._moved:
-            while self.holder is not None:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return False
-                self._moved.wait(min(left, LOOK_AGAIN_S))
-            self.holder = ticket
-        return True
+        bell = None
+        while True:
+            with self._lock:
+                if self.holder is None:
+                    self.holder = ticket
+                    return True
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            if bell is None:
+                bell = threading.Lock()
+                bell.acquire()
+                self._bells.append(bell)
+            elif bell.acquire(timeout=min(left, LOOK_AGAIN_S)):
+                bell = None
 
     def wake(self) -> None:
         """Another may take it now."""
-        with self._moved:
-            self._moved.notify()
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()

@@ -6,6 +6,7 @@ handlers when something written in C has returned, so a profiler that raises the
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,21 @@ CALLS = {
 
         def look():
             return float(model.weight[0, 0])
+        """,
+    "flush": """
+        filters = ps.Filters(push=ps.DVF(1e9), broadcast=ps.DVF(1e9))
+        w = job.tensor("w", shape=4, optimizer=ps.Add(), reduce="sum", filter=filters)
+
+        def prepare(number):
+            w.push(np.ones(4, np.float32))
+            job.clock()
+
+        def call(number):
+            w.flush()
+
+        def look():
+            job.clock()
+            return float(w.pull(exact=True)[0]) / 2 - 1
         """,
     "state": MODEL
     + """
@@ -221,6 +237,47 @@ def test_who_was_interrupted_behind_a_call_and_gives_another_value_makes_the_nex
         assert [*result["before"], *result["behind"], *result["mean"]] == [1, 1, 2, 2, 2, 2]
 
 
+def test_a_gather_that_is_over_is_kept_while_another_thread_has_its_turn_or_memory_lacks(
+    spawn_job: Any,
+) -> None:
+    saved = spawn_job(
+        2,
+        RAISES
+        + """
+        from penstock import gather
+
+        with ps.init(deadline=20) as job:
+            found = []
+            for error in (Raised, MemoryError):
+                value = len(found) + 1.0
+                if job.rank == 1:
+                    def profile(frame, event, call):
+                        if event == "c_return" and frame.f_code.co_name == "put_together":
+                            sys.setprofile(None)
+                            handler() if error is Raised else exec("raise MemoryError")
+                    sys.setprofile(profile)
+                    try:
+                        job.mean(value)
+                        raise AssertionError("it was not interrupted")
+                    except error:
+                        pass
+                    turn = job._gathering._turn
+                    turn.holder = gather.Ticket()
+                    turn.holder.thread = None
+                    try:
+                        job.mean(value, timeout=0.1)
+                        raise AssertionError("another thread has the turn")
+                    except ps.exceptions.GetTimeout as error:
+                        assert "another thread" in str(error), error
+                    turn.holder = None
+                found.append(job.mean(value))
+            save(found=found, last=job.mean(7))
+        """,
+    )
+    for result in saved:
+        assert [*result["found"], result["last"]] == [1, 2, 7]
+
+
 def test_a_thread_waits_for_another_ones_load_no_longer_than_its_timeout(spawn_job: Any) -> None:
     saved = spawn_job(
         2,
@@ -266,7 +323,9 @@ def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:
 
         def profile(frame: Any, event: str, _: Any) -> None:
             nonlocal left
-            if event in ("c_return", "call") and frame.f_code.co_filename.endswith("turn.py"):
+            if event in ("c_return", "call") and frame.f_code.co_filename.endswith(
+                ("turn.py", "threading.py")
+            ):
                 left -= 1
                 if left == -1:
                     sys.setprofile(None)
@@ -285,7 +344,8 @@ def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:
         finally:
             sys.setprofile(None)
         assert turn.holder is None
-        assert turn.take(Ticket(), 0), place
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(turn.take, Ticket(), 0).result(timeout=10), place
         if left >= 0:
             break
-    assert places == 3
+    assert places > 2

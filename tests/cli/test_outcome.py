@@ -49,16 +49,22 @@ def test_a_loss_that_only_the_others_saw_is_told_by_the_first_of_them():
 # Its server was blamed, which had heard of it, and nobody saw its traceback.
 def test_a_worker_that_is_told_to_end_while_it_does_is_the_cause():
     slow = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
-    server = ended("server", 0, 3, SERVERS)
+    server = ended("server", 0, 3, b"the job failed: worker 1 was lost: it failed: ValueError: bad record\n")
     for others in ([server], [ended("worker", 0, 1, LOST), server]):
         cause = first_cause([*others, slow])
         assert (cause.name, cause.exit_code) == (slow.name, 1)
-        assert "ValueError: bad record" in Outcome(1, cause, others=True).detail()
+        outcome = Outcome(1, cause, others=True)
+        assert "ValueError: bad record" in outcome.detail()
+        assert outcome.message().startswith("worker 1 failed, and took long to end (first failure;")
     for one in (ended("worker", 2, 1, OWN), ended("server", 0, -9)):
         assert first_cause([slow, one]) is one, "that failed by itself"
-    for tail in (LOST, b"warming up\n"):
-        followed = ended("worker", 1, -signal.SIGTERM, tail, stopped=True)
-        assert first_cause([server, followed]) is server
+    followed = ended("worker", 1, -signal.SIGTERM, LOST, stopped=True)
+    assert first_cause([server, followed]) is server
+    for tail in (b"INFO:root:epoch 1 done\n", OWN):
+        # Whatever it has written: it is not the one.
+        healthy = ended("worker", 0, -signal.SIGTERM, tail, stopped=True)
+        assert first_cause([server, healthy, slow]).name == slow.name
+        assert first_cause([ended("server", 0, 3, SERVERS), healthy]).name == server.name
 
 
 def test_a_server_that_dies_is_the_cause_of_its_workers_errors():

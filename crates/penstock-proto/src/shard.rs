@@ -201,6 +201,9 @@ struct ChunkState {
     /// Live workers whose update stamped `version` has come. BSP only.
     arrived: u32,
     loaded: bool,
+    /// Readers may lack something of it: it was published since it was flushed or loaded. Of what has not been, whoever asks for a
+    /// flush again and again makes nobody go over it.
+    unflushed: bool,
 }
 
 /// A tensor, as far as it is homed here.
@@ -263,7 +266,7 @@ impl Shard {
     /// Becomes home of `chunks` (ascending) of a tensor of `total` chunks. The declaration was checked.
     pub fn declare(&mut self, id: TensorId, spec: TensorSpec, total: u32, chunks: Vec<u32>) {
         let workers = self.clocks.size() as usize;
-        let state = ChunkState { version: 0, steps: 0, arrived: 0, loaded: false };
+        let state = ChunkState { version: 0, steps: 0, arrived: 0, loaded: false, unflushed: false };
         let tensor = Tensor {
             spec,
             total,
@@ -327,7 +330,12 @@ impl Shard {
                 check_limit("the steps of a load", steps)?;
             }
             (Submission::Zero { tensor }, Some(writer)) => self.check_load(writer, tensor, 0, 0, (0, 0))?,
-            (Submission::Flush { tensor }, Some(_)) => _ = self.known(tensor)?,
+            (Submission::Flush { tensor }, Some(writer)) => {
+                let tensor = self.known(tensor)?;
+                if writer != 0 {
+                    return Err(tensor.bad_load(0));
+                }
+            }
             (Submission::Clock { clock }, Some(_)) => check_limit("its clock", clock)?,
         }
         Ok(Judged { peer, submission: *submission })
@@ -586,6 +594,7 @@ impl Shard {
             home.load(id, chunk, slot, part, writer);
             let state = &mut tensor.states[local];
             state.steps = steps;
+            state.unflushed &= slot != 0;
             if slot == 0 && !std::mem::replace(&mut state.loaded, true) {
                 tensor.unloaded -= 1;
             }
@@ -615,8 +624,8 @@ impl Shard {
     /// What was folded so far is seen, all of it; the versions stay.
     fn flush(&mut self, id: TensorId, home: &mut impl Home) {
         let tensor = self.tensors.get_mut(id).expect("it was judged to be known");
-        for (&chunk, state) in tensor.chunks.iter().zip(&tensor.states) {
-            if state.loaded && home.flush(id, chunk) {
+        for (&chunk, state) in tensor.chunks.iter().zip(&mut tensor.states) {
+            if state.loaded && std::mem::take(&mut state.unflushed) && home.flush(id, chunk) {
                 home.publish(id, chunk, state.version, state.steps);
             }
         }
@@ -897,8 +906,10 @@ impl<H: Home> Step<'_, H> {
         (0..self.clocks.size()).filter(|&rank| !self.clocks.is_live(rank)).filter(took_part).count() as u32
     }
 
-    fn publish(&mut self, tensor: &Tensor, local: usize, before: u64) {
-        let ChunkState { version, steps, .. } = tensor.states[local];
+    fn publish(&mut self, tensor: &mut Tensor, local: usize, before: u64) {
+        let ChunkState { version, steps, unflushed, .. } = &mut tensor.states[local];
+        *unflushed = true;
+        let (version, steps) = (*version, *steps);
         debug_assert!(version >= before, "C-1");
         self.home.publish(self.id, tensor.chunks[local], version, steps);
     }

@@ -66,6 +66,8 @@ class Ended:
 
     def how(self) -> str:
         """The end in words."""
+        if self.stopped and self.returncode == 1:
+            return "failed, and took long to end"
         if self.returncode < 0:
             return f"was killed by {signal_name(-self.returncode)}"
         if self.name.role == "server" and self.returncode == EXIT_STOPPED:
@@ -170,12 +172,16 @@ def first_cause(ended: list[Ended]) -> Ended | None:
 def _slow_to_end(ended: list[Ended]) -> list[Ended]:
     """
     Workers that had failed, and were told to end before they had: an interpreter with PyTorch in it may take
-    seconds to, and a server that heard of the failure takes none.
+    seconds to, and a server that heard of the failure takes none. It says whose it was.
     """
-    told = [one for one in ended if one.stopped and one.returncode != 0 and one.name.role == "worker"]
-    # What its traceback would have ended it with.
-    failed = [replace(one, returncode=1, stopped=False) for one in told if _last_error(one.tail) is not None]
-    return [one for one in failed if not one.is_consequence]
+    servers = b"\n".join(one.tail for one in ended if one.name.role == "server")
+    failed = {
+        int(rank) for rank in re.findall(rb"the job failed: worker (\d+) was lost: it failed: ", servers)
+    }
+    slow = [one for one in ended if one.stopped and one.name.role == "worker" and one.name.rank in failed]
+    # The code with which Python ends for an exception.
+    slow = [replace(one, returncode=1) for one in slow if one.returncode != 0]
+    return [one for one in slow if not one.is_consequence]
 
 
 def traceback_of(tail: bytes) -> str:

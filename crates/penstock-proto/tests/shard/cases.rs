@@ -131,13 +131,25 @@ fn a_flush_publishes_what_is_held_back_as_the_version_that_it_is_and_nothing_els
         rig.push(1, (0, 3), 0, 10.0);
         let (before, publications) = (rig.home.published.clone(), rig.home.publications.len());
         rig.home.held_back = [(W, 0), (W, 2)].into();
-        // Whoever asks for it: it is every worker's.
-        rig.submit(1, Submission::Flush { tensor: W });
         rig.submit(0, Submission::Flush { tensor: W });
+        let flushes = rig.home.flushes;
+        assert_eq!(flushes, 3, "{consistency}");
+        rig.submit(0, Submission::Flush { tensor: W });
+        assert_eq!(rig.home.flushes, flushes, "{consistency}: nothing was published since");
+        let refused = rig.refuse(1, Submission::Flush { tensor: W });
+        assert!(matches!(refused, SubmissionRefused::BadLoad { .. }), "worker 0 does it for all");
         assert_eq!(rig.home.publications[publications..], [0, 2], "{consistency}");
         assert_eq!(rig.home.published, before, "{consistency}");
         let refused = rig.refuse(0, Submission::Flush { tensor: 9 });
         assert_eq!(refused, SubmissionRefused::UnknownTensor { got: 9 });
+        for (rank, value) in [(0, 1.0), (1, 10.0)] {
+            rig.submit(rank, Submission::Clock { clock: 1 });
+            rig.push(rank, (0, 3), 1, value);
+        }
+        rig.home.held_back = [(W, 1)].into();
+        let publications = rig.home.publications.len();
+        rig.submit(0, Submission::Flush { tensor: W });
+        assert_eq!(rig.home.publications[publications..], [1], "{consistency}");
     }
     let mut fresh = Shard::new(1);
     let mut home = Numbers { held_back: [(W, 0)].into(), ..Numbers::default() };

@@ -43,6 +43,8 @@ pub(crate) struct Numbers {
     pub(crate) loads: Vec<(u32, u32, u32)>,
     /// Of which something is held back.
     pub(crate) held_back: BTreeSet<(TensorId, u32)>,
+    /// Chunks that were gone over for that.
+    pub(crate) flushes: usize,
     /// Chunks that were published, in order.
     pub(crate) publications: Vec<u32>,
     /// Whether folds wait for their commit, as they do where a norm of all sums or a replica is waited for.
@@ -95,6 +97,7 @@ impl Home for Numbers {
     }
 
     fn flush(&mut self, tensor: TensorId, chunk: u32) -> bool {
+        self.flushes += 1;
         self.held_back.remove(&(tensor, chunk))
     }
 

@@ -40,6 +40,7 @@ class CudaTransfer:
         self._taken = torch.cuda.Event()
         self._held: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
+        self._torn = False
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it on the device."""
@@ -86,6 +87,7 @@ class CudaTransfer:
     def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
         del moves  # what is compared is on the device, and stands still
+        self._torn = True
         # The mirror may still be read by the copy that the last `receive` started.
         self._taken.synchronize()
         self._tensor._core.pull_mirror(None, None)
@@ -95,10 +97,11 @@ class CudaTransfer:
             if self._received is None:
                 self._received = torch.empty_like(into, requires_grad=False)
             self._received.copy_(into)
+        self._torn = False
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""
-        return self._received is None or same_bits(value, self._received)
+        return self._torn or self._received is None or same_bits(value, self._received)
 
     def converted(self, value: torch.Tensor) -> bool:
         """Compares it with what the copy is in other types."""

@@ -121,6 +121,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._filters = filters
+        self._published: dict[Shared, int] = {}
+        """What a publication that has not returned gave of each parameter, as a checksum."""
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._timeout = timeout
@@ -394,6 +396,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Send all that the filter has held back of this worker's gradients, complete the iteration, and read
         the parameters. Collective; without a filter nothing happens.
 
+        If a signal handler raises in the middle of it, it cannot be made again: start from a checkpoint.
+
         It is a step without new gradients: of each parameter of which some worker held something back, frozen
         ones too, the servers take one more step, with the settings that its group has now, and with momentum,
         weight decay and all else that a step does. Parameters, checkpoints and `state_dict` lack what is held
@@ -439,7 +443,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
             if shared.sends_to.held_back.elements:
                 shared.group.refresh()
-                self._flushed[shared] = shared.sends_to.flush()
+                # Before it is sent: interrupted behind that, nothing is held back any more.
+                self._flushed[shared] = now
+                shared.sends_to.flush()
         self._have_stepped(self._flushed)
         self._flushed.clear()
         self._delivery.forget_changes()
@@ -515,7 +521,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
         def says() -> int:
-            return checksum(_as_buffer(as_array(shared.parameter)) for shared in self._shared.values())
+            said = self._published
+            for shared in self._shared.values():
+                parameter, received = shared.parameter, shared.transfer.received
+                if shared not in said or not received(parameter):
+                    said[shared] = checksum([_as_buffer(as_array(parameter))])
+                # Else it came behind an earlier call that has not returned, perhaps with later steps.
+            return checksum(said[shared] for shared in self._shared.values())
 
         def behind() -> None:
             self._pull_all()
@@ -526,6 +538,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.job._firsts.do(
             self.job._core, Deed(what, self._write_all, says, behind), self._timeout, self._timeout
         )
+        self._published = {}
 
     def _write_all(self) -> None:
         for shared in self._shared.values():
@@ -750,8 +763,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             **declaration,
         )
         if self._is_retry and not self._ready and self.job.rank == 0:
-            # What the failed call has declared keeps its value, and the model may have changed since.
+            # What the failed call has declared keeps its value and state; these may be others now.
             tensor._core.load(-1, _as_buffer(as_array(parameter)), 0, self._timeout)
+            for slot in range(len(tensor._core.slots)):
+                nothing = np.zeros(tensor.shape, dtype=tensor._accumulator())
+                tensor._core.load(slot, _as_buffer(nothing), 0, self._timeout)
         # One description for all tensors of a group: a changed learning rate reaches all of them at once.
         tensor._optimizer = rule.rule
         filtered = self._filters.push is not None

@@ -50,7 +50,9 @@ class Transfer(Protocol):
         """
 
     def received(self, value: torch.Tensor) -> bool:
-        """Whether this is what was received last, bit for bit. Needs `check`."""
+        """
+        Whether this is what was received last, bit for bit, as far as that is known. Needs `check`.
+        """
 
     def converted(self, value: torch.Tensor) -> bool:
         """Whether this is what was received last, in another type, or back from one. Needs `check`."""
@@ -79,6 +81,8 @@ class HostTransfer:
         self._address = 0
         self._view: Any = None
         self._received: torch.Tensor | None = None
+        # A `receive` has not returned: the parameter may have a part of what came.
+        self._torn = False
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free; if it is to be filtered, elsewhere."""
@@ -109,6 +113,7 @@ class HostTransfer:
 
     def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills `into` in place, or through a copy if it is not contiguous."""
+        self._torn = True
         if not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)
             self._tensor.pull(out=scratch)
@@ -121,18 +126,18 @@ class HostTransfer:
             # The bytes changed behind autograd's back: a backward through the old value must be noticed as
             # usual.
             torch.autograd.graph.increment_version(into)
-        if not self._check:
-            return
-        if not moves and self._model is not None:
-            self._received = self._model
-            return
-        if self._received is None or self._received is self._model:
-            self._received = torch.empty_like(into, requires_grad=False)
-        self._received.copy_(into)
+        if self._check:
+            if not moves and self._model is not None:
+                self._received = self._model
+            else:
+                if self._received is None or self._received is self._model:
+                    self._received = torch.empty_like(into, requires_grad=False)
+                self._received.copy_(into)
+        self._torn = False
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the servers' value, or with the copy."""
-        return self._received is None or same_bits(value, self._received)
+        return self._torn or self._received is None or same_bits(value, self._received)
 
     def converted(self, value: torch.Tensor) -> bool:
         """Compares it with what the servers' value, or the copy, is in other types."""
