@@ -463,8 +463,8 @@ def dropping_beside_a_wait() -> None:
             1.0,
             None,
             False,
-            "everything",
-            (),
+            ("everything", ()),
+            ("everything", ()),
             None,
         )
         wait = in_thread(lambda tensor=tensor: tensor.pull(None, None))
