@@ -56,6 +56,20 @@ RAISES = """
             finally:
                 sys.setprofile(None)
 
+        def interrupt(call, is_there):
+            # Behind what is written in C and is there.
+            def profile(frame, event, what):
+                if event == "c_return" and is_there(frame, what):
+                    sys.setprofile(None)
+                    handler()
+
+            sys.setprofile(profile)
+            try:
+                call()
+                raise AssertionError("it was not interrupted")
+            except Raised:
+                pass
+
         def until_done(call):
             while True:
                 try:
@@ -200,16 +214,8 @@ def test_who_was_interrupted_behind_a_call_and_gives_another_value_makes_the_nex
             w.load(values[0])
             if job.rank == 0:
                 # It has told the others.
-                def profile(frame, event, call):
-                    if event == "c_return" and getattr(call, "__name__", "") == "end_by_first":
-                        sys.setprofile(None)
-                        handler()
-                sys.setprofile(profile)
-                try:
-                    w.load(values[1])
-                    raise AssertionError("it was not interrupted")
-                except Raised:
-                    pass
+                told = lambda _, what: getattr(what, "__name__", "") == "end_by_first"
+                interrupt(lambda: w.load(values[1]), told)
             else:
                 w.load(values[1])
             before = w.pull().copy()
@@ -218,16 +224,8 @@ def test_who_was_interrupted_behind_a_call_and_gives_another_value_makes_the_nex
             behind = w.pull().copy()
             # All that comes behind the last row of a gather is in `put_together`.
             if job.rank == 0:
-                def profile(frame, event, call):
-                    if event == "c_return" and frame.f_code.co_name == "put_together":
-                        sys.setprofile(None)
-                        handler()
-                sys.setprofile(profile)
-                try:
-                    job.mean(values[1])
-                    raise AssertionError("it was not interrupted")
-                except Raised:
-                    pass
+                came = lambda frame, _: frame.f_code.co_name == "put_together"
+                interrupt(lambda: job.mean(values[1]), came)
             else:
                 job.mean(values[1])
             save(before=before, behind=behind, mean=job.mean(values[2]))
