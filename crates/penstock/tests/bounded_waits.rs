@@ -13,7 +13,7 @@ use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::cell::Cell;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(50));
@@ -459,16 +459,26 @@ fn who_waits_for_another_thread_to_fill_the_mirror_can_give_up() {
     let joined = Job::connect_interruptibly(&cluster.membership(0), cluster.options.clone(), Some(interrupt));
     let job = joined.unwrap();
     let w = declare(&job, "w", 1 << 21, Asp);
-    let ends = |mirror: &dyn Fn() -> Result<u64, Error>, expected: &dyn Fn(&Error) -> bool| {
-        (0..ATTEMPTS).any(|_| mirror().is_err_and(|error| expected(&error)))
-    };
+    let filled = AtomicU32::new(0);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let fills = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 w.pull_mirror(None, None).unwrap();
+                filled.fetch_add(1, Ordering::Relaxed);
             }
         });
+        // Each attempt comes once the other thread has filled it again: whoever leaves a turn and comes back at once may have every
+        // turn of a busy machine, and would never stand behind anybody.
+        let ends = |mirror: &dyn Fn() -> Result<u64, Error>, expected: &dyn Fn(&Error) -> bool| {
+            (0..ATTEMPTS).any(|_| {
+                let before = filled.load(Ordering::Relaxed);
+                while filled.load(Ordering::Relaxed) == before && !fills.is_finished() {
+                    std::thread::yield_now();
+                }
+                mirror().is_err_and(|error| expected(&error))
+            })
+        };
         let late = ends(&|| w.pull_mirror(None, Some(Duration::ZERO)), &|error| {
             matches!(error, Error::InLine { .. })
         });
