@@ -16,7 +16,7 @@ const PARAGRAPH_SEPARATOR: char = '\u{2029}';
 /// replaced, the direction of writing too: a peer's words are shown there, and neither make lines of their own nor turn others.
 pub fn shorten(text: &mut String, most: usize) {
     const CUT: &str = " ...";
-    if text.contains(|letter| harmless(letter) != letter) {
+    if !is_harmless(text) {
         *text = text.chars().map(harmless).collect();
     }
     if text.len() > most {
@@ -24,6 +24,11 @@ pub fn shorten(text: &mut String, most: usize) {
         text.truncate(end.unwrap_or(0));
         text.push_str(CUT);
     }
+}
+
+/// Whether none of it would be replaced by [`shorten`].
+pub fn is_harmless(text: &str) -> bool {
+    text.chars().all(|letter| harmless(letter) == letter)
 }
 
 fn harmless(letter: char) -> char {
