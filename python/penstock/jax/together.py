@@ -71,7 +71,7 @@ class Together:
             yield
         finally:
             if self._turn.holder is ticket:
-                self._turn.holder = None
+                del self._turn.holder
                 self._turn.wake()
 
     def average(
