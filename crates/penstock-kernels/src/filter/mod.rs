@@ -97,7 +97,7 @@ pub trait Filter: fmt::Debug + Send + Sync {
         true
     }
 
-    /// How often [`Filter::next`] goes over a chunk, about: what it costs, for whoever answers for that.
+    /// What [`Filter::next`] costs, about, in passes over a chunk at memory's speed: for whoever answers for that.
     fn passes(&self) -> u32 {
         1
     }

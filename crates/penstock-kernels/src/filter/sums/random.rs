@@ -67,7 +67,7 @@ impl SumFilter for Random {
 
 impl Filter for Random {
     fn passes(&self) -> u32 {
-        2
+        3
     }
 
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
