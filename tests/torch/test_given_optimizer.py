@@ -100,6 +100,24 @@ def test_hooks_of_states_are_called(job: ps.Job) -> None:
     alike(job, script)
 
 
+def test_a_load_whose_hook_fails_is_over_and_the_next_equal_one_is_another(job: ps.Job) -> None:
+    model = net()
+    optimizer = distributed(job, model, optimizer_of(model))
+    train(model, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    def fails(_: Any) -> None:
+        raise ValueError("no")
+
+    failing = optimizer.register_load_state_dict_post_hook(fails)
+    with pytest.raises(ValueError, match="no"):
+        optimizer.load_state_dict(saved)
+    failing.remove()
+    train(model, optimizer, 2)
+    optimizer.load_state_dict(saved)
+    torch.testing.assert_close(optimizer.state_dict()["state"], saved["state"])
+
+
 TWO = """
 import torch
 
