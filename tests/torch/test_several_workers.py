@@ -590,3 +590,53 @@ def test_a_gradient_that_leaves_in_another_iteration_than_on_another_worker_is_a
         assert texts, told
         assert all("`model.1/first.weight` left in another iteration on worker" in text for text in texts)
         assert soon(told, part), told
+
+
+@pytest.mark.parametrize("consistency", ["ssp:2", "bsp"])
+def test_a_publication_that_is_interrupted_and_then_of_earlier_values_is_another(
+    spawn_job: Any, consistency: str
+) -> None:
+    """It was taken for the one that had been made, since the values were those that came last."""
+    spawn_job(
+        2,
+        """
+        import signal, sys, torch
+
+        class Stop(Exception):
+            pass
+
+        def handler(*_):
+            raise Stop
+
+        signal.signal(signal.SIGUSR1, handler)
+
+        def told(frame, event, what):
+            # Worker 0 has told the others, and has read nothing.
+            if event == "c_return" and getattr(what, "__name__", "") == "end_by_first":
+                sys.setprofile(None)
+                handler()
+
+        with ps.init(deadline=20) as job:
+            model = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.constant_(model.weight, 5.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            model, optimizer = ps.torch.distribute(model, optimizer, where="servers")
+            for _ in range(6):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            torch.nn.init.constant_(model.weight, 7.0)
+            if job.rank == 0:
+                sys.setprofile(told)
+                try:
+                    optimizer.publish()
+                    raise AssertionError
+                except Stop:
+                    torch.nn.init.constant_(model.weight, 5.0)
+            else:
+                optimizer.publish()
+                assert model.weight.tolist() == [[7.0, 7.0]]
+            optimizer.publish()
+            assert model.weight.tolist() == [[5.0, 5.0]]
+        """,
+        options={"consistency": consistency},
+    )
