@@ -1,6 +1,7 @@
 """
 A signal handler raises at each place of a call where one can, and the call is made again. Python runs such
-handlers when something written in C has returned, so a profiler that raises then stands for them.
+handlers when something written in C has returned and when a function begins, so a profiler that raises then
+stands for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from penstock.turn import Ticket, Turn
 
 RAISES = """
-        import os, signal, sys
+        import os, signal, sys, threading
 
         class Raised(Exception):
             pass
@@ -32,13 +33,13 @@ RAISES = """
         handlers = [handler, Handler()]
         package = os.path.dirname(ps.__file__)
 
-        def interrupted(call, place, behind=None):
+        def interrupted(call, place, behind=None, within=package):
             # Whether it was, at that place, counted from 0, and so many places behind that once more.
             left = place
 
             def profile(frame, event, _):
                 nonlocal left, behind
-                if event == "c_return" and frame.f_code.co_filename.startswith(package):
+                if event in ("c_return", "call") and frame.f_code.co_filename.startswith(within):
                     left -= 1
                     if left < 0:
                         if behind is None:
@@ -307,6 +308,36 @@ def test_a_thread_waits_for_another_ones_load_no_longer_than_its_timeout(spawn_j
         """,
     )
     assert 0.2 <= saved[1]["waited"] < 5
+
+
+def test_a_wait_for_asynchronous_pushes_that_is_interrupted_anywhere_does_not_hold_them_up(
+    spawn_job: Any,
+) -> None:
+    """A future's lock stayed taken, and the thread that pushes stood before it for good."""
+    saved = spawn_job(
+        1,
+        RAISES
+        + """
+        import time
+        with ps.init(deadline=20) as job:
+            w = job.tensor("w", shape=4)
+            places = []
+            for wait in (job.clock, w.lane, lambda: w.flush(timeout=20)):
+                for place in range(1000):
+                    job._submit(time.sleep, 0.005)
+                    sent = w.push_async(np.ones(4, np.float32))
+                    more = interrupted(wait, place, within=(package, os.path.dirname(threading.__file__)))
+                    wait()
+                    assert sent.done()
+                    job.clock()
+                    if not more:
+                        break
+                places.append(place)
+            save(places=places, clocks=job.iteration, pushed=w.pull()[0])
+        """,
+        timeout=60,
+    )
+    assert 2 < min(saved[0]["places"])
 
 
 def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:
