@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .turn import LOOK_AGAIN_S
 
@@ -32,6 +32,8 @@ class Pending(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        # Called first, when the Condition has been left: the callbacks of users may ask for the result.
+        self.add_done_callback(_ring)
         self.over = False
         """Whether it has ended, or was cancelled."""
         self.error: BaseException | None = None
@@ -66,29 +68,17 @@ class Pending(Future[T]):
             raise TimeoutError
         return super().exception()
 
-    def cancel(self) -> bool:
-        """As a future's."""
-        cancelled = super().cancel()
-        if cancelled:
-            self._ring()
-        return cancelled
-
-    def set_result(self, result: T) -> None:
-        """As a future's."""
-        super().set_result(result)
-        self._ring()
-
     def set_exception(self, exception: BaseException | None) -> None:
         """As a future's."""
-        super().set_exception(exception)
         self.error = exception
-        self._ring()
+        super().set_exception(exception)
 
-    def _ring(self) -> None:
-        self.over = True
-        with contextlib.suppress(IndexError):
-            while True:
-                self._bells.pop().release()
+
+def _ring(pending: Any) -> None:
+    pending.over = True
+    with contextlib.suppress(IndexError):
+        while True:
+            pending._bells.pop().release()
 
 
 class Line:
