@@ -91,15 +91,15 @@ class Firsts:
                 begun, line.begun = line.begun, None
             finally:
                 if line.turn.holder is ticket:
-                    line.turn.holder = None
+                    del line.turn.holder
                     line.turn.wake()
             is_behind = True
             deed.hooks()
         except BaseException as error:
-            if begun is not None:
+            is_over = is_behind and isinstance(error, Exception) and not handlers.raised(error)
+            # Behind the turn another thread may have begun the next.
+            if begun is not None and not is_over and line.begun is None:
                 line.begun = begun
-            if is_behind and isinstance(error, Exception) and not handlers.raised(error):
-                line.begun = None
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
 

@@ -223,7 +223,7 @@ class Gathering:
             return self._finish(job, call)
         finally:
             if self._turn.holder is ticket:
-                self._turn.holder = None
+                del self._turn.holder
                 self._turn.wake()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:

@@ -336,6 +336,14 @@ class Job(Sealed):
             )
         return tensor
 
+    def _refuse_taken(self, name: str) -> None:
+        """Raises OptionError if there is a tensor of that name, with a value and a state of its own."""
+        if name in self._tensors:
+            raise OptionError(
+                f"tensor `{name}` was declared before in this job, and has a value and an optimizer state",
+                "give one of the two another name, or `distribute` another prefix",
+            )
+
     def table(
         self,
         name: str,

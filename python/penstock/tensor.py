@@ -17,7 +17,7 @@ import numpy as np
 
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
-from .exceptions import AlreadyPushed, DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .filters import HeldBack
 from .first import Deed, checksum
 from .limit import Limit
@@ -57,7 +57,6 @@ class Tensor(Sealed):
         "__weakref__",
         "_core",
         "_dtype",
-        "_flushes",
         "_job",
         "_lane",
         "_lane_address",
@@ -90,8 +89,6 @@ class Tensor(Sealed):
         self._optimizer = optimizer
         # Asked once: whether a pull that names no slack may hand out the model itself.
         self._stable = core.stable(None)
-        # The iteration of a flush in both directions that has not returned.
-        self._flushes: int | None = None
         self._model: Array | None = None
         self._mirror: Array | None = None
         self._lane: Array | None = None
@@ -291,6 +288,8 @@ class Tensor(Sealed):
         has called it, each of them reads the value itself, with all that has been folded. Under BSP all
         workers have pushed in this iteration then, or none has.
 
+        A call that raised can be made again. In one iteration each flush after the first sends nothing more.
+
         Parameters
         ----------
         timeout
@@ -306,7 +305,7 @@ class Tensor(Sealed):
         Raises
         ------
         AlreadyPushed
-            A push without `more` was made in this iteration.
+            A push without `more` was made in this iteration, which was no flush.
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
         BarrierTimeout
@@ -329,26 +328,16 @@ class Tensor(Sealed):
         """
         limit = Limit(timeout)
         self._job._await_pushes(limit)
-        iteration, before = self._job.iteration, self._flushes
-        if self._core.holds_back:
-            self._flushes = iteration
-        try:
-            stamp = self._core.flush(self._optimizer._packed, limit.left())
-        except AlreadyPushed:
-            # Made again, it has been pushed, but the call has not returned.
-            if before != iteration:
-                raise
-            stamp = iteration
+        stamp = self._core.flush(self._optimizer._packed, limit.left())
         if stamp is not None:
             self._job._unsent.discard(self._name)
         if self._core.holds_back:
             what = f"flush of `{self.name}` (every worker calls it)"
             # Made again in this iteration it is the same call: a signal handler may have raised at its end.
             says = lambda: checksum((self._job.iteration,))  # noqa: E731
-            self._job._firsts.do(
-                self._job._core, Deed(what, lambda: self._core.release(None), says), limit.left()
-            )
-            self._flushes = None
+            deed = Deed(what, lambda: self._core.release(None), says)
+            # Last: interrupted behind it, a call that is made again would be another one.
+            self._job._firsts.do(self._job._core, deed, limit.left())
         return stamp
 
     @property
@@ -414,7 +403,8 @@ class Tensor(Sealed):
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         DeadlineExceeded
-            Another thread did not finish filling the mirror in time.
+            Another thread did not finish filling the mirror in time; or, with `exact`, a server, which the
+            message names, did not send the value in time.
         JobClosed
             The job has ended, or this worker was removed from it.
 

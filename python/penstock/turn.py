@@ -20,9 +20,10 @@ class Ticket:
 
 class Turn:
     """
-    A lock that is let go of by a plain store. A signal handler may raise behind every call, and so behind
-    that of a lock's `acquire`, before its caller has noted that it has it: then nobody would let go of it.
-    `with` a lock that is written in C there is no such place; with a Condition or an Event there is.
+    A lock that is taken by one call, which notes whose it is, and let go of by a statement. A signal handler
+    may raise behind every call, and so behind that of a lock's `acquire`, before its caller has noted that it
+    has it: then nobody would let go of it. `with` is no way out: since Python 3.14 a handler may run between
+    its `__enter__` and its block.
 
     Examples
     --------
@@ -31,14 +32,13 @@ class Turn:
     ...     taken = turn.take(ticket, 1.0)
     ... finally:
     ...     if turn.holder is ticket:
-    ...         turn.holder = None
+    ...         del turn.holder
     """
 
+    holder: Ticket | None = None
+    """Whose it is. To be deleted by that call, and no other."""
+
     def __init__(self) -> None:
-        self.holder: Ticket | None = None
-        """Whose it is. To be set to None by that call, and no other."""
-        # Nothing is called under it: so no handler runs there, nor waits for it.
-        self._lock = threading.Lock()
         self._bells: list[threading.Lock] = []
 
     def is_mine(self) -> bool:
@@ -51,10 +51,9 @@ class Turn:
         until = time.monotonic() + seconds
         bell = None
         while True:
-            with self._lock:
-                if self.holder is None:
-                    self.holder = ticket
-                    return True
+            # One call, of which no other thread sees a half: with or without a lock around the interpreter.
+            if self.__dict__.setdefault("holder", ticket) is ticket:
+                return True
             left = until - time.monotonic()
             if left <= 0:
                 return False
@@ -67,6 +66,9 @@ class Turn:
 
     def wake(self) -> None:
         """Another may take it now."""
-        bells, self._bells = self._bells, []
-        for bell in bells:
+        for _ in range(len(self._bells)):
+            try:
+                bell = self._bells.pop()
+            except IndexError:
+                return
             bell.release()

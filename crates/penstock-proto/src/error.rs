@@ -327,8 +327,8 @@ pub enum JobFailure {
         /// How it was noticed.
         reason: String,
     },
-    /// A server was told to stop.
-    #[error("server {server} was stopped")]
+    /// A server was told to stop, or by its manager that the job is no more.
+    #[error("server {server} ended the job: it was stopped, or the job was deleted at its manager")]
     Stopped {
         /// Its number.
         server: u32,

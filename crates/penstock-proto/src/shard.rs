@@ -201,7 +201,7 @@ struct ChunkState {
     /// Live workers whose update stamped `version` has come. BSP only.
     arrived: u32,
     loaded: bool,
-    /// Readers may lack something of it: it was published since it was flushed or loaded. Of what has not been, whoever asks for a
+    /// Readers may lack something of it: it was folded since it was flushed or loaded. Of what has not been, whoever asks for a
     /// flush again and again makes nobody go over it.
     unflushed: bool,
 }
@@ -234,6 +234,8 @@ struct Tensor {
     behind: Vec<(usize, Rank)>,
     /// Workers whose `folded` has moved since it was last told.
     moved: Vec<bool>,
+    /// How many chunks are.
+    unflushed: usize,
     /// Chunks homed here that are not loaded yet; while above 0 nothing is folded or read.
     unloaded: usize,
     progress: Progress,
@@ -246,6 +248,8 @@ pub struct Shard {
     tensors: Numbered<Tensor>,
     /// Writers of the fold at hand; kept to allocate once.
     writers: Vec<Rank>,
+    /// Chunks that it went over since it was asked, other than those that somebody contributed to.
+    gone_over: usize,
 }
 
 impl Shard {
@@ -255,7 +259,14 @@ impl Shard {
             clocks: Clocks::new(workers),
             tensors: Numbered::default(),
             writers: Vec::with_capacity(workers as usize),
+            gone_over: 0,
         }
+    }
+
+    /// How many chunks it went over since the last call of this, other than those that somebody contributed to: what a clock or a
+    /// flush costs, whoever sends it.
+    pub fn take_gone_over(&mut self) -> usize {
+        std::mem::take(&mut self.gone_over)
     }
 
     /// The workers' clocks, as far as this shard has heard.
@@ -280,6 +291,7 @@ impl Shard {
             uncommitted: BTreeMap::new(),
             behind: Vec::new(),
             moved: vec![false; workers],
+            unflushed: 0,
             unloaded: chunks.len(),
             progress: Progress::default(),
             chunks,
@@ -371,7 +383,7 @@ impl Shard {
 
     /// Commits the fold of a chunk that waits for it, and goes on from there. `false`: none waits, and nothing has changed.
     pub fn commit(&mut self, id: TensorId, chunk: u32, home: &mut impl Home) -> Result<bool, JobFailure> {
-        let Self { clocks, tensors, writers } = self;
+        let Self { clocks, tensors, writers, .. } = self;
         let Some(tensor) = tensors.get_mut(id) else { return Ok(false) };
         let Ok(local) = tensor.chunks.binary_search(&chunk) else { return Ok(false) };
         let Some(committed) = tensor.uncommitted.remove(&local) else { return Ok(false) };
@@ -535,7 +547,7 @@ impl Shard {
         settings: Settings,
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
-        let Self { clocks, tensors, writers } = self;
+        let Self { clocks, tensors, writers, .. } = self;
         let tensor = tensors.get_mut(id).expect("check_push knows it");
         tensor.settings[writer as usize] = settings;
         tensor.pushed[writer as usize] = stamp + 1;
@@ -594,7 +606,9 @@ impl Shard {
             home.load(id, chunk, slot, part, writer);
             let state = &mut tensor.states[local];
             state.steps = steps;
-            state.unflushed &= slot != 0;
+            if slot == 0 && std::mem::take(&mut state.unflushed) {
+                tensor.unflushed -= 1;
+            }
             if slot == 0 && !std::mem::replace(&mut state.loaded, true) {
                 tensor.unloaded -= 1;
             }
@@ -624,6 +638,10 @@ impl Shard {
     /// What was folded so far is seen, all of it; the versions stay.
     fn flush(&mut self, id: TensorId, home: &mut impl Home) {
         let tensor = self.tensors.get_mut(id).expect("it was judged to be known");
+        if std::mem::take(&mut tensor.unflushed) == 0 {
+            return;
+        }
+        self.gone_over += tensor.chunks.len();
         for (&chunk, state) in tensor.chunks.iter().zip(&mut tensor.states) {
             if state.loaded && std::mem::take(&mut state.unflushed) && home.flush(id, chunk) {
                 home.publish(id, chunk, state.version, state.steps);
@@ -639,8 +657,9 @@ impl Shard {
 
     /// Moves every chunk of the tensor as far as clocks and contributions allow.
     fn advance_all(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), JobFailure> {
-        let Self { clocks, tensors, writers } = self;
+        let Self { clocks, tensors, writers, gone_over } = self;
         let Some(tensor) = tensors.get_mut(id) else { return Ok(()) };
+        *gone_over += tensor.chunks.len();
         let mut result = Ok(());
         for local in 0..tensor.chunks.len() {
             let mut step = Step { id, clocks, writers, home };
@@ -887,7 +906,9 @@ impl<H: Home> Step<'_, H> {
 
     /// The contributions of the writers are in the value: a step more, and room in their lanes.
     fn count(&self, tensor: &mut Tensor, local: usize) {
-        tensor.states[local].steps += 1;
+        let state = &mut tensor.states[local];
+        state.steps += 1;
+        tensor.unflushed += usize::from(!std::mem::replace(&mut state.unflushed, true));
         for &writer in self.writers.iter() {
             tensor.folded[writer as usize] += 1;
             tensor.moved[writer as usize] = true;
@@ -907,9 +928,7 @@ impl<H: Home> Step<'_, H> {
     }
 
     fn publish(&mut self, tensor: &mut Tensor, local: usize, before: u64) {
-        let ChunkState { version, steps, unflushed, .. } = &mut tensor.states[local];
-        *unflushed = true;
-        let (version, steps) = (*version, *steps);
+        let ChunkState { version, steps, .. } = tensor.states[local];
         debug_assert!(version >= before, "C-1");
         self.home.publish(self.id, tensor.chunks[local], version, steps);
     }

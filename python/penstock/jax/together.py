@@ -73,7 +73,7 @@ class Together:
             return act()
         finally:
             if self._turn.holder is ticket:
-                self._turn.holder = None
+                del self._turn.holder
                 self._turn.wake()
 
     def average(

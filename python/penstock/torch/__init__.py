@@ -328,8 +328,12 @@ def distribute(
             declaration=declaration,
             timeout=timeout,
         )
-        _note(model, parameters, distributed)
-        prefixes_of(job)[prefix] = None
+        try:
+            _note(model, parameters, distributed)
+            prefixes_of(job)[prefix] = None
+        except BaseException:
+            distributed.let_go()
+            raise
         return model, distributed
     if clip_norm is not None:
         raise OptionError(

@@ -5,7 +5,7 @@
 //! loops hold no branch that depends on the numbers, so that the compiler can make vectors of them.
 
 use crate::Dtype;
-use half::{bf16, f16};
+use half::bf16;
 
 /// What differences are taken in.
 trait Wide: Copy {
@@ -81,9 +81,28 @@ fn dispatch<T: Work>(dtype: Dtype, work: T) -> T::Output {
     match dtype {
         Dtype::F32 => work.on::<4, f32>(f32::from_le_bytes),
         Dtype::F64 => work.on::<8, f64>(f64::from_le_bytes),
-        Dtype::F16 => work.on::<2, f32>(|word| f16::from_le_bytes(word).to_f32()),
+        Dtype::F16 => work.on::<2, f32>(|word| widened(u16::from_le_bytes(word))),
         Dtype::Bf16 => work.on::<2, f32>(|word| bf16::from_le_bytes(word).to_f32()),
     }
+}
+
+/// The number that a float16 of these bits is, by operations that vectors have, and without float32s that are denormal. What `half`
+/// does asks the processor for each element what it can.
+fn widened(bits: u16) -> f32 {
+    const EXPONENT: u32 = 0x1f << 23;
+    const REBIASED: u32 = (127 - 15) << 23;
+    /// 2^-14, the least float16 that is normal.
+    const LEAST_NORMAL: u32 = REBIASED + (1 << 23);
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let normal = magnitude + REBIASED;
+    let denormal = (f32::from_bits(magnitude + LEAST_NORMAL) - f32::from_bits(LEAST_NORMAL)).to_bits();
+    let beyond = normal + REBIASED;
+    let number = match magnitude >> 23 {
+        0 => denormal,
+        exponent if exponent == EXPONENT >> 23 => beyond,
+        _ => normal,
+    };
+    f32::from_bits(number | u32::from(bits & 0x8000) << 16)
 }
 
 /// Lets pass what is further behind than `bound`, 0 or above.
@@ -189,6 +208,11 @@ pub(super) struct Found {
 /// Bits that one look at all keys decides.
 const DIGIT: u32 = 11;
 
+/// How often [`find`] looks at all keys of so many bits.
+pub(super) fn looks(bits: u32) -> u32 {
+    bits.div_ceil(DIGIT)
+}
+
 /// The `wanted`-largest of keys of so many bits, digit by digit from the top: each look counts the keys that agree with what is
 /// known.
 pub(super) fn find<I: Iterator<Item = u64>>(keys: impl Fn() -> I, bits: u32, wanted: usize) -> Found {
@@ -216,7 +240,19 @@ pub(super) fn find<I: Iterator<Item = u64>>(keys: impl Fn() -> I, bits: u32, wan
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
+
+    #[test]
+    fn every_float16_is_widened_to_the_number_that_it_is() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (widened(bits), f16::from_bits(bits).to_f32());
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "{bits:#x}: {ours}"
+            );
+        }
+    }
 
     proptest! {
         #[test]

@@ -97,6 +97,11 @@ pub trait Filter: fmt::Debug + Send + Sync {
         true
     }
 
+    /// How often [`Filter::next`] goes over a chunk, about: what it costs, for whoever answers for that.
+    fn passes(&self) -> u32 {
+        1
+    }
+
     /// Overwrites `held`, what the receivers of a chunk hold now, with what they are to hold next, given its `value` of the
     /// same length. Where the two agree already, they still agree afterwards.
     ///

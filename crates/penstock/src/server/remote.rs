@@ -233,6 +233,7 @@ impl<L: Link + AsFd> Remote<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::shard::Flags;
     use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_fabric::net::frames::Batch;
@@ -287,7 +288,7 @@ mod tests {
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
-        let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
+        let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));
         memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));

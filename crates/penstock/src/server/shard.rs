@@ -193,7 +193,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = Ports::new(setup.workers);
-    let memory = Memory::new(setup.index);
+    let memory = Memory::new(setup.index, setup.flags.clone());
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);
@@ -574,6 +574,8 @@ impl Loop {
                 Ok(None) => return true, // it was removed just now
                 Ok(Some(words)) => {
                     taken += 1;
+                    // Each may be about any number of bytes.
+                    self.setup.flags.beat(self.setup.index);
                     let submission = Submission::decode(words).map_err(|error| error.to_string());
                     if let Err(what) = submission.and_then(|submission| self.submit(peer, &submission)) {
                         self.drop_peer(peer, what);
@@ -653,7 +655,15 @@ impl Loop {
         if let Submission::Fetch { tensor, state: false, .. } = *judged.submission() {
             self.pace.look_at(memory.chunks(tensor));
         }
-        self.take(peer, judged)
+        let moves_values = matches!(judged.submission(), Submission::Push { .. } | Submission::Load { .. });
+        // What peers of this host have caused is not theirs.
+        let _ = (self.machine.take_gone_over(), self.memory.take_idle_looks());
+        let taken = self.take(peer, judged);
+        let looks = self.machine.take_gone_over() + self.memory.take_idle_looks();
+        if !moves_values {
+            self.pace.look_at(looks);
+        }
+        taken
     }
 
     fn has_submission(&self, place: usize) -> bool {

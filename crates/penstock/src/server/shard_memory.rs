@@ -1,5 +1,6 @@
 //! A shard's memory: what its machine acts on, and what of it is sent to workers on other hosts.
 
+use super::shard::Flags;
 use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
@@ -19,6 +20,13 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes that are worked on between two signs of life: a submission may be about any number of them.
+const BYTES_A_BEAT: usize = 4 << 20;
+/// What a chunk costs that is published though nothing was folded, in looks at a chunk ([`super::pace::Pace::look_at`]); and the
+/// bytes of it that a filter goes over in the time of one.
+const LOOKS_A_PUBLICATION: usize = 4;
+const FILTERED_A_LOOK: usize = 32;
+
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
 
@@ -36,6 +44,29 @@ pub(super) struct Memory {
     touched: Option<Touched>,
     /// Kept only while some worker is on another host.
     events: Option<Vec<Event>>,
+    life: Life,
+    /// Whether the chunk at hand was folded just now.
+    folded: bool,
+    /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
+    idle_looks: usize,
+}
+
+/// Shows that the shard lives while it works.
+struct Life {
+    flags: Flags,
+    shard: u32,
+    /// Bytes since the last sign of it.
+    worked: usize,
+}
+
+impl Life {
+    fn work(&mut self, bytes: usize) {
+        self.worked += bytes;
+        if self.worked >= BYTES_A_BEAT {
+            self.worked = 0;
+            self.flags.beat(self.shard);
+        }
+    }
 }
 
 struct TensorMemory {
@@ -50,11 +81,20 @@ struct TensorMemory {
     published: Vec<Published>,
     /// Likewise: what stands there, as it is sent to several.
     sums: Vec<OncePublished>,
+    /// Likewise, of a filter that holds back: whether it may hold back something now.
+    behind: Vec<bool>,
 }
 
 impl Memory {
-    pub(super) fn new(shard: u32) -> Self {
-        Self { shard, tensors: Numbered::default(), touched: None, events: None }
+    pub(super) fn new(shard: u32, flags: Flags) -> Self {
+        let life = Life { flags, shard, worked: 0 };
+        let (tensors, touched, events) = (Numbered::default(), None, None);
+        Self { shard, tensors, touched, events, life, folded: false, idle_looks: 0 }
+    }
+
+    /// What chunks cost that were published though nothing was folded, in looks at a chunk, since the last call of this.
+    pub(super) fn take_idle_looks(&mut self) -> usize {
+        std::mem::take(&mut self.idle_looks)
     }
 
     /// From now on events are kept for [`Memory::events`].
@@ -94,7 +134,8 @@ impl Memory {
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
         let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
-        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums };
+        let behind = vec![false; home.chunks().len()];
+        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums, behind };
         self.tensors.insert(id, tensor);
     }
 
@@ -149,6 +190,20 @@ impl TensorMemory {
         {
             streams.keep(local, self.home.sequence(local), self.home.seen(chunk));
         }
+    }
+
+    /// What a filter does not let pass of a change that is about to be made is held back.
+    fn falls_behind(&mut self, chunk: u32) {
+        if self.terms.filter.holds_back()
+            && let Some(local) = self.home.find(chunk)
+        {
+            self.behind[local] = true;
+        }
+    }
+
+    /// Whether something may have been held back, before all of it passes.
+    fn catches_up(&mut self, chunk: u32) -> bool {
+        self.home.find(chunk).is_some_and(|local| std::mem::take(&mut self.behind[local]))
     }
 }
 
@@ -217,8 +272,10 @@ impl Home for Memory {
     ) -> Result<Folded, NonFiniteFrom> {
         let tensor = self.tensor(id);
         tensor.keep(chunk);
+        tensor.falls_behind(chunk);
         let (plan, home, lanes) = tensor.parts();
         let range = home.range(chunk);
+        let worked = range.len() * (writers.len() + 1);
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
         let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
             writers.iter().map(|writer| lane(writer).contribution(range.clone())).collect();
@@ -229,13 +286,17 @@ impl Home for Memory {
         let value = chunk.whole.unwrap_or(chunk.seen);
         let folded =
             penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state);
-        match folded {
+        let folded = match folded {
             Ok(()) => Ok(Folded::Committed),
             Err(refused) => {
                 chunk.header.leave();
                 Err(NonFiniteFrom(writers[refused.lane]))
             }
-        }
+        };
+        drop(contributions);
+        self.folded = folded.is_ok();
+        self.life.work(worked);
+        folded
     }
 
     fn commit(&mut self, _: TensorId, _: u32) {
@@ -245,6 +306,9 @@ impl Home for Memory {
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
         let tensor = self.tensor(id);
         tensor.keep(chunk);
+        if slot == 0 {
+            tensor.catches_up(chunk);
+        }
         let TensorMemory { plan, home, lanes, .. } = tensor;
         // Arrays are as long as the value, or twice as long where their elements are twice as wide.
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
@@ -268,37 +332,52 @@ impl Home for Memory {
                 contribution.copy_to(&mut state[at..at + bytes]);
             }
         }
+        self.life.work(bytes);
     }
 
     fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        let HomeChunk { mut header, seen, whole, .. } = tensor.home.chunk(chunk);
-        match whole {
-            Some(whole) if *whole != *seen => {
-                header.begin();
-                seen.copy_from_slice(whole);
-                true
-            }
-            _ => false,
+        if !tensor.catches_up(chunk) {
+            return false;
         }
+        let HomeChunk { mut header, seen, whole, .. } = tensor.home.chunk(chunk);
+        let bytes = seen.len();
+        let passes = whole.filter(|whole| **whole != *seen);
+        let flushed = passes.is_some();
+        if let Some(whole) = passes {
+            header.begin();
+            seen.copy_from_slice(whole);
+        }
+        self.idle_looks += bytes / FILTERED_A_LOOK;
+        self.life.work(bytes);
+        flushed
     }
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let published = Published { version, steps };
+        let folded = std::mem::take(&mut self.folded);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        let TensorMemory { plan, terms, home, .. } = tensor;
-        if terms.filter.holds_back() {
+        let TensorMemory { plan, terms, home, behind, .. } = tensor;
+        let local = home.find(chunk).expect("only what is homed here is published here");
+        let mut filtered = 0;
+        if behind[local] {
             let first = home.start(chunk) / plan.dtype.size() as u64;
             let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
             let whole = whole.expect("it was made for a filter that holds back");
             header.begin();
             terms.filter.next(Coordinates::of_version(version, first), whole, seen);
+            filtered = seen.len() * terms.filter.passes() as usize;
+            // A value that rests is gone over until all of it has passed, and no more.
+            behind[local] = folded || *whole != *seen;
         }
         home.header(chunk).publish(published);
-        let local = home.find(chunk).expect("only what is homed here is published here");
         tensor.published[local] = published;
+        if !folded {
+            self.idle_looks += LOOKS_A_PUBLICATION + filtered / FILTERED_A_LOOK;
+        }
+        self.life.work(filtered);
         if let Some(events) = &mut self.events {
             events.push(Event::Published { tensor: id, local });
         }

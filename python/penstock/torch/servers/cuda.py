@@ -41,6 +41,7 @@ class CudaTransfer:
         self._held: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
         self._torn = False
+        self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it on the device."""
@@ -87,6 +88,7 @@ class CudaTransfer:
     def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
         del moves  # what is compared is on the device, and stands still
+        self.receives += 1
         self._torn = True
         # The mirror may still be read by the copy that the last `receive` started.
         self._taken.synchronize()

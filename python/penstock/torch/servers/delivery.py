@@ -190,6 +190,7 @@ class Delivery:
         self._alone = alone
         self._check = check
         self._all: list[Shared] = []
+        self._forgotten = False
         self._apart: tuple[Shared, torch.Tensor] | None = None
         """One whose parameter the script had changed when it was looked at, and what it was then."""
         self._beside: set[int] = set()
@@ -204,14 +205,14 @@ class Delivery:
         if self._learns:
             self._lessons = max(self._lessons, LEARNING_STEPS)
         parameter = shared.parameter
-        shared.handles = [
-            parameter.register_hook(lambda _: self._before(shared)),
-            parameter.register_post_accumulate_grad_hook(lambda _: self._after(shared)),
-        ]
         self._all.append(shared)
+        before, after = (lambda _: self._before(shared)), (lambda _: self._after(shared))
+        shared.handles.append(parameter.register_hook(before))
+        shared.handles.append(parameter.register_post_accumulate_grad_hook(after))
 
     def forget(self) -> None:
-        """Removes the hooks."""
+        """Removes the hooks. One whose registration was interrupted does nothing."""
+        self._forgotten = True
         for shared in self._all:
             for handle in shared.handles:
                 handle.remove()
@@ -304,8 +305,8 @@ class Delivery:
         )
 
     def _is_over(self, shared: Shared) -> bool:
-        """Whether the job has ended: then the model is an ordinary one."""
-        return shared.tensor._job._core.closed
+        """Whether the job has ended, or never had the model: then it is an ordinary one."""
+        return self._forgotten or shared.tensor._job._core.closed
 
     def send(self, shared: Shared) -> None:
         """

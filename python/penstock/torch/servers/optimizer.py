@@ -121,8 +121,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._filters = filters
-        self._published: dict[Shared, int] = {}
-        """What a publication that has not returned gave of each parameter, as a checksum."""
+        self._published: dict[Shared, tuple[int, int]] = {}
+        """
+        What a publication that has not returned gave of each parameter, as a checksum, and how often values
+        had been read by then.
+        """
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._timeout = timeout
@@ -152,6 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps_before: list[int] = []
         """When the steps of wrappers that are under way began."""
         self._ready = False
+        self._is_gone = False
         self._loaded: str | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         # The same dictionaries: whichever of the two optimizers a hook is registered on, it is called.
@@ -160,24 +164,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             self._rules.append(self._rule_of(group))
         self._clipping = self._clipping_to(clip_norm)
+        self._hooked: Any = weakref.WeakSet()
+        try:
+            self._begin()
+        except BaseException:
+            self.let_go()
+            raise
+
+    def _begin(self) -> None:
+        """What every worker does together."""
+        job, model = self.job, self._model
         self._is_retry = self._claim_prefix()
         self._attendance = None
         if job.size > 1 and self._consistency == BSP():
-            self._attendance = Attendance(job, prefix, timeout)
+            self._attendance = Attendance(job, self._prefix, self._timeout)
         self._declare()
         self._broadcast_rest()
         self._load_first_states(self._shared.values())
         self._pull_all()
         if job.size > 1:
-            job._barrier_of_all(timeout, "distributing its model and optimizer")
+            job._barrier_of_all(self._timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
         self._keep_copies()
         self._ready = True
         known = Known([*model.parameters(), *self._mine()])
         self._newcomers = Newcomers(self, known, model.named_parameters, whenever_computed, _came_late)
         watch(model, self._newcomers, instead=True)
-        self._hooked: Any = weakref.WeakSet()
         self._hook_parts()
+
+    def let_go(self) -> None:
+        """
+        `distribute` has not come to its end: whatever the script does with the model from here on, this knows
+        nothing of it.
+        """
+        self._is_gone = True
+        self._delivery.forget()
+        for parameter in (*self._model.parameters(), *self._mine()):
+            held = owners_of_parameters.get(parameter)
+            if held is not None and held() is self:
+                del owners_of_parameters[parameter]
 
     def _claim_prefix(self) -> bool:
         """
@@ -523,11 +548,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def says() -> int:
             said = self._published
             for shared in self._shared.values():
-                parameter, received = shared.parameter, shared.transfer.received
-                if shared not in said or not received(parameter):
-                    said[shared] = checksum([_as_buffer(as_array(parameter))])
-                # Else it came behind an earlier call that has not returned, perhaps with later steps.
-            return checksum(said[shared] for shared in self._shared.values())
+                parameter, transfer = shared.parameter, shared.transfer
+                # What was read behind an earlier call that has not returned counts as what that call gave,
+                # though it may be from later steps. What was read before it, the script has put back.
+                if not (
+                    shared in said and transfer.receives > said[shared][1] and transfer.received(parameter)
+                ):
+                    said[shared] = checksum([_as_buffer(as_array(parameter))]), transfer.receives
+            return checksum(said[shared][0] for shared in self._shared.values())
 
         def behind() -> None:
             self._pull_all()
@@ -719,9 +747,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state its tensor has. It is the parameter's from here on: what was interrupted is declared again.
         """
         number, mine = 1, name
-        while self._named.setdefault(mine, parameter) is not parameter:
+        while self._named.get(mine, parameter) is not parameter:
             number += 1
             mine = f"{name}#{number}"
+        # A call that has failed may have declared it.
+        if mine not in self._named and not (self._is_retry and not self._ready):
+            self.job._refuse_taken(f"{self._prefix}/{mine}")
+        self._named[mine] = parameter
         return mine
 
     def _take_in(self) -> list[Shared]:
@@ -809,7 +841,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def watches(self) -> bool:
         """Whether those that the servers do not step are refused still."""
-        return not self.job.closed
+        return not self.job.closed and not self._is_gone
 
     def _check_group(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raises OptionError for a Parameter that the optimizer may not have."""
@@ -935,7 +967,7 @@ class _AfterLoad(Ours):
 
     def __call__(self, module: torch.nn.Module, _: Any) -> None:
         optimizer = self._optimizer
-        if optimizer is None or optimizer.job.closed:
+        if optimizer is None or not optimizer.watches:
             return
         if not self._part:
             optimizer.publish()

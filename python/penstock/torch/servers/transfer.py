@@ -28,6 +28,8 @@ class Transfer(Protocol):
 
     keeps_sent: bool
     """Whether `holds` knows what `send` was given; if not, only what `hold` was."""
+    receives: int
+    """How often the value was read, or began to be."""
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Keeps a copy of a gradient that has not left."""
@@ -83,6 +85,7 @@ class HostTransfer:
         self._received: torch.Tensor | None = None
         # A `receive` has not returned: the parameter may have a part of what came.
         self._torn = False
+        self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free; if it is to be filtered, elsewhere."""
@@ -113,6 +116,7 @@ class HostTransfer:
 
     def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills `into` in place, or through a copy if it is not contiguous."""
+        self.receives += 1
         self._torn = True
         if not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)

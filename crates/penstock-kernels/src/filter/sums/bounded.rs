@@ -81,6 +81,10 @@ impl SumFilter for Bounded {
 }
 
 impl Filter for Bounded {
+    fn passes(&self) -> u32 {
+        1 + u32::from(self.relative)
+    }
+
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
         let low = self.low_at(at.clock);
         let bound = match self.relative {

@@ -66,6 +66,10 @@ impl SumFilter for Random {
 }
 
 impl Filter for Random {
+    fn passes(&self) -> u32 {
+        2
+    }
+
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
         difference::pass(self.dtype, value, held, f64::INFINITY);
         let size = self.dtype.size();

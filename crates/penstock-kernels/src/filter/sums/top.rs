@@ -5,7 +5,7 @@
 
 use super::split::{collect, send, split};
 use super::{Coordinates, Made, SumFilter, count, fraction};
-use crate::filter::difference::{Found, find, pass_top};
+use crate::filter::difference::{Found, find, looks, pass_top};
 use crate::filter::{self, Everything, Filter, Unfit};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -55,6 +55,10 @@ impl SumFilter for Top {
 }
 
 impl Filter for Top {
+    fn passes(&self) -> u32 {
+        looks(8 * self.dtype.accumulator_size() as u32) + 1
+    }
+
     fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
         let elements = value.len() / self.dtype.size();
         if elements > 0 {

@@ -4,6 +4,7 @@ use super::Tensor;
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::memory::OwnLane;
+use penstock_fabric::sync::Ordering;
 use penstock_kernels::filter::sums::{self, Coordinates, HeldBack, SumFilter};
 use penstock_kernels::{Dtype, Foreign, Settings, settled};
 use penstock_proto::spec::TensorSpec;
@@ -84,12 +85,21 @@ impl Tensor {
 
     /// Pushes all that this worker holds back, with what stands in the lane of an unfinished contribution: a push like any other,
     /// which brings nothing new. Returns the clock that it is stamped with; `None`, and pushes nothing, where the tensor has no
-    /// filter of contributions.
+    /// filter of contributions. Where the push of this iteration was a flush there is nothing left to send, and its clock is returned:
+    /// a caller that was interrupted at its end makes the call again.
     pub fn flush(&self, settings: Settings, timeout: Option<Duration>) -> Result<Option<u64>, Error> {
         if self.carry.is_none() {
             self.job.fate.check()?;
             return Ok(None);
         }
-        self.flush_within(settings, self.job.deadline(timeout)).map(Some)
+        match self.flush_within(settings, self.job.deadline(timeout)) {
+            // Whoever sees that this iteration's push was made sees whether it was a flush: both are noted in one turn.
+            Err(Error::AlreadyPushed { iteration, .. })
+                if self.flushed.load(Ordering::Relaxed) == iteration + 1 =>
+            {
+                Ok(Some(iteration))
+            }
+            flushed => flushed.map(Some),
+        }
     }
 }

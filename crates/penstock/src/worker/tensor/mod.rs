@@ -89,6 +89,8 @@ pub struct Tensor {
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
+    /// The stamp + 1 of the last push that was a flush; 0: none.
+    flushed: AtomicU64,
     /// How often this worker has loaded something. Of interest for other hosts only, as below.
     loads: AtomicU64,
     /// The same, and barriers passed, when the value was last fetched from every home.

@@ -140,6 +140,9 @@ impl Tensor {
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
         }
+        if matches!(given, Given::HeldBack) {
+            self.flushed.store(contribution.stamp + 1, Ordering::Relaxed);
+        }
         lock(&self.position).contributed(contribution);
         Ok(contribution.stamp)
     }

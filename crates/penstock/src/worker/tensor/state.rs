@@ -293,7 +293,8 @@ impl Tensor {
         job.by_first(&what, timeout, || self.release(None))
     }
 
-    /// Worker 0, while no worker pushes: the homes let pass all that a filter holds back of the values.
+    /// Worker 0, while no worker pushes: the homes let pass all that a filter holds back of the values. Under BSP all that was
+    /// pushed by then: every home has folded it before one is told.
     pub fn release(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.job.fate.check()?;
         self.job.touch();
@@ -301,6 +302,11 @@ impl Tensor {
             return Ok(());
         }
         let deadline = self.job.deadline(timeout);
+        if self.spec.consistency.folds_together() {
+            // A server may hear later than the first that a worker was lost, and fold then: what it would hold back of that, the
+            // others would not see.
+            self.wait_for_version(&self.ask(Some(0))?.requirement, deadline)?;
+        }
         let _whole = self.job.clock(deadline)?;
         let links = self.job.links();
         // A submission counts as taken before it is done, and as done once the next is taken: the second finds nothing to do.
