@@ -272,7 +272,7 @@ def test_a_gather_that_is_over_is_kept_while_another_thread_has_its_turn_or_memo
                         raise AssertionError("another thread has the turn")
                     except ps.exceptions.GetTimeout as error:
                         assert "another thread" in str(error), error
-                    turn.holder = None
+                    del turn.holder
                 found.append(job.mean(value))
             save(found=found, last=job.mean(7))
         """,
@@ -371,7 +371,7 @@ def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:
                 assert turn.take(ticket, 1)
             finally:
                 if turn.holder is ticket:
-                    turn.holder = None
+                    del turn.holder
                     turn.wake()
         except Raised:
             places += 1
