@@ -247,17 +247,19 @@ class Gathering:
         except CircularWait:
             raise
         except DeadlineExceeded as error:
-            missing = error.missing
-            who = (
-                f"worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-                if missing
-                else "the others"
-            )
+            waited, missing = limit.waited(), error.missing
+            if missing:
+                what = f"for worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+                hint = f"every worker must call `{call.name}` as often as the others; repeat it"
+            else:
+                # The others may have called it: a server did not answer, or this worker was in its own way.
+                what = f"in vain: {error}"
+                hint = f"{error.hint}; repeat the call" if error.hint else "repeat the call"
             raise GetTimeout(
-                f"`{call.name}` of worker {job.rank} waited {limit.waited():.3g} s for {who}",
-                f"every worker must call `{call.name}` as often as the others; repeat it to continue waiting",
+                f"`{call.name}` of worker {job.rank} waited {waited:.3g} s {what}",
+                f"{hint} to continue waiting",
                 missing=missing,
-                waited=limit.waited(),
+                waited=waited,
             ) from error
         except PenstockError as error:
             # What every worker sees has ended it for all of them. What only this one lacks, such as memory,

@@ -928,7 +928,7 @@ def _first_and_last(text: str) -> str:
     off on the way to the others would not say why.
     """
     first, *rest = text.split("Traceback (most recent call last):", 1)
-    return f"{first}{text.rstrip().splitlines()[-1]}" if rest else text
+    return first + text.rstrip().rpartition("\n")[2] if rest else text
 
 
 def _number(what: str, value: object) -> float:

@@ -347,6 +347,37 @@ def test_a_worker_that_does_not_come_is_named_and_the_same_call_goes_on_waiting(
     assert pair(run) == [3, 3]
 
 
+# It was said to wait for the others, which had all made the call.
+def test_a_gather_for_which_a_server_does_not_answer_names_the_server(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import signal, socket, struct
+        with ps.init() as job:
+            job.barrier()
+            if job.rank == 0:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+                    one.connect(os.environ["PENSTOCK_SERVERS"])
+                    pid, *_ = struct.unpack("3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    job.mean(1.0, timeout=0.2)
+                    raise AssertionError("no server made the table")
+                except ps.exceptions.GetTimeout as error:
+                    told = error
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                assert str(told).startswith("`job.mean` of worker 0 waited "), told
+                assert "server 0 did not" in str(told), told
+                assert "server 0" in told.hint and told.hint.endswith("; repeat the call to continue waiting")
+                assert told.missing == [], told.missing
+                assert isinstance(told.__cause__, ps.exceptions.DeadlineExceeded)
+            assert job.mean(1.0) == 1.0
+        """,
+    )
+    assert len(saved) == 2
+
+
 class Cached:
     """Keeps what was asked of it."""
 

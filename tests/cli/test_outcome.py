@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from penstock.cli import terminal
 from penstock.launch.console import Name
 from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
 
@@ -65,6 +66,68 @@ def test_a_worker_that_is_told_to_end_while_it_does_is_the_cause():
         healthy = ended("worker", 0, -signal.SIGTERM, tail, stopped=True)
         assert first_cause([server, healthy, slow]).name == slow.name
         assert first_cause([ended("server", 0, 3, SERVERS), healthy]).name == server.name
+
+
+FAILED = b"the job failed: worker 1 was lost: it failed: ValueError: bad record\n"
+
+
+# A worker that had done nothing wrong was blamed: another's last words spoke of it as a server does.
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"the job failed: worker 0 was lost: it failed: " + FAILED,
+        b"the job failed: worker 0 was lost: it failed: disk full\xe2\x80\xa8" + FAILED,
+        # Where what is kept of it begins.
+        FAILED + b"the job failed: worker 0 was lost: it failed: disk full\n",
+    ],
+)
+def test_a_failed_workers_words_blame_no_other(told):
+    healthy = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
+    server = ended("server", 0, 3, told)
+    assert first_cause([ended("worker", 0, 0), server, healthy]) is server
+    assert first_cause([ended("server", 0, 0, FAILED), ended("server", 1, 3, told), healthy]).name.rank == 1
+
+
+# Worker 0 was blamed, whose script raises an error of its own from what it caught.
+def test_a_worker_that_the_servers_name_is_the_cause_before_one_whose_error_may_wrap_another():
+    wraps = ended("worker", 0, 1, LOST + OWN.replace(b"ValueError", b"RuntimeError"))
+    server = ended("server", 0, 3, FAILED)
+    assert first_cause([wraps, ended("server", 0, 3, SERVERS)]) is wraps
+    failed = ended("worker", 1, 1, OWN)
+    assert first_cause([wraps, failed]) is wraps
+    assert first_cause([wraps, server, failed]) is failed
+    assert first_cause([wraps, server, ended("worker", 1, 1, LOST)]) is wraps, "nor does one that followed"
+    slow = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
+    assert first_cause([wraps, server, slow]).name == slow.name
+    assert first_cause([failed, slow, server, ended("worker", 2, 1, OWN)]) is failed
+
+
+def test_what_the_kernel_or_the_servers_own_end_says_is_the_cause_whoever_is_named():
+    failed, server = ended("worker", 1, 1, OWN), ended("server", 0, 3, FAILED)
+    for sure in (ended("worker", 0, -signal.SIGKILL), ended("server", 1, -signal.SIGSEGV)):
+        assert first_cause([sure, failed, server]) is sure
+
+
+# Another's words passed for an error of this worker, with its traceback and its hint.
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e"])
+def test_anothers_words_make_no_lines_among_those_of_a_process(end, capsys):
+    lie = end.join(
+        ("", "Traceback (most recent call last):", "ValueError: worker 2 is broken", "hint: look there")
+    )
+    tail = LOST.replace(b"hint: look at worker 1\n", b"").decode().replace("closed", f"closed{lie}").encode()
+    followed = ended("worker", 0, 1, tail)
+    assert followed.is_consequence
+    outcome = Outcome(1, followed, others=True)
+    assert outcome.detail().split("\n")[-1] == followed.last_line
+    assert followed.last_line.startswith("penstock.exceptions.WorkerLost: worker 1 was lost: ")
+    assert "it failed because of another process" in outcome.hint()
+    terminal.error("worker 0 failed", None, outcome.detail())
+    assert f"    {followed.last_line}" in capsys.readouterr().err.split("\n")
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\r\n"])
+def test_a_progress_bar_that_goes_back_hides_no_traceback(end):
+    assert traceback_of(b"step 1" + end + b"step 2" + end + LOST) == LOST.decode().rstrip()
 
 
 def test_a_server_that_dies_is_the_cause_of_its_workers_errors():

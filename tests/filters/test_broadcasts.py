@@ -252,3 +252,21 @@ def test_a_flush_that_not_every_worker_makes_is_told_of_and_changes_nothing(spaw
         np.testing.assert_array_equal(result["before"], [0, 0])
         np.testing.assert_array_equal(result["between"], [0, 0])
         np.testing.assert_array_equal(result["after"], [2, 4])
+
+
+def test_a_flush_that_was_refused_is_not_taken_for_one_that_was_made(job: ps.Job) -> None:
+    """The second said that all was sent, and had sent nothing."""
+    both = ps.Filters(push=ps.DVF(10.0), broadcast=ps.DVF(10.0))
+    w = job.tensor("w", shape=4, reduce="sum", filter=both)
+    w.push([1, 2, 3, 4])
+    for _ in range(2):
+        with pytest.raises(ps.exceptions.AlreadyPushed):
+            w.flush()
+        assert w.held_back.elements == 4
+    job.clock()
+    # In one iteration all behind the first send nothing more.
+    assert [w.flush(), w.flush()] == [1, 1]
+    assert w.held_back.elements == 0
+    np.testing.assert_array_equal(w.pull(), [1, 2, 3, 4])
+    with pytest.raises(ps.exceptions.AlreadyPushed):
+        w.push([1, 1, 1, 1])

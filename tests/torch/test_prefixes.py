@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -100,3 +101,54 @@ def test_a_call_that_the_others_had_not_begun_is_the_same_again(spawn_job: Any, 
                 assert stepped._prefix == ("model", "model.1")[count], stepped._prefix
         """,
     )
+
+
+def test_a_tensor_that_something_else_declared_is_not_the_models(job: ps.Job) -> None:
+    """The model silently started from its value, and its momentum."""
+    job.tensor("model/weight", [[6.9, 6.9]], optimizer=ps.SGD(0.1, momentum=0.9))
+    model, optimizer = made(1.0)
+    for _ in range(2):
+        with pytest.raises(ps.exceptions.OptionError, match="`model/weight` was declared before"):
+            ps.torch.distribute(model, optimizer, where="servers", prefix="model")
+    np.testing.assert_array_equal(
+        job.tensor("model/weight", optimizer=ps.SGD(0.1, momentum=0.9), shape=(1, 2)).pull(),
+        np.full((1, 2), np.float32(6.9)),
+    )
+    named = torch.nn.ParameterDict({"b/w": torch.nn.Parameter(torch.ones(2))})
+    ps.torch.distribute(named, torch.optim.SGD(named.parameters(), 0.1), where="servers", prefix="a")
+    other = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(2))})
+    with pytest.raises(ps.exceptions.OptionError, match="`a/b/w` was declared before"):
+        ps.torch.distribute(other, torch.optim.SGD(other.parameters(), 0.1), where="servers", prefix="a/b")
+
+
+@pytest.mark.parametrize("overlap", ["auto", 1])
+@pytest.mark.parametrize("place", ["_broadcast_rest", "_hook_parts"])
+@pytest.mark.parametrize("then", ["servers", "gradients", "alone"])
+def test_a_call_that_failed_has_no_part_in_what_the_script_does_next(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, overlap: Any, place: str, then: str
+) -> None:
+    """Its hooks stayed on the parameters: they refused the steps of the next call, or of torch alone."""
+    from penstock.torch import DistributedOptimizer
+
+    def fails(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def trained(model: Any, optimizer: Any) -> Any:
+        for number in range(20):
+            optimizer.zero_grad()
+            model(torch.full((1, 2), float(number % 3))).square().sum().backward()
+            optimizer.step()
+        return model.weight.detach()
+
+    model, optimizer = made(1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(DistributedOptimizer, place, fails)
+        with pytest.raises(KeyboardInterrupt):
+            ps.torch.distribute(model, optimizer, where="servers", overlap=overlap)
+    expected, alone = made(1.0)
+    expected.load_state_dict(model.state_dict())
+    if then == "servers":
+        _, optimizer = ps.torch.distribute(model, optimizer, where="servers", overlap=overlap)
+    elif then == "gradients":
+        _, optimizer = ps.torch.distribute(model, optimizer, where="gradients")
+    torch.testing.assert_close(trained(model, optimizer), trained(expected, alone))

@@ -147,7 +147,7 @@ pub fn servers(owners: &[usize], told: &[Vec<u8>]) -> Result<Vec<String>, Disagr
     let named = |&rank: &usize| match told.get(rank).map(|one| std::str::from_utf8(one)) {
         None | Some(Ok("")) => Err(Disagreement::NoServer { rank }),
         // Errors and logs show it.
-        Some(Ok(text)) if text.contains(char::is_control) => Err(Disagreement::Foreign { rank }),
+        Some(Ok(text)) if !penstock_proto::error::is_harmless(text) => Err(Disagreement::Foreign { rank }),
         Some(Ok(text)) if text.parse::<Endpoint>().is_ok() => Ok(text.to_owned()),
         Some(_) => Err(Disagreement::Foreign { rank }),
     };
@@ -195,8 +195,9 @@ mod tests {
 
     #[test]
     fn the_servers_are_those_that_their_owners_name() {
+        let odd = "/x\u{2028}hint: look there".as_bytes();
         let told =
-            [&b"tcp://10.0.0.1:7"[..], b"", b"/run/s", b"tcp://:", b"\xff", b"unix:/x\x1b[2J", b"/x\n"];
+            [&b"tcp://10.0.0.1:7"[..], b"", b"/run/s", b"tcp://:", b"\xff", b"unix:/x\x1b[2J", b"/x\n", odd];
         let told = told.map(<[u8]>::to_vec);
         let named = vec!["tcp://10.0.0.1:7".to_owned(), "/run/s".to_owned()];
         assert_eq!(servers(&[0, 2], &told), Ok(named));
@@ -206,7 +207,8 @@ mod tests {
             (4, Disagreement::Foreign { rank: 4 }),
             (5, Disagreement::Foreign { rank: 5 }),
             (6, Disagreement::Foreign { rank: 6 }),
-            (7, Disagreement::NoServer { rank: 7 }),
+            (7, Disagreement::Foreign { rank: 7 }),
+            (8, Disagreement::NoServer { rank: 8 }),
         ] {
             assert_eq!(servers(&[0, rank], &told), Err(refused));
         }

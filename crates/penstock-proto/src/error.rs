@@ -8,7 +8,7 @@ use crate::spec::SpecError;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
-pub use crate::text::{Hint, MAX_TEXT_BYTES, shorten};
+pub use crate::text::{Hint, MAX_TEXT_BYTES, is_harmless, shorten};
 
 /// Why a server refused a request. The job is as it was before the request, in every case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]

@@ -11,12 +11,17 @@
 //!   this worker has not returned from before.
 //!
 //! Pure state, held by the first server's control thread. Memory: an entry for each that waits, and one for each thing that
-//! worker 0 ever did for all; both carry what was charged for them.
+//! worker 0 ever did for all; both carry what was charged for them. Time: what a worker says costs as much as there are that
+//! wait for the same; whoever goes, as much as there is that has no answer. Neither grows with what was done before.
 
+mod deeds;
+
+use self::deeds::{Deed, Deeds, Failed, Open};
 use crate::error::{MAX_TEXT_BYTES, shorten};
 use crate::{Rank, membership::Members};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// The worker that does it.
 pub const FIRST: Rank = 0;
@@ -109,82 +114,19 @@ pub enum Kept {
 pub struct Firsts<C> {
     /// Attempts so far, of whatever.
     attempts: u64,
-    deeds: BTreeMap<String, Deed<C>>,
-}
-
-#[derive(Debug)]
-struct Deed<C> {
-    /// Those that wait for it, by worker and request: the last call that each knows to be done. All know of the attempt that has
-    /// begun, if one has.
-    waiting: BTreeMap<(Rank, u64), (u64, C)>,
-    /// The request by which worker 0 gathers the others, and the number of its call.
-    gathers: Option<(u64, u64)>,
-    /// The attempt that worker 0 is at, and the call.
-    acts: Option<(u64, u64)>,
-    /// The last call that was done; and the last attempt that has failed, its call, and the reason.
-    done: u64,
-    failed: Option<Failed<C>>,
-    /// From worker 0's first attempt on.
-    charge: Option<C>,
-}
-
-#[derive(Debug)]
-struct Failed<C> {
-    attempt: u64,
-    call: u64,
-    why: String,
-    /// `None`: there was no room for worker 0's reason.
-    _charge: Option<C>,
+    deeds: Deeds<C>,
+    open: Open,
 }
 
 impl<C> Default for Firsts<C> {
     fn default() -> Self {
-        Self { attempts: 0, deeds: BTreeMap::new() }
+        Self { attempts: 0, deeds: Deeds::default(), open: Open::new() }
     }
 }
 
-impl<C> Default for Deed<C> {
-    fn default() -> Self {
-        Self { waiting: BTreeMap::new(), gathers: None, acts: None, done: 0, failed: None, charge: None }
-    }
-}
-
-impl<C> Deed<C> {
-    /// What one that comes is told at once.
-    fn heard(&self, done: u64, begun: u64) -> Option<Heard> {
-        if self.done > done {
-            return Some(Heard::Done { call: self.done });
-        }
-        if let Some(failed) = &self.failed
-            && (1..=failed.attempt).contains(&begun)
-            && failed.call > done
-        {
-            return Some(Heard::Failed { why: failed.why.clone() });
-        }
-        self.acts.filter(|&(attempt, _)| attempt > begun).map(|(attempt, _)| Heard::Begins { attempt })
-    }
-
-    /// Those of `others` that do not wait for it.
-    fn missing(&self, others: &BTreeSet<Rank>) -> Vec<Rank> {
-        let waits: BTreeSet<Rank> = self.waiting.keys().map(|(rank, _)| *rank).collect();
-        others.difference(&waits).copied().collect()
-    }
-
-    /// Those that wait for `call` are told this.
-    fn tell(&mut self, call: u64, heard: &Heard, told: &mut Vec<Told>) {
-        self.waiting.retain(|&(rank, request), (done, _)| {
-            let waits = *done < call;
-            if waits {
-                told.push((rank, request, heard.clone()));
-            }
-            !waits
-        });
-    }
-}
-
-/// Those that worker 0 waits for.
-fn others(members: &Members) -> BTreeSet<Rank> {
-    members.live.iter().copied().filter(|&rank| rank != FIRST).collect()
+/// The requests of a worker.
+fn of(rank: Rank) -> RangeInclusive<(Rank, u64)> {
+    (rank, 0)..=(rank, u64::MAX)
 }
 
 impl<C> Firsts<C> {
@@ -198,21 +140,26 @@ impl<C> Firsts<C> {
         charge: impl FnOnce(Kept) -> Result<C, E>,
     ) -> Result<Vec<Told>, E> {
         let mut told = Vec::new();
+        // A request is for one thing, whatever it was for before.
+        self.close(rank, request);
         match say.brief() {
             Say::Gathers { what, call } if rank == FIRST => {
                 if self.deeds.get(&what).is_none_or(|deed| deed.charge.is_none()) {
                     let charge = charge(Kept::Deed(what.len()))?;
-                    self.deeds.entry(what.clone()).or_default().charge = Some(charge);
+                    self.deeds.named(&what).1.charge = Some(charge);
                 }
-                if let Some(deed) = self.deeds.get_mut(&what) {
-                    // One that was not told how the last attempt ended waits for this one.
-                    (deed.gathers, deed.acts) = (Some((request, call)), None);
+                let (name, deed) = self.deeds.named(&what);
+                if let Some((before, _)) = deed.gathers.replace((request, call)) {
+                    self.open.remove(&(FIRST, before));
                 }
+                // One that was not told how the last attempt ended waits for this one.
+                deed.acts = None;
+                self.open.insert((FIRST, request), name);
                 self.begin(&what, members, &mut told);
             }
             Say::Ends { what, attempt, failed } if rank == FIRST => {
                 told.push((rank, request, Heard::Noted));
-                let deed = self.deeds.get_mut(&what);
+                let deed = self.deeds.get_mut(&what).filter(|_| !members.is_gone(FIRST));
                 let acts = |deed: &mut Deed<C>| deed.acts.take_if(|(number, _)| *number == attempt);
                 if let Some((deed, (_, call))) = deed.and_then(|deed| acts(deed).map(|acts| (deed, acts))) {
                     let heard = match failed {
@@ -229,18 +176,20 @@ impl<C> Firsts<C> {
                             Heard::Failed { why }
                         }
                     };
-                    deed.tell(call, &heard, &mut told);
+                    deed.tell(call, &heard, &mut self.open, &mut told);
                 }
             }
             Say::Waits { what, done, begun } if rank != FIRST => {
-                let heard = self.deeds.get(&what).and_then(|deed| deed.heard(done, begun));
                 let gone = || members.is_gone(FIRST).then_some(Heard::Gone);
-                if let Some(heard) = heard.or_else(gone) {
+                let heard = self.deeds.get(&what).map_or_else(gone, |deed| deed.heard(done, begun, members));
+                if let Some(heard) = heard {
                     told.push((rank, request, heard));
                     return Ok(told);
                 }
                 let charge = charge(Kept::Waits(what.len()))?;
-                self.deeds.entry(what.clone()).or_default().waiting.insert((rank, request), (done, charge));
+                let (name, deed) = self.deeds.named(&what);
+                deed.waiting.insert((rank, request), (done, charge));
+                self.open.insert((rank, request), name);
                 self.begin(&what, members, &mut told);
             }
             Say::Gathers { .. } | Say::Ends { .. } | Say::Waits { .. } => {
@@ -254,63 +203,57 @@ impl<C> Firsts<C> {
     /// Begins what worker 0 gathers the others for, if all of them are there.
     fn begin(&mut self, what: &str, members: &Members, told: &mut Vec<Told>) {
         let Some(deed) = self.deeds.get_mut(what) else { return };
-        let Some((request, call)) = deed.gathers.filter(|_| deed.missing(&others(members)).is_empty()) else {
-            return;
-        };
+        let Some((request, call)) = deed.gathers.filter(|_| deed.missing(members).is_empty()) else { return };
         self.attempts += 1;
         let attempt = self.attempts;
         (deed.gathers, deed.acts) = (None, Some((attempt, call)));
+        self.open.remove(&(FIRST, request));
         told.push((FIRST, request, Heard::Begins { attempt }));
-        deed.tell(u64::MAX, &Heard::Begins { attempt }, told);
+        deed.tell(u64::MAX, &Heard::Begins { attempt }, &mut self.open, told);
     }
 
     /// A worker no longer waits for the answer to that request. For whom it waited, unless it was answered before.
     pub fn withdraw(&mut self, rank: Rank, request: u64, members: &Members) -> Option<Vec<Rank>> {
-        let others = others(members);
-        let missing = self.deeds.values_mut().find_map(|deed| {
-            let gathers = deed.gathers.is_some();
-            if rank == FIRST {
-                deed.gathers.take_if(|(gathers, _)| *gathers == request)?;
-                return Some(deed.missing(&others));
-            }
-            deed.waiting.remove(&(rank, request))?;
-            let mut missing = if gathers { deed.missing(&others) } else { Vec::new() };
-            missing.retain(|&one| one != rank);
-            Some(if missing.is_empty() { vec![FIRST] } else { missing })
-        });
-        self.forget();
-        missing
+        let deed = self.deeds.get(self.open.get(&(rank, request))?)?;
+        let mut missing = if deed.gathers.is_some() { deed.missing(members) } else { Vec::new() };
+        if rank != FIRST && missing.is_empty() {
+            missing.push(FIRST);
+        }
+        self.close(rank, request);
+        Some(missing)
+    }
+
+    /// There is nobody any more to be answered to that request.
+    fn close(&mut self, rank: Rank, request: u64) {
+        let Some(what) = self.open.remove(&(rank, request)) else { return };
+        if let Some(deed) = self.deeds.get_mut(&what) {
+            deed.gathers.take_if(|(gathers, _)| rank == FIRST && *gathers == request);
+            deed.waiting.remove(&(rank, request));
+        }
+        self.deeds.forget(&what);
     }
 
     /// A worker that has gone, and is not lost so far, waits for nothing, and is waited for by whoever does.
     pub fn stand_aside(&mut self, rank: Rank) {
-        for deed in self.deeds.values_mut() {
-            deed.waiting.retain(|(of, _), _| *of != rank);
-            if rank == FIRST {
-                deed.gathers = None;
-            }
-        }
-        self.forget();
+        let requests: Vec<u64> = self.open.range(of(rank)).map(|(&(_, request), _)| request).collect();
+        requests.into_iter().for_each(|request| self.close(rank, request));
     }
 
     /// The workers are `members` now: who is told something by that.
     pub fn without(&mut self, rank: Rank, members: &Members) -> Vec<Told> {
         self.stand_aside(rank);
-        let mut told = Vec::new();
         if rank == FIRST {
-            for deed in self.deeds.values_mut() {
-                deed.acts = None;
-                deed.tell(u64::MAX, &Heard::Gone, &mut told);
-            }
-            self.forget();
-            return told;
+            let open: Vec<(Rank, u64)> = self.open.keys().copied().collect();
+            return open
+                .into_iter()
+                .map(|(rank, request)| {
+                    self.close(rank, request);
+                    (rank, request, Heard::Gone)
+                })
+                .collect();
         }
-        let gathers: Vec<String> = self
-            .deeds
-            .iter()
-            .filter(|(_, deed)| deed.gathers.is_some())
-            .map(|(what, _)| what.clone())
-            .collect();
+        let gathers: Vec<Arc<str>> = self.open.range(of(FIRST)).map(|(_, what)| Arc::clone(what)).collect();
+        let mut told = Vec::new();
         gathers.iter().for_each(|what| self.begin(what, members, &mut told));
         told
     }
@@ -318,16 +261,10 @@ impl<C> Firsts<C> {
     /// For whom a worker waits that has said that it waits for `what`.
     pub fn needs(&self, rank: Rank, what: &str, members: &Members) -> Vec<Rank> {
         if rank != FIRST {
-            let waits = |deed: &Deed<C>| deed.waiting.keys().any(|(of, _)| *of == rank);
-            return if self.deeds.values().any(waits) { vec![FIRST] } else { Vec::new() };
+            return if self.open.range(of(rank)).next().is_some() { vec![FIRST] } else { Vec::new() };
         }
         let gathers = self.deeds.get(what).filter(|deed| deed.gathers.is_some());
-        gathers.map_or_else(Vec::new, |deed| deed.missing(&others(members)))
-    }
-
-    /// What nobody waits for and worker 0 never did.
-    fn forget(&mut self) {
-        self.deeds.retain(|_, deed| deed.charge.is_some() || !deed.waiting.is_empty());
+        gathers.map_or_else(Vec::new, |deed| deed.missing(members))
     }
 }
 
@@ -335,7 +272,7 @@ impl<C> Firsts<C> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::VecDeque;
+    use std::collections::{BTreeSet, VecDeque};
     use std::convert::Infallible;
 
     const W: &str = "load of `w`";
@@ -365,6 +302,19 @@ mod tests {
 
         fn say(&mut self, rank: Rank, request: u64, say: Say) -> Vec<Told> {
             self.firsts.say((rank, request), say, &self.members, |_| Ok::<_, Infallible>(())).unwrap()
+        }
+
+        /// It is known what each request is for that somebody waits by, and nothing else is kept than what is waited for or was
+        /// paid for.
+        fn check(&self) {
+            let mut open = Open::new();
+            for (what, deed) in self.firsts.deeds.all() {
+                let gathers = deed.gathers.map(|(request, _)| (FIRST, request));
+                let requests = deed.waiting.keys().copied().chain(gathers);
+                requests.for_each(|request| assert!(open.insert(request, what.clone()).is_none()));
+                assert!(deed.charge.is_some() || !deed.waiting.is_empty(), "{what} is kept for nobody");
+            }
+            assert_eq!(self.firsts.open, open);
         }
     }
 
@@ -436,13 +386,58 @@ mod tests {
         for request in 0..100 {
             job.say(1, request, waits(&format!("load {request}"), 0, 0));
         }
-        assert_eq!(job.firsts.deeds.len(), 100);
+        assert_eq!(job.firsts.deeds.all().len(), 100);
         job.firsts.stand_aside(1);
-        assert!(job.firsts.deeds.is_empty());
+        assert!(job.firsts.deeds.all().is_empty());
         for (rank, say) in [(1, gathers(W, 1)), (2, ends(1, None)), (0, waits(W, 0, 0))] {
             assert!(matches!(&job.say(rank, 1, say)[..], [(_, 1, Heard::Failed { .. })]));
         }
-        assert!(job.firsts.deeds.is_empty());
+        assert!(job.firsts.deeds.all().is_empty());
+    }
+
+    /// How many things that worker 0 does for all are looked at for each of these, where it has done so many.
+    fn looks(deeds: u64) -> Vec<usize> {
+        type Act = fn(&mut Job);
+        let mut job = Job::new();
+        for request in 0..deeds {
+            job.say(0, request, gathers(&format!("load {request}"), 1));
+            assert_eq!(job.firsts.withdraw(0, request, &job.members), Some(vec![1, 2]));
+        }
+        assert_eq!(job.firsts.deeds.all().len() as u64, deeds);
+        let acts: [Act; 12] = [
+            |job| assert_eq!(job.say(1, 1, waits(W, 0, 0)), []),
+            |job| assert_eq!(job.firsts.needs(1, W, &job.members), [0]),
+            |job| assert_eq!(job.firsts.withdraw(1, 1, &job.members), Some(vec![0])),
+            |job| assert_eq!(job.firsts.withdraw(1, 1, &job.members), None),
+            |job| assert_eq!(job.say(0, 1, gathers(W, 1)), []),
+            |job| assert_eq!(job.firsts.needs(0, W, &job.members), [1, 2]),
+            |job| assert_eq!(job.firsts.withdraw(0, 1, &job.members), Some(vec![1, 2])),
+            |job| assert_eq!(job.say(1, 2, waits("load of `v`", 0, 0)), []),
+            |job| job.firsts.stand_aside(1),
+            |job| assert_eq!(job.say(0, 2, gathers(W, 1)), []),
+            |job| {
+                job.members = Members { live: [0, 2].into(), left: [1].into(), lost: BTreeSet::new() };
+                assert_eq!(job.firsts.without(1, &job.members), []);
+            },
+            |job| {
+                job.say(2, 1, waits("load of `v`", 0, 0));
+                job.members = Members { live: [2].into(), left: [0, 1].into(), lost: BTreeSet::new() };
+                assert_eq!(job.firsts.without(0, &job.members), [(2, 1, Heard::Gone)]);
+            },
+        ];
+        let counted = acts.map(|act| {
+            job.firsts.deeds.looks.set(0);
+            act(&mut job);
+            job.check();
+            job.firsts.deeds.looks.get()
+        });
+        counted.to_vec()
+    }
+
+    // All that worker 0 had ever done for all was gone through for each request, and it may have done any number of things.
+    #[test]
+    fn what_a_request_costs_does_not_grow_with_what_worker_0_has_done() {
+        assert_eq!(looks(3), looks(3000));
     }
 
     // The reason was kept, and only the name charged: three times as much as was paid for.
@@ -475,7 +470,7 @@ mod tests {
         say(9, waits(&what, 0, 0), true);
         say(10, gathers(&what, 1), true);
         say(11, Say::Ends { what: what.clone(), attempt: 3, failed: failed() }, true);
-        let (name, deed) = firsts.deeds.first_key_value().unwrap();
+        let (name, deed) = firsts.deeds.all().first_key_value().unwrap();
         let failed = deed.failed.as_ref().unwrap();
         assert_eq!(failed.why, why);
         assert!(deed.charge >= Some(name.len()) && failed._charge >= Some(why.len()), "{deed:?}");
@@ -484,7 +479,10 @@ mod tests {
         firsts.say((1, 13), waits(&what, 0, 0), &members, |_| Ok::<_, ()>(0)).unwrap();
         let ends = Say::Ends { what, attempt: 4, failed: None };
         firsts.say((0, 14), ends, &members, |_| Ok::<_, ()>(0)).unwrap();
-        assert!(firsts.deeds.values().all(|deed| deed.failed.is_none()), "nobody is told of it any more");
+        assert!(
+            firsts.deeds.all().values().all(|deed| deed.failed.is_none()),
+            "nobody is told of it any more"
+        );
     }
 
     /// Where a worker is in its program: it loads 1, then 2, and so on, each until it is told that it is done.
@@ -549,6 +547,32 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn whatever_is_said_it_is_known_what_each_request_is_for(
+            steps in prop::collection::vec((0u32..3, 0u64..3, 0u8..8, 0usize..3, 0u64..4), 1..200),
+        ) {
+            let mut job = Job::new();
+            for (rank, request, what, name, number) in steps {
+                let name = [W, "load of `v`", "load of `u`"][name];
+                match what {
+                    0 | 1 => _ = job.say(rank, request, gathers(name, number)),
+                    2 | 3 => _ = job.say(rank, request, waits(name, number, 0)),
+                    4 => _ = job.say(rank, request, Say::Ends { what: name.to_owned(), attempt: number, failed: None }),
+                    5 => _ = job.firsts.withdraw(rank, request, &job.members),
+                    6 => job.firsts.stand_aside(rank),
+                    // No more than half of the time is somebody lost.
+                    _ if number > 0 => {}
+                    _ => {
+                        job.members.live.remove(&rank);
+                        job.members.lost.insert(rank);
+                        let told = job.firsts.without(rank, &job.members);
+                        prop_assert!(rank != FIRST || told.iter().all(|(_, _, heard)| *heard == Heard::Gone));
+                    }
+                }
+                job.check();
+            }
+        }
+
         // Retried, a load was taken for the next one, or the next for it.
         #[test]
         fn whoever_makes_its_calls_again_until_they_are_done_stays_in_step(
@@ -558,6 +582,7 @@ mod tests {
             let mut workers = [Worker::new(), Worker::new(), Worker::new()];
             let mut value = 0;
             for (rank, what) in steps.into_iter().chain((0..600).map(|step| (step % 3, (step / 3 % 4) as u8))) {
+                job.check();
                 let worker = &mut workers[rank];
                 match (what, worker.state) {
                     (0, State::Between) => worker.call(rank),

@@ -392,13 +392,16 @@ const RUNS: usize = 15;
 /// How many times as long the other tenant may take.
 const MOST: f64 = 1.10;
 
-/// Asks the control thread, and all shards by it, and submits to a shard, until `stop`.
+/// Asks the control thread, and all shards by it, and submits clocks to a shard, each of which has it look at a tensor of several
+/// hundred chunks, until `stop`.
 fn flood(address: SocketAddr, stop: &AtomicBool) {
     let (mut control, mut shard) = (evil_worker(address), evil_shard(address));
+    asked(&mut control, 2, tensor("w", 4 * MIB, Rule::Add));
+    shard.write_all(&frame("evil", 1, Submission::Zero { tensor: 0 }).encode()).unwrap();
     shard.set_nonblocking(true).unwrap();
     let own_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-    let (began, used, mut sequence) = (Instant::now(), own_time(), 0);
-    let mut id = 2;
+    let (began, used, mut sequence) = (Instant::now(), own_time(), 1);
+    let mut id = 3;
     let mut unsent: Vec<u8> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         asked(&mut control, id, Ask::Clocks);
@@ -406,7 +409,7 @@ fn flood(address: SocketAddr, stop: &AtomicBool) {
         if unsent.is_empty() {
             for _ in 0..64 {
                 sequence += 1;
-                unsent.extend(frame("evil", sequence, Submission::Clock { clock: 0 }).encode());
+                unsent.extend(frame("evil", sequence, Submission::Clock { clock: sequence }).encode());
             }
         }
         match shard.write(&unsent) {

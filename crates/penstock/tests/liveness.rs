@@ -7,11 +7,13 @@ use common::cutter::Cutter;
 use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull, seconds, socket_path};
 use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
-use penstock::worker::{Error, Job, Membership, TableDeclaration};
+use penstock::worker::{Declaration, Error, Job, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use penstock_proto::travel::{Filtering, Travel};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -454,4 +456,26 @@ fn joining_a_job_that_has_ended_says_how_it_ended() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// That server was told to flush before it heard, folded behind that, and held it back from everybody.
+#[test]
+fn a_flush_has_what_a_server_folds_that_hears_later_that_a_worker_was_lost() {
+    let given = [("lease", "2"), ("deadline", "30"), ("on_worker_loss", "continue")];
+    let cluster = Cluster::over(Way::Line, 2, 2, &given);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let held_back = Filtering::of_values("DVF", &[1000.0, 0.0, 0.0]).unwrap();
+    let [w, _] = [&a, &b].map(|job| {
+        let mut declaration = Declaration::new("w", &[1 << 16], Rule::Add);
+        declaration.spec.dtype = Dtype::F64;
+        declaration.spec.travel = Travel::filtered(Filtering::NONE, held_back, Dtype::F64);
+        let tensor = job.declare(declaration).unwrap();
+        tensor.initialize(None, None).unwrap();
+        tensor
+    });
+    cluster.lines[1].let_pass(0);
+    b.fail("no");
+    w.push(Some(&bytes(&[1.0; 1 << 16])), NO_SETTINGS, false, None).unwrap();
+    w.release_together(&a, None).unwrap();
+    assert!(pull(&w, None).unwrap().1.iter().all(|&seen| seen == 1.0));
 }

@@ -34,7 +34,7 @@ def error(message: str, hint: str | None = None, detail: str | None = None) -> N
     """Prints an error to standard error: the message, what belongs to it (indented), and what to do."""
     parts = [f"error: {message}"]
     if detail:
-        parts.append("\n".join(f"    {line}".rstrip() for line in detail.splitlines()))
+        parts.append("\n".join(f"    {line}".rstrip() for line in detail.split("\n")))
     if hint:
         parts.append(f"hint: {hint}")
     say_to(sys.stderr, "\n\n".join(parts))

@@ -30,7 +30,7 @@ from types import FrameType
 from penstock.exceptions import PenstockError
 from penstock.launch.awake import Awake
 from penstock.launch.console import Console, Name, Outlet, Stream
-from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
+from penstock.launch.outcome import Ended, Outcome, first_cause
 from penstock.launch.process import Process, die_with
 from penstock.launch.server import EXIT_JOB_FAILED
 from penstock.launch.warden import Warden
@@ -482,7 +482,7 @@ class Launch:
         if self._broken_pipe:
             return Outcome(128 + signal.SIGPIPE)
         notes = tuple(
-            f"{one.name}: {traceback_of(one.tail).splitlines()[-1]}"
+            f"{one.name}: {one.last_line}"
             for one in self._ended
             if one.name.role == "server" and one.returncode == EXIT_JOB_FAILED and one.tail.strip()
         )

@@ -11,7 +11,7 @@ import re
 import signal
 from dataclasses import dataclass, field, replace
 
-from penstock.launch.console import Name
+from penstock.launch.console import Lines, Name
 from penstock.launch.server import EXIT_JOB_FAILED, EXIT_STOPPED
 
 _CONSEQUENCES = (
@@ -30,6 +30,9 @@ _CONSEQUENCES = (
 # How a server says that a worker was lost because it needs more memory than it may have.
 _NEEDS_MORE = "it needs more than it may have"
 _OF_MEMORY = " bytes of memory, but only "
+# How a server says why its job has failed, at the start of a line of its own.
+_JOB_FAILED = "the job failed: "
+_WORKER_FAILED = re.compile(rf"{_JOB_FAILED}worker (\d+) was lost: it failed: ")
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60
 
@@ -63,6 +66,11 @@ class Ended:
         if self.name.role == "server":
             return self.returncode == EXIT_JOB_FAILED
         return self.returncode > 0 and _last_error(self.tail) in _CONSEQUENCES
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote."""
+        return _lines(self.tail)[-1]
 
     def how(self) -> str:
         """The end in words."""
@@ -166,27 +174,54 @@ def first_cause(ended: list[Ended]) -> Ended | None:
     failed = [one for one in ended if one.failed]
     causes = [one for one in failed if not one.is_consequence]
     workers = [one for one in failed if one.name.role == "worker"]
-    return next(iter(causes or _slow_to_end(ended) or workers or failed), None)
+    if not causes or _may_wrap_another(causes[0]):
+        named = _named_by_servers(ended)
+        named_causes = [one for one in causes if one.name.role == "worker" and one.name.rank in named]
+        causes = named_causes or _slow_to_end(ended, named) or causes
+    return next(iter(causes or workers or failed), None)
 
 
-def _slow_to_end(ended: list[Ended]) -> list[Ended]:
+def _may_wrap_another(one: Ended) -> bool:
+    """Whether its error may have another's failure in it: a script may raise its own from what it caught."""
+    return one.name.role == "worker" and one.returncode > 0
+
+
+def _named_by_servers(ended: list[Ended]) -> set[int]:
+    """Workers of which servers say that the job has failed because they had."""
+    named = set()
+    for one in ended:
+        if one.name.role == "server" and one.returncode == EXIT_JOB_FAILED:
+            # Its own word comes last. What workers have said stands behind the start of a line, but for where
+            # the first line of the tail is cut.
+            said = [line for line in _lines(one.tail) if line.startswith(_JOB_FAILED)]
+            if said and (found := _WORKER_FAILED.match(said[-1])):
+                named.add(int(found[1]))
+    return named
+
+
+def _slow_to_end(ended: list[Ended], failed: set[int]) -> list[Ended]:
     """
-    Workers that had failed, and were told to end before they had: an interpreter with PyTorch in it may take
-    seconds to, and a server that heard of the failure takes none. It says whose it was.
+    Of workers that had failed, those that were told to end before they had: an interpreter with PyTorch in it
+    may take seconds to, and a server that heard of the failure takes none.
     """
-    servers = b"\n".join(one.tail for one in ended if one.name.role == "server")
-    failed = {
-        int(rank) for rank in re.findall(rb"the job failed: worker (\d+) was lost: it failed: ", servers)
-    }
     slow = [one for one in ended if one.stopped and one.name.role == "worker" and one.name.rank in failed]
     # The code with which Python ends for an exception.
     slow = [replace(one, returncode=1) for one in slow if one.returncode != 0]
     return [one for one in slow if not one.is_consequence]
 
 
+def _lines(tail: bytes) -> list[str]:
+    """
+    The lines that a process wrote, as the console shows them; one at least. `str.splitlines` splits where no
+    line ends there, and so another's words, in one that does, could pass for the process's own.
+    """
+    lines = Lines()
+    return [line.decode("utf-8", "replace") for line in (*lines.feed(tail), *lines.rest())] or [""]
+
+
 def traceback_of(tail: bytes) -> str:
     """The last traceback in a process's error output, chained ones with it; without any, the last lines."""
-    lines = tail.decode("utf-8", "replace").splitlines()
+    lines = _lines(tail)
     starts = [
         index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")
     ]
@@ -210,12 +245,12 @@ def traceback_of(tail: bytes) -> str:
 
 def _has_hint(tail: bytes) -> bool:
     """Whether the error that ended a process already says what to do."""
-    return any(line.startswith("hint: ") for line in traceback_of(tail).splitlines())
+    return any(line.startswith("hint: ") for line in traceback_of(tail).split("\n"))
 
 
 def _last_error(tail: bytes) -> str | None:
     """The class name of the exception that ended a Python process, without its module."""
-    for line in reversed(tail.decode("utf-8", "replace").splitlines()):
+    for line in reversed(_lines(tail)):
         if found := re.match(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*)(?::|$)", line):
             return found[1]
     return None

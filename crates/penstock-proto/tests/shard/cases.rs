@@ -150,12 +150,39 @@ fn a_flush_publishes_what_is_held_back_as_the_version_that_it_is_and_nothing_els
         let publications = rig.home.publications.len();
         rig.submit(0, Submission::Flush { tensor: W });
         assert_eq!(rig.home.publications[publications..], [1], "{consistency}");
+        let flushes = rig.home.flushes;
+        (0..2).for_each(|rank| rig.submit(rank, Submission::Clock { clock: 3 }));
+        rig.submit(0, Submission::Flush { tensor: W });
+        assert_eq!(
+            rig.home.flushes, flushes,
+            "{consistency}: nothing was folded since, whatever the version is"
+        );
     }
     let mut fresh = Shard::new(1);
     let mut home = Numbers { held_back: [(W, 0)].into(), ..Numbers::default() };
     fresh.declare(W, spec(Bsp), 1, vec![0]);
     fresh.submit(0, &Submission::Flush { tensor: W }, &mut home).unwrap();
     assert_eq!(home.publications, [0; 0], "there is no value yet");
+}
+
+/// It was taken for a frame, whatever the number of chunks.
+#[test]
+fn what_a_clock_or_a_flush_goes_over_is_counted() {
+    for consistency in [Bsp, Ssp(2), Asp] {
+        let mut rig = Rig::new(2, 300, consistency);
+        rig.push(0, (0, 300), 0, 1.0);
+        rig.shard.take_gone_over();
+        rig.submit(0, Submission::Clock { clock: 1 });
+        assert_eq!(rig.shard.take_gone_over(), 0, "{consistency}: it pushed all of them");
+        rig.submit(0, Submission::Clock { clock: 2 });
+        assert_eq!(rig.shard.take_gone_over(), 300, "{consistency}");
+        rig.push(1, (0, 300), 0, 1.0);
+        rig.shard.take_gone_over();
+        for gone_over in [300, 0] {
+            rig.submit(0, Submission::Flush { tensor: W });
+            assert_eq!(rig.shard.take_gone_over(), gone_over, "{consistency}");
+        }
+    }
 }
 
 #[test]

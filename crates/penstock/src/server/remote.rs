@@ -285,7 +285,8 @@ mod tests {
             travel: travel.clone(),
         };
         let extent = Extent { first: 0, count: 2 };
-        let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
+        let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
+            .holding_back(terms(travel).filter.holds_back());
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));
@@ -396,6 +397,25 @@ mod tests {
             assert_eq!(rig.lane(1), [0xee; 40], "{said}");
             assert!(rig.remote.subscriber().expect(1).is_ok(), "no frame was taken");
         }
+    }
+
+    /// A clock without a push made the filter go over all of them, for as long as there were clocks.
+    #[test]
+    fn a_value_that_rests_is_filtered_until_all_of_it_has_passed() {
+        let half = Filtering::of_values("TopK", &[0.5]).unwrap();
+        let mut rig = rig(&differences(half));
+        rig.lane(0).as_chunks_mut().0.iter_mut().for_each(|word| *word = 1.0_f32.to_le_bytes());
+        let settings = Settings([0.0; 5]);
+        let mut submit = |submission| {
+            rig.memory.take_idle_looks();
+            rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
+            rig.memory.take_idle_looks()
+        };
+        assert_eq!(submit(Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings }), 0);
+        let looks: Vec<usize> = (1..4).map(|clock| submit(Submission::Clock { clock })).collect();
+        // The second chunk was never pushed. Of the first, the rest passes with the first clock that brings it a version.
+        assert!(looks[1] > 2 * looks[2] && looks[2] < 20, "{looks:?}");
+        assert_eq!(rig.memory.standing(W, 0), [1.0_f32.to_le_bytes(); 1024].as_flattened());
     }
 
     #[test]
