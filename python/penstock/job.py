@@ -14,11 +14,10 @@ import ctypes
 import difflib
 import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
-from .asynchronous import Line
+from .asynchronous import Line, Pending
 from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import (
     DeclarationConflict,
@@ -176,8 +175,8 @@ class Job(Sealed):
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
         self._firsts = Firsts()
-        self._line = Line("penstock")
-        self._pushes: list[Future[Any]] = []
+        self._line = Line()
+        self._pushes: list[Pending[Any]] = []
         _open_jobs.add(self)
 
     @property
@@ -842,17 +841,14 @@ class Job(Sealed):
         Waits for the asynchronous pushes. Raises the error of one that failed, and that of the next one at
         the next call. Without a timeout each is bounded by its own deadline.
         """
-        pushes = list(self._pushes)
-        if timeout is not None:
-            # Not by the futures' own timeouts: a signal handler may raise the same error.
-            wait([one for one in pushes if not one.cancelled()], min(timeout, threading.TIMEOUT_MAX))
-        over = pushes if timeout is None else [future for future in pushes if future.done()]
-        failed = [future for future in over if not future.cancelled() and future.exception() is not None]
+        pushes, limit = list(self._pushes), Limit(timeout)
+        over = [push for push in pushes if push.wait(limit.left())]
+        failed = [push for push in over if push.error is not None]
         # Forgotten only now: a signal handler that raised must not leave some that no call waits for.
         settled = set(map(id, pushes)) - set(map(id, failed[1:]))
-        self._pushes = [future for future in self._pushes if id(future) not in settled]
-        if failed:
-            failed[0].result()
+        self._pushes = [push for push in self._pushes if id(push) not in settled]
+        for push in failed[:1]:
+            push.result()
         if late := len(pushes) - len(over):
             raise self._undelivered(late, timeout)
 
@@ -867,17 +863,15 @@ class Job(Sealed):
         """Waits for the asynchronous pushes, whose errors `clock` raises."""
         if not self._pushes or self._line.is_here:
             return
-        left = None if limit is None else limit.left()
-        if left is None:
-            self._has_settled()
-            return
-        pushes = [future for future in self._pushes if not future.cancelled()]
-        if late := wait(pushes, min(left, threading.TIMEOUT_MAX)).not_done:
-            raise self._undelivered(len(late), left)
+        limit = limit or Limit(None)
+        left = limit.left()
+        pushes = list(self._pushes)
+        if late := sum(not push.wait(limit.left()) for push in pushes):
+            raise self._undelivered(late, left)
 
     def _has_settled(self) -> bool:
         """Waits for the asynchronous pushes; whether all went well. If not, the next wait raises it."""
-        return all(future.cancelled() or future.exception() is None for future in list(self._pushes))
+        return all(push.wait() and push.error is None for push in list(self._pushes))
 
     def _orphan(self) -> None:
         """In a forked child: this worker is the parent's, and the child must neither use nor close it."""
@@ -896,7 +890,7 @@ class Job(Sealed):
         # Another thread may have been inside, and there is none here.
         self._gathering = Gathering()
         self._firsts = Firsts()
-        self._line = Line("penstock")
+        self._line = Line()
         self._pushes = []
 
     def _fail(self, error: BaseException) -> None:

@@ -1,6 +1,7 @@
 """
 A signal handler raises at each place of a call where one can, and the call is made again. Python runs such
-handlers when something written in C has returned, so a profiler that raises then stands for them.
+handlers when something written in C has returned and when a function begins, so a profiler that raises then
+stands for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from penstock.turn import Ticket, Turn
 
 RAISES = """
-        import os, signal, sys
+        import os, signal, sys, threading
 
         class Raised(Exception):
             pass
@@ -32,21 +33,21 @@ RAISES = """
         handlers = [handler, Handler()]
         package = os.path.dirname(ps.__file__)
 
-        def interrupted(call, place, behind=None):
+        def interrupted(call, place, behind=None, within=package):
             # Whether it was, at that place, counted from 0, and so many places behind that once more.
             left = place
 
             def profile(frame, event, _):
                 nonlocal left, behind
-                if event == "c_return" and frame.f_code.co_filename.startswith(package):
+                if event in ("c_return", "call") and frame.f_code.co_filename.startswith(within):
                     left -= 1
                     if left < 0:
                         if behind is None:
                             sys.setprofile(None)
                         left, behind = behind, None
-                        handlers[place % 2]()
+                        handlers[place // 2 % 2]()
 
-            signal.signal(signal.SIGUSR1, handlers[place % 2])
+            signal.signal(signal.SIGUSR1, handlers[place // 2 % 2])
             sys.setprofile(profile)
             try:
                 call()
@@ -172,8 +173,11 @@ def test_what_is_interrupted_anywhere_and_made_again_is_the_same_call(
     spawn_job: Any, call: str, twice: bool, rank: int
 ) -> None:
     """M-4. Taken for the next one, it gave the value of that, or waited for a call that nobody made."""
+    # What takes its time, the two ranks share.
+    first, step = 0, 1
     if MODEL in CALLS[call]:
         pytest.importorskip("torch")
+        first, step = rank, 2
     saved = spawn_job(
         2,
         RAISES
@@ -184,9 +188,10 @@ def test_what_is_interrupted_anywhere_and_made_again_is_the_same_call(
         + CALLS[call]
         + f"""
         seen = []
-        for place in range(1000):
-            prepare(place)
-            once_more = lambda: until_done(lambda: call(place))
+        for number in range(1000):
+            prepare(number)
+            once_more = lambda: until_done(lambda: call(number))
+            place = {first} + {step} * number
             # At the end of the first interruption comes the next, in each of its places in turn.
             more = job.rank == {rank} and interrupted(once_more, place, place % 7 if {twice} else None)
             if more or job.rank != {rank}:
@@ -307,6 +312,37 @@ def test_a_thread_waits_for_another_ones_load_no_longer_than_its_timeout(spawn_j
         """,
     )
     assert 0.2 <= saved[1]["waited"] < 5
+
+
+def test_a_wait_for_asynchronous_pushes_that_is_interrupted_anywhere_does_not_hold_them_up(
+    spawn_job: Any,
+) -> None:
+    """A future's lock stayed taken, and the thread that pushes stood before it for good."""
+    saved = spawn_job(
+        1,
+        RAISES
+        + """
+        import time
+        with ps.init(deadline=20) as job:
+            w = job.tensor("w", shape=4)
+            places = []
+            for wait in (job.clock, w.lane, lambda: w.flush(timeout=20)):
+                for place in range(1000):
+                    job._submit(time.sleep, 0.005)
+                    sent = w.push_async(np.ones(4, np.float32))
+                    more = interrupted(wait, place, within=(package, os.path.dirname(threading.__file__)))
+                    wait()
+                    assert sent.done()
+                    job.clock()
+                    if not more:
+                        break
+                places.append(place)
+            save(places=places, pushed=w.pull()[0])
+        """,
+        timeout=60,
+    )
+    assert min(saved[0]["places"]) > 2
+    assert saved[0]["pushed"] == sum(saved[0]["places"] + 1)
 
 
 def test_a_turn_that_a_signal_handler_ends_as_it_begins_is_free() -> None:

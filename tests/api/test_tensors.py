@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import math
 import threading
+from concurrent.futures import CancelledError
 from typing import Any
 
 import ml_dtypes
@@ -223,6 +224,27 @@ def test_an_asynchronous_push_takes_the_settings_of_its_call_and_lane_and_load_w
     w.load(7 * one)
     job.clock()
     np.testing.assert_array_equal(w.pull(), 7 * one)
+
+
+def test_a_future_can_be_cancelled_and_its_callback_may_ask_for_the_result(job: ps.Job) -> None:
+    go_on, found = threading.Event(), []
+    job._submit(go_on.wait)
+    sent = job.tensor("w", shape=3).push_async(np.ones(3, np.float32))
+    sent.add_done_callback(lambda future: found.append(future.result()))
+    cancelled = job.tensor("v", shape=3).push_async(np.ones(3, np.float32))
+    assert cancelled.cancel()
+    with pytest.raises(TimeoutError):
+        sent.result(0.01)
+    go_on.set()
+    job.clock()
+    assert sent.done()
+    assert sent.exception() is None
+    with pytest.raises(CancelledError):
+        cancelled.result()
+    assert job.tensor("v", shape=3).pull().tolist() == [0, 0, 0]
+    # Behind the callback.
+    job._submit(int).result(10)
+    assert found == [0]
 
 
 def test_an_asynchronous_push_that_fails_tells_its_future_and_the_clock(job: ps.Job) -> None:

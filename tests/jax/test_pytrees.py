@@ -321,10 +321,11 @@ def test_bad_arguments_are_refused_by_name_before_anything_is_sent(spawn_job: An
             refused(exceptions.OptionError, "inside `jax.jit`",
                     lambda: jax.jit(lambda w: ps.jax.distribute(w, ps.SGD(0.1)) and w)(jnp.ones(2)))
             # As from another thread: what two threads average at once was mixed, or lost without a word.
-            with together(job).turn("ps.jax.average"):
+            def others():
                 for call in (ps.jax.average, ps.jax.broadcast, served.push_pull,
                              lambda w: ps.jax.distribute(w, ps.SGD(0.1))):
                     refused(exceptions.OptionError, "another thread", lambda: call({"w": jnp.ones(2)}))
+            together(job).in_turn("ps.jax.average", others)
             assert job.iteration == 0
             assert (jax.jit(served.pull)()["w"] == 1).all()
         for call in (ps.jax.average, ps.jax.broadcast):

@@ -254,3 +254,109 @@ def test_a_name_that_other_parameters_had_is_refused(spawn_job: Any) -> None:
                 assert served.pull().tolist() == [fill, fill]
         """,
     )
+
+
+def test_a_distribute_that_failed_is_made_again_under_its_name(spawn_job: Any) -> None:
+    """The name was said to be used; what the failed call had declared kept its value."""
+    spawn_job(
+        2,
+        """
+        import jax.numpy as jnp
+        from penstock.jax.served import Served
+
+        def refused(kind, call):
+            try:
+                call()
+            except kind:
+                return
+            raise AssertionError(kind)
+
+        with ps.init() as job:
+            sgd = ps.SGD(0.5, momentum=0.9)
+            make = lambda fill, name, **more: ps.jax.distribute(jnp.full(2, fill), sgd, name=name, **more)
+            refused(ps.exceptions.OutOfMemory, lambda: ps.jax.distribute(jnp.ones(8_000_000), sgd, name="x"))
+            refused(ps.exceptions.SettingsError, lambda: make(1.0, "x", clip=-1))
+            for name in "x", None, None:
+                begin = Served.__init__
+
+                def interrupted(*args):
+                    begin(*args)
+                    raise KeyboardInterrupt
+
+                Served.__init__ = interrupted
+                refused(KeyboardInterrupt, lambda: make(1.0, name))
+                Served.__init__ = begin
+                served = make(3.0 + job.rank, name)
+                assert served.pull().tolist() == [3.0, 3.0], served.pull()
+                assert served.push_pull(jnp.ones(2)).tolist() == [2.5, 2.5]
+            # Other parameters get another name.
+            served = ps.jax.distribute(jnp.zeros(3), sgd)
+            names = [one.name for one in served._tensors.all]
+            assert names == ["params.2/float32"], names
+            refused(ps.exceptions.OptionError, lambda: make(1.0, "x"))
+        """,
+        options={"memory": "32MiB"},
+    )
+
+
+def test_a_distribute_that_others_had_not_begun_is_the_same_again(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        """
+        import time
+        import jax.numpy as jnp
+
+        with ps.init() as job:
+            for name in "x", None:
+                if job.rank == 0:
+                    try:
+                        ps.jax.distribute(jnp.ones(2), ps.SGD(0.5), name=name, timeout=0.1)
+                        raise AssertionError("the other one came")
+                    except ps.exceptions.GetTimeout:
+                        pass
+                job.barrier()
+                served = ps.jax.distribute(jnp.ones(2), ps.SGD(0.5), name=name)
+                assert served.push_pull(jnp.ones(2)).tolist() == [0.5, 0.5]
+        """,
+    )
+
+
+def test_a_call_that_a_signal_handler_ends_as_it_begins_lets_go_of_its_turn(spawn_job: Any) -> None:
+    """The turn was taken as long as the exception lived."""
+    spawn_job(
+        1,
+        """
+        import contextlib, sys
+        import jax.numpy as jnp
+        import penstock.jax
+
+        modules = contextlib, sys.modules["penstock.turn"], sys.modules["penstock.jax.together"]
+        files = {one.__file__ for one in modules}
+
+        class Raised(Exception):
+            pass
+
+        with ps.init() as job:
+            for place in range(100):
+                left = place
+
+                def profile(frame, event, _):
+                    global left
+                    if event in ("c_return", "call") and frame.f_code.co_filename in files:
+                        left -= 1
+                        if left == -1:
+                            sys.setprofile(None)
+                            raise Raised
+
+                sys.setprofile(profile)
+                try:
+                    ps.jax.average(jnp.ones(2))
+                    break
+                except Raised:
+                    # Made again here, while the traceback holds all frames.
+                    assert ps.jax.average(jnp.ones(2)).tolist() == [1, 1]
+                finally:
+                    sys.setprofile(None)
+            assert 3 < place < 99, place
+        """,
+    )

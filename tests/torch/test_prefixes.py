@@ -76,6 +76,33 @@ def test_an_interrupted_call_is_made_again_with_the_values_of_then(spawn_job: An
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_call_that_the_others_had_not_begun_is_the_same_again(spawn_job: Any, rank: int) -> None:
+    """It took the next prefix, and waited under that for workers that waited for it under the first."""
+    spawn_job(
+        2,
+        f"""
+        import torch, penstock as ps
+
+        with ps.init(deadline=20) as job:
+            for count in range(2):
+                model = torch.nn.BatchNorm1d(2)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                if job.rank == {rank}:
+                    try:
+                        ps.torch.distribute(model, optimizer, where="servers", timeout=0.2)
+                        raise AssertionError("the other one came")
+                    except ps.exceptions.DeadlineExceeded:
+                        pass
+                job.barrier()
+                torch.nn.init.constant_(model.weight, 3.0 + job.rank)
+                _, stepped = ps.torch.distribute(model, optimizer, where="servers")
+                assert model.weight.tolist() == [3.0, 3.0], model.weight
+                assert stepped._prefix == ("model", "model.1")[count], stepped._prefix
+        """,
+    )
+
+
 def test_a_tensor_that_something_else_declared_is_not_the_models(job: ps.Job) -> None:
     """The model silently started from its value, and its momentum."""
     job.tensor("model/weight", [[6.9, 6.9]], optimizer=ps.SGD(0.1, momentum=0.9))

@@ -23,7 +23,6 @@ JAX: pytrees in, pytrees out, outside of `jax.jit` and inside it.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 try:
@@ -38,13 +37,12 @@ from ..job import Job, current
 from ..optim import Optimizer
 from .calls import on_host, packed
 from .leaves import Tree, layout_of
-from .served import Served, names_of, serve
+from .served import Served, serve
 from .together import together
 
 __all__ = ["Served", "average", "broadcast", "distribute"]
 
 _struct: Any = jax.ShapeDtypeStruct
-_served_by: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 
 
 def average(grads: Any, *, job: Job | None = None, timeout: float | None = None) -> Any:
@@ -111,8 +109,7 @@ def average(grads: Any, *, job: Job | None = None, timeout: float | None = None)
 
     def host(job: Job, flats: list[Array], means: list[Array]) -> None:
         shared = together(job)
-        with shared.turn("ps.jax.average"):
-            shared.average(job, layout, lines, flats, means, timeout)
+        shared.in_turn("ps.jax.average", lambda: shared.average(job, layout, lines, flats, means, timeout))
 
     means = packed(job, host, layout, [tree.values[place] for place in places])
     return tree.rebuilt(dict(zip(places, means, strict=True)))
@@ -175,8 +172,7 @@ def broadcast(tree: Any, *, job: Job | None = None, timeout: float | None = None
 
     def host(job: Job, arrays: list[Array], results: list[Array]) -> None:
         shared = together(job)
-        with shared.turn("ps.jax.broadcast"):
-            shared.broadcast(job, lines, arrays, results, timeout)
+        shared.in_turn("ps.jax.broadcast", lambda: shared.broadcast(job, lines, arrays, results, timeout))
 
     shapes = [_struct(value.shape, value.dtype) for value in values]
     results = dict(zip(places, on_host(job, host, values, shapes, values), strict=True))
@@ -217,8 +213,8 @@ def distribute(
     job
         Default: the open job of this process, or a new `ps.init()`.
     name
-        Start of the tensors' names, which no other call of the job had. Default "params", then "params.1",
-        and so on.
+        Start of the tensors' names, with which no other call of the job has returned. Default "params", then
+        "params.1", and so on; the same again where a call for the same parameters has failed.
     reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
     lr_scale
@@ -237,8 +233,8 @@ def distribute(
     Raises
     ------
     OptionError
-        The optimizer is not penstock's, or an argument is out of range; another call of the job had the name;
-        or another thread is in a call of this module.
+        The optimizer is not penstock's, or an argument is out of range; other parameters of the job have the
+        name; or another thread is in a call of this module.
     DtypeError
         A leaf holds no floating point numbers.
     DeclarationConflict, GatherConflict
@@ -249,6 +245,9 @@ def distribute(
         A worker left the job before the first of these calls.
     OutOfMemory
         There is no room for the parameters on the servers.
+    BarrierTimeout, FirstFailed
+        A call that had failed was made again, and another worker did not come, or worker 0's own call has
+        failed once more.
     JobClosed
         The job has ended.
 
@@ -265,16 +264,5 @@ def distribute(
     Array([-0.5, -0.5], dtype=float32)
     """
     job = job or current()
-    if name is None:
-        number = _served_by.get(job, 0)
-        while _chosen(number) in names_of(job):
-            number += 1
-        _served_by[job] = number + 1
-        name = _chosen(number)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)
-
-
-def _chosen(number: int) -> str:
-    """The name of parameters without one."""
-    return f"params.{number}" if number else "params"

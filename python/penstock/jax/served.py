@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..arrays import Array
 from ..consistency import Consistency, parse, spelled
@@ -18,13 +20,15 @@ from .calls import effects_barrier, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
 from .together import together
 
-_names: weakref.WeakKeyDictionary[Job, set[str]] = weakref.WeakKeyDictionary()
-"""Those whose tensors have values: to declare them for other parameters would keep those."""
+_names: weakref.WeakKeyDictionary[Job, dict[str, list[str] | None]] = weakref.WeakKeyDictionary()
 
 
-def names_of(job: Job) -> set[str]:
-    """Names of earlier calls."""
-    return _names.setdefault(job, set())
+def names_of(job: Job) -> dict[str, list[str] | None]:
+    """
+    Names of earlier calls, with what one that has not returned was for; None of one that has: to declare its
+    tensors for other parameters would keep its values.
+    """
+    return _names.setdefault(job, {})
 
 
 class Served:
@@ -46,6 +50,7 @@ class Served:
         name: str,
         declaration: dict[str, Any],
         rate_divisor: float,
+        again: bool,
     ) -> None:
         self._tree = tree
         self._job = job
@@ -62,7 +67,13 @@ class Served:
             tree.values[place] = None
 
         def declare(group: Group) -> Tensor:
-            return job.tensor(f"{name}/{group.name}", next(flats), **declaration)
+            flat = next(flats)
+            tensor = job.tensor(f"{name}/{group.name}", flat, **declaration)
+            if again:
+                # What a call that failed has declared keeps its value.
+                state = {slot: np.zeros(tensor.shape, tensor._accumulator()) for slot in tensor._core.slots}
+                tensor.load(flat, state, 0, timeout=self._timeout)
+            return tensor
 
         self._tensors = Tensors(self._layout, declare)
 
@@ -121,14 +132,17 @@ class Served:
 
         def host(job: Job, arrays: list[Array], values: list[Array]) -> None:
             flats = arrays[: len(self._tensors.all)]
-            # The clock is the job's: one call at a time, whichever parameters it is for.
-            with together(job).turn("push_pull"):
+
+            def step() -> None:
                 if rate:
                     for tensor in self._tensors.all:
                         tensor.set_lr(float(arrays[-1]) / self._rate_divisor)
                 self._tensors.push(flats, self._timeout)
                 job.clock()
                 self._tensors.pull(values, None, self._timeout)
+
+            # The clock is the job's: one call at a time, whichever parameters it is for.
+            together(job).in_turn("push_pull", step)
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
@@ -179,7 +193,7 @@ def serve(
     params: Any,
     optimizer: Optimizer,
     job: Job,
-    name: str,
+    name: str | None,
     declaration: dict[str, Any],
     consistency: Consistency | str | None,
     lr_scale: str | None,
@@ -203,18 +217,33 @@ def serve(
     optimizer = optimizer.copy()
     for setting, divisor in divided.items():
         setattr(optimizer, setting, getattr(optimizer, setting) / divisor)
-    if name in names_of(job):
+    lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
+    names = names_of(job)
+    if name is None:
+        name = next(one for one in map(_chosen, itertools.count()) if names.get(one, lines) == lines)
+    elif name in names and names[name] is None:
         raise OptionError(
             f"name `{name}` was used before in this job: its tensors have the values and the optimizer state "
             "of those parameters",
             "pass another name, or none: then each call has its own",
         )
-    lines = [*tree.lines(), f"{optimizer!r}, {mode}, {declaration}"]
     shared = together(job)
+
+    def agree() -> bool:
+        words = f"distribute of `{name}`"
+        again = shared.agree(job, "ps.jax.distribute", words, lines, timeout, name in names)
+        names[name] = lines
+        return again
+
     # A compiled program may still be making a call.
     effects_barrier()
-    with shared.turn("ps.jax.distribute"):
-        shared.agree(job, "ps.jax.distribute", f"distribute of `{name}`", lines, timeout)
-    names_of(job).add(name)
+    again = shared.in_turn("ps.jax.distribute", agree)
     settings = {**declaration, "optimizer": optimizer, "consistency": mode, "timeout": timeout}
-    return Served(tree, places, job, name, settings, divided.get("lr", 1.0))
+    served = Served(tree, places, job, name, settings, divided.get("lr", 1.0), again)
+    names[name] = None
+    return served
+
+
+def _chosen(number: int) -> str:
+    """The name of parameters without one."""
+    return f"params.{number}" if number else "params"

@@ -11,10 +11,10 @@ What is done together, in step: averages and broadcasts of pytrees.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from ..optim import Add, Replace
 from ..tensor import Tensor
 from ..turn import Ticket, Turn
 from .leaves import Group, Layout, Tensors, difference, digest_of
+
+Result = TypeVar("Result")
 
 WINDOW_BYTES = 16 << 20
 """Bytes that a broadcast sends at a time: more would cost shared memory, less more barriers."""
@@ -55,12 +57,12 @@ class Together:
         self._averages: dict[str, _Averages] = {}
         self._turn = Turn()
 
-    @contextlib.contextmanager
-    def turn(self, call: str) -> Iterator[None]:
+    def in_turn(self, call: str, act: Callable[[], Result]) -> Result:
         """
-        For as long as a call takes. Raises OptionError while another one is under way: JAX orders the calls
-        of one thread; those of several come in another order on each worker, whose values would be mixed.
+        What `act` gives. Raises OptionError while another call is under way: JAX orders the calls of one
+        thread; those of several come in another order on each worker, whose values would be mixed.
         """
+        # No context manager: a signal handler may raise behind its beginning, before `with` knows of it.
         ticket = Ticket()
         try:
             if not self._turn.take(ticket, 0):
@@ -68,7 +70,7 @@ class Together:
                     f"{call} was called while another thread of this worker was in such a call",
                     "make these calls from one thread: their order must be the same on every worker",
                 )
-            yield
+            return act()
         finally:
             if self._turn.holder is ticket:
                 del self._turn.holder
@@ -152,24 +154,37 @@ class Together:
         window.load(value=page, timeout=timeout)
         words[:] = window.pull(slack=0, timeout=timeout)[: len(words)]
 
-    def agree(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
+    def agree(
+        self,
+        job: Job,
+        call: str,
+        words: str,
+        lines: Sequence[str],
+        timeout: float | None,
+        again: bool = False,
+    ) -> bool:
         """
-        Returns when every worker has said the same.
+        Returns when every worker has said the same: whether this is `again` for any of them.
 
         Raises GatherConflict where another makes another call, DeclarationConflict where its tree differs:
         then the iteration is over, on all workers, with whatever some have contributed in it.
         """
         try:
-            self._compare(job, call, words, lines, timeout)
+            return self._compare(job, call, words, lines, timeout, again)
         except (GatherConflict, DeclarationConflict):
             job.clock()
             raise
 
-    def _compare(self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None) -> None:
+    def _compare(
+        self, job: Job, call: str, words: str, lines: Sequence[str], timeout: float | None, again: bool
+    ) -> bool:
         gather = self._gathering.bytes_of_all
         digest = digest_of(lines).encode()
-        if all(one in (None, digest) for one in gather(job, call, words, digest, len(digest), timeout)):
-            return
+        said = digest + (b"+" if again else b"-")
+        heard = [one for one in gather(job, call, words, said, len(said), timeout) if one is not None]
+        is_again = any(one.endswith(b"+") for one in heard)
+        if all(one[:-1] == digest for one in heard):
+            return is_again
         text = zlib.compress("\n".join(lines).encode())
         lists = [
             None if one is None else _unpacked(rank, one)
@@ -181,6 +196,7 @@ class Together:
         for rank, theirs in enumerate(lists):
             if theirs is not None and theirs != mine:
                 raise difference(job.rank, mine, rank, theirs)
+        return is_again
 
 
 def _copy(arrays: Sequence[Array], results: Sequence[Array]) -> None:

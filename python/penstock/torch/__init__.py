@@ -304,10 +304,7 @@ def distribute(
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     chosen = prefix is None
     if prefix is None:
-        number = _models_of.get(job, 0)
-        while _chosen(number) in prefixes_of(job):
-            number += 1
-        _models_of[job] = number + 1
+        number = _number_of(model, job, where)
         prefix = _chosen(number)
     if where == "servers":
         if optimizer is None:
@@ -522,6 +519,24 @@ def unwrap(model: M) -> M:
         for parameter in found.known:
             _owned.pop(parameter, None)
     return model
+
+
+def _number_of(model: torch.nn.Module, job: Job, where: str) -> int:
+    """Of a model without a prefix. Where the servers step, a call for it that failed has given it one."""
+    taken, number = prefixes_of(job), 0
+
+    def is_free() -> bool:
+        if (prefix := _chosen(number)) not in taken:
+            return number >= _models_of.get(job, 0)
+        failed = taken[prefix]
+        return where == "servers" and failed is not None and failed() is model
+
+    while not is_free():
+        number += 1
+    if where == "gradients":
+        # Where the servers step, `prefixes_of` has it.
+        _models_of[job] = number + 1
+    return number
 
 
 def _chosen(number: int) -> str:

@@ -67,13 +67,11 @@ def broadcast(
     # A power of two: few lengths serve all models.
     window = min(1 << (len(words) - 1).bit_length(), WINDOW_BYTES // 4)
     page = np.zeros(window, dtype=np.float32)
-    page[: len(words)] = words[:window]
-    channel, loaded = _channel(job, f"window/{window}", page, timeout)
+    channel = _channel(job, f"window/{window}", window, timeout)
     for start in range(0, len(words), window):
         piece = words[start : start + window]
-        if start > 0 or not loaded:
-            page[: len(piece)] = piece
-            channel.load(value=page, timeout=timeout)
+        page[: len(piece)] = piece
+        channel.load(value=page, timeout=timeout)
         piece[:] = channel.pull(slack=0, timeout=timeout)[: len(piece)]
     # No worker may overwrite the window, in a later call, before all have read it.
     job._barrier_with_first(timeout, name, "nothing was broadcast")
@@ -100,11 +98,12 @@ def broadcast_bytes(job: Job, name: str, data: bytes | None, timeout: float | No
     return held.numpy().tobytes()
 
 
-def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[Tensor, bool]:
-    """The tensor that data goes through, and whether it holds `value` already: not if it was used before."""
-    before = name in job._tensors
-    channel = job.tensor(name, value, optimizer=Add(), consistency="bsp", reduce="sum", timeout=timeout)
-    return channel, not before
+def _channel(job: Job, name: str, length: int, timeout: float | None) -> Tensor:
+    """
+    The tensor that data goes through. Always by a load, in which all meet: who declares it again, as what it
+    was declared for has failed, does not know whether the others have declared it.
+    """
+    return job.tensor(name, shape=length, optimizer=Add(), consistency="bsp", reduce="sum", timeout=timeout)
 
 
 def _described(named: Mapping[str, torch.Tensor]) -> list[str]:
@@ -128,9 +127,8 @@ def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
     page[:_DIGEST_BYTES] = np.frombuffer(digest, dtype=np.uint8)
     if len(packed) <= LIST_BYTES - _DIGEST_BYTES:
         page[_DIGEST_BYTES:][: len(packed)] = np.frombuffer(packed, dtype=np.uint8)
-    channel, loaded = _channel(job, name, page.view(np.float32), timeout)
-    if not loaded:
-        channel.load(value=page.view(np.float32), timeout=timeout)
+    channel = _channel(job, name, LIST_BYTES // 4, timeout)
+    channel.load(value=page.view(np.float32), timeout=timeout)
     theirs = channel.pull(slack=0, timeout=timeout).view(np.uint8).tobytes()
     if theirs[:_DIGEST_BYTES] == digest:
         return
