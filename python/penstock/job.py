@@ -155,6 +155,7 @@ class Job(Sealed):
         "_firsts",
         "_gathering",
         "_line",
+        "_owners",
         "_pushes",
         "_tables",
         "_tensors",
@@ -169,6 +170,8 @@ class Job(Sealed):
         self._core = core
         # With the optimizer that each was declared with: its own may have other numbers by now.
         self._tensors: dict[str, tuple[Optimizer, Tensor]] = {}
+        self._owners: dict[str, tuple[str, str]] = {}
+        """By their names, what tensors were declared for: a prefix, and what comes behind it."""
         # Those with a contribution that waits for the last of its parts.
         self._unsent: set[str] = set()
         # Those that the program holds.
@@ -336,13 +339,17 @@ class Job(Sealed):
             )
         return tensor
 
-    def _refuse_taken(self, name: str) -> None:
-        """Raises OptionError if there is a tensor of that name, with a value and a state of its own."""
-        if name in self._tensors:
+    def _claim(self, name: str, owner: tuple[str, str]) -> None:
+        """
+        Before a tensor is declared for what `distribute` was given. Raises OptionError if there is one of
+        that name which something else has declared: it has a value and a state.
+        """
+        if name in self._tensors and self._owners.get(name) != owner:
             raise OptionError(
                 f"tensor `{name}` was declared before in this job, and has a value and an optimizer state",
-                "give one of the two another name, or `distribute` another prefix",
+                "give one of the two another name, such as by the `prefix` or `name` of `distribute`",
             )
+        self._owners[name] = owner
 
     def table(
         self,

@@ -360,3 +360,23 @@ def test_a_call_that_a_signal_handler_ends_as_it_begins_lets_go_of_its_turn(spaw
             assert 3 < place < 99, place
         """,
     )
+
+
+def test_a_tensor_that_something_else_declared_is_not_the_parameters(spawn_job: Any) -> None:
+    """They silently started from its value."""
+    spawn_job(
+        1,
+        """
+        import jax.numpy as jnp, penstock.jax
+
+        with ps.init() as job:
+            job.tensor("z/float32", [9, 9])
+            for _ in range(2):
+                try:
+                    ps.jax.distribute(jnp.full(2, 4.0), ps.SGD(0.5), name="z")
+                    raise AssertionError
+                except ps.exceptions.OptionError as error:
+                    assert "`z/float32` was declared before" in str(error), error
+            assert job.tensor("z/float32", shape=2).pull().tolist() == [9, 9]
+        """,
+    )

@@ -76,6 +76,8 @@ _DEFAULTS = {
 """Of the options that only one mode has."""
 
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+_begun: weakref.WeakKeyDictionary[Job, tuple[int, weakref.ref[torch.nn.Module]]] = weakref.WeakKeyDictionary()
+"""Where gradients are averaged, the number of the last model without a prefix whose call has not returned."""
 _freed: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """The prefixes of a job's unwrapped models, whose tensors the next model of the kind takes over."""
 _dropped: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
@@ -396,6 +398,7 @@ def distribute(
         averaging.forget()
         raise
     _note(model, parameters, averaging)
+    _begun.pop(job, None)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -522,7 +525,9 @@ def unwrap(model: M) -> M:
 
 
 def _number_of(model: torch.nn.Module, job: Job, where: str) -> int:
-    """Of a model without a prefix. Where the servers step, a call for it that failed has given it one."""
+    """Of a model without a prefix: that of a call for it that failed, if one did in the same mode."""
+    if where == "gradients" and (begun := _begun.get(job)) is not None and begun[1]() is model:
+        return begun[0]
     taken, number = prefixes_of(job), 0
 
     def is_free() -> bool:
@@ -536,6 +541,7 @@ def _number_of(model: torch.nn.Module, job: Job, where: str) -> int:
     if where == "gradients":
         # Where the servers step, `prefixes_of` has it.
         _models_of[job] = number + 1
+        _begun[job] = number, weakref.ref(model)
     return number
 
 

@@ -52,10 +52,6 @@ _models: weakref.WeakKeyDictionary[Job, dict[str, weakref.ref[torch.nn.Module] |
 """By a job's prefixes, the model whose `distribute` has not returned; None of one that has."""
 
 
-_declared: weakref.WeakKeyDictionary[Job, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
-"""A job's prefixes, and names behind them of which tensors were declared here, by calls that failed too."""
-
-
 def prefixes_of(job: Job) -> dict[str, weakref.ref[torch.nn.Module] | None]:
     """The prefixes whose tensors have values: to declare them for another model would keep those."""
     return _models.setdefault(job, {})
@@ -756,10 +752,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mine = f"{name}#{number}"
         self._named[mine] = parameter
         # A call that has failed may have declared it, for the same model: see `_claim_prefix`.
-        ours = _declared.setdefault(self.job, set())
-        if (self._prefix, mine) not in ours:
-            self.job._refuse_taken(f"{self._prefix}/{mine}")
-            ours.add((self._prefix, mine))
+        self.job._claim(f"{self._prefix}/{mine}", (self._prefix, mine))
         return mine
 
     def _take_in(self) -> list[Shared]:
