@@ -151,19 +151,23 @@ def spawning() -> Iterator[SpawnJob]:
         code = WORKER + textwrap.dedent(script)
         ranks = [start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)]
         everyone += ranks
-        outputs = ""
+        late = ""
         try:
             for process in ranks:
                 process.wait(timeout)
             # Servers end with their job; if no worker ever joined, they go on waiting for one.
             for process in everyone:
-                process.wait(10)
+                process.wait(30)
         except subprocess.TimeoutExpired:
-            outputs = "some did not end in time\n"
+            late = ", ".join(
+                name for name, process in zip(logs, everyone, strict=True) if process.poll() is None
+            )
             for process in everyone:
                 _kill(process)
         codes = [process.returncode for process in everyone]
-        outputs += "\n".join(f"--- {name}\n{log.read_text(errors='replace')}" for name, log in logs.items())
+        outputs = "\n".join(f"--- {name}\n{log.read_text(errors='replace')}" for name, log in logs.items())
+        # Who hangs has not failed as it was to.
+        assert not late, f"did not end in time: {late}\n{outputs}"
         if fails:
             assert any(code != 0 for code in codes), outputs
         else:

@@ -109,7 +109,7 @@ def test_a_killed_server_ends_the_job_with_an_error_that_names_it(command, scrip
 
 
 def test_a_worker_that_hangs_is_found_out_by_its_lease(command, script, nothing_left):
-    run = command("run", "-n", "2", "--lease", "0.5", "--grace", "1", script(TRAINING), ENDLESS)
+    run = command("run", "-n", "2", "--lease", "2", "--grace", "1", script(TRAINING), ENDLESS)
     victim = pid_of(run, 1, 2)
     children = run.children()
     os.kill(victim, signal.SIGSTOP)
@@ -206,9 +206,7 @@ def test_the_others_go_on_without_a_lost_worker_if_they_may(command, script, not
 
 
 def test_a_hung_worker_that_the_others_left_behind_is_ended_with_the_job(command, script, nothing_left):
-    run = command(
-        "run", "-n", "2", "--on-worker-loss", "continue", "--lease", "0.5", script(TRAINING), "20000"
-    )
+    run = command("run", "-n", "2", "--on-worker-loss", "continue", "--lease", "2", script(TRAINING), "20000")
     victim = pid_of(run, 1, 2)
     os.kill(victim, signal.SIGSTOP)
     assert run.ends() == 0, run.all()
@@ -247,7 +245,7 @@ def test_rows_of_a_lost_producer_that_were_never_one_set_are_a_typed_error(comma
     """
     for name in ("alive", "set1", "read1", "set2", "read2"):
         os.mkfifo(tmp_path / name)
-    options = ("--transport", "tcp", "--on-worker-loss", "continue", "--lease", "1")
+    options = ("--transport", "tcp", "--on-worker-loss", "continue", "--lease", "3")
     run = command("run", "--workers", "2", *options, script(code))
     run.ends()
     assert run.until("apart")[0].endswith("apart 0 1"), run.all()

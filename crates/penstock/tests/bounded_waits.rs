@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, Way, at_once, bytes, declare, misses, pull};
 use penstock::worker::{Declaration, Error, Job, Membership, TableDeclaration, Tensor};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Listener;
@@ -30,10 +30,8 @@ fn a_pull_that_waits_in_vain_names_who_did_not_push_and_the_job_works_on() {
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     let one = bytes(&[1.0; 4]);
     wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
-    match wa.pull_into(&mut [0; 32], None, SOON).unwrap_err() {
-        Error::PullTimeout { missing, version: 1, .. } => assert_eq!(missing, [1]),
-        error => panic!("{error}"),
-    }
+    let error = misses(&[1], || wa.pull_into(&mut [0; 32], None, SOON));
+    assert!(matches!(error, Error::PullTimeout { version: 1, .. }), "{error}");
     wb.push(Some(&one), NO_SETTINGS, false, None).unwrap();
     assert_eq!(pull(&wa, None).unwrap(), (1, vec![2.0; 4]));
 }
@@ -72,10 +70,8 @@ fn a_push_whose_lane_is_not_free_names_who_keeps_it_and_overwrites_nothing() {
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     wa.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
     a.clock().unwrap();
-    match wa.push(Some(&bytes(&[100.0; 4])), NO_SETTINGS, false, SOON).unwrap_err() {
-        Error::LaneTimeout { missing, iteration: 0, .. } => assert_eq!(missing, [1]),
-        error => panic!("{error}"),
-    }
+    let error = misses(&[1], || wa.push(Some(&bytes(&[100.0; 4])), NO_SETTINGS, false, SOON));
+    assert!(matches!(error, Error::LaneTimeout { iteration: 0, .. }), "{error}");
     wb.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
     assert_eq!(pull(&wb, None).unwrap(), (1, vec![2.0; 4]), "the refused push left the lane as it was");
 }
@@ -106,8 +102,9 @@ fn a_limit_bounds_both_halves_of_a_push_and_pull_together() {
     });
     let spent = a.stats().waited - before;
     match error {
-        Error::PullTimeout { missing, version: 2, waited, .. } => {
-            assert_eq!(missing, [1]);
+        Error::PullTimeout { missing, version: 2, waited, silent, .. } => {
+            // The server may be too busy to say in time for whom it was.
+            assert!(missing == [1] || silent == Some(0), "{missing:?}");
             assert!(limit <= waited && spent <= waited, "{spent:?} of waits in {waited:?}");
         }
         error => panic!("{error}"),
@@ -120,10 +117,7 @@ fn a_limit_bounds_both_halves_of_a_push_and_pull_together() {
 #[test]
 fn a_barrier_names_who_did_not_come() {
     let (_cluster, a, b) = two();
-    match a.barrier(SOON).unwrap_err() {
-        Error::BarrierTimeout { missing, .. } => assert_eq!(missing, [1]),
-        error => panic!("{error}"),
-    }
+    misses(&[1], || a.barrier(SOON));
     std::thread::scope(|scope| {
         scope.spawn(|| b.barrier(None).unwrap());
         a.barrier(None).unwrap();
@@ -289,10 +283,7 @@ fn who_waits_for_a_worker_that_was_killed_before_it_joined_hears_so() {
         let (a, b) = (cluster.join(0), cluster.join(1));
         let (wa, _wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
         wa.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
-        match wa.pull_into(&mut [0; 32], None, SOON).unwrap_err() {
-            Error::PullTimeout { missing, .. } => assert_eq!(missing, [1, 2], "{way:?}: it is awaited"),
-            error => panic!("{way:?}: {error}"),
-        }
+        misses(&[1, 2], || wa.pull_into(&mut [0; 32], None, SOON));
         std::thread::scope(|scope| {
             let waited = a.stats().waited;
             let waits = [
@@ -325,10 +316,7 @@ fn where_the_others_may_go_on_nobody_waits_for_a_worker_that_was_killed_before_i
         for w in [&wa, &wb] {
             w.push(Some(&one), NO_SETTINGS, false, None).unwrap();
         }
-        match wa.pull_into(&mut [0; 32], None, SOON).unwrap_err() {
-            Error::PullTimeout { missing, .. } => assert_eq!(missing, [2], "{way:?}: it is awaited"),
-            error => panic!("{way:?}: {error}"),
-        }
+        misses(&[2], || wa.pull_into(&mut [0; 32], None, SOON));
         worker_2_is_killed(&cluster);
         assert_eq!(pull(&wa, None).unwrap(), (1, vec![2.0; 4]), "{way:?}");
         std::thread::scope(|scope| {
@@ -346,7 +334,7 @@ fn where_the_others_may_go_on_nobody_waits_for_a_worker_that_was_killed_before_i
 // No process was left that would have ended the server: it stayed for ever.
 #[test]
 fn a_server_whose_workers_have_gone_waits_as_long_as_its_deadline_for_those_that_never_came() {
-    for way in [Way::Memory, Way::Tcp] {
+    at_once([Way::Memory, Way::Tcp], |way| {
         let cluster = Cluster::over(way, 3, 1, &[("deadline", "0.2")]);
         let soon = common::seconds("0.4");
         assert_eq!(cluster.servers[0].wait(soon), None, "{way:?}: whoever has not come may still come");
@@ -371,7 +359,7 @@ fn a_server_whose_workers_have_gone_waits_as_long_as_its_deadline_for_those_that
         };
         assert!(*waited_ms > 200, "{way:?}: {waited_ms}");
         assert!(told.to_string().contains(&failure.to_string()), "{way:?}: {told}");
-    }
+    });
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn threads() -> usize {
 fn has_threads(count: usize) -> bool {
     let since = Instant::now();
     while threads() != count {
-        if since.elapsed() > Duration::from_secs(5) {
+        if since.elapsed() > Duration::from_secs(20) {
             return false;
         }
         std::thread::yield_now();

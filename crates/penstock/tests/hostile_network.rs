@@ -7,7 +7,7 @@ use common::tenants::{
     ELEMENTS, EVIL, GOOD, PLAIN, SESSION, dial, enter, evil_shard, evil_worker, frame, hear, join, say,
     service, train,
 };
-use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, SECRET, Way, at_once, bytes, declare, pull};
 use penstock::service::{JobConfig, Service};
 use penstock::worker::Error;
 use penstock_proto::consistency::Consistency::{Bsp, Ssp};
@@ -200,7 +200,7 @@ fn frames_of_a_hostile_job_reach_no_other_and_end_its_worker() {
             Header::bare(job_number("evil"), 1, Body::Notice(Notice::Taken)).encode().to_vec(),
         ),
     ];
-    for (what, bytes) in bad {
+    at_once(bad, |(what, bytes)| {
         let (service, address) = service();
         let _control = evil_worker(address);
         let mut shard = evil_shard(address);
@@ -214,13 +214,13 @@ fn frames_of_a_hostile_job_reach_no_other_and_end_its_worker() {
         );
         train(address);
         drop(service);
-    }
+    });
 }
 
 // What a worker is sent is charged to it when it declares: what others had declared it got for nothing.
 #[test]
 fn a_worker_that_fetches_what_only_others_have_declared_is_removed() {
-    for state in [false, true] {
+    at_once([false, true], |state| {
         let (service, address) = service();
         let _control = evil_worker(address);
         let other = join(address, "evil", EVIL, 1).unwrap();
@@ -234,7 +234,7 @@ fn a_worker_that_fetches_what_only_others_have_declared_is_removed() {
             failed.contains("worker 0 was lost") && failed.contains("which it has not declared"),
             "state {state}: {failed}"
         );
-    }
+    });
 }
 
 #[test]
@@ -315,8 +315,9 @@ fn signs_of_life_without_end_keep_no_service_from_stopping() {
         drop(service);
         let stopped = since.elapsed();
         stop.store(true, Ordering::Relaxed);
-        assert!(told < Duration::from_secs(1), "it took {told:?} to delete a job");
-        assert!(stopped < Duration::from_secs(5), "it took {stopped:?} to stop");
+        // Well before the flood ends by itself, however busy the machine is.
+        assert!(told < Duration::from_secs(10), "it took {told:?} to delete a job");
+        assert!(stopped < Duration::from_secs(12), "it took {stopped:?} to stop");
     });
 }
 
@@ -485,7 +486,7 @@ fn comes_and_heard(address: SocketAddr) -> bool {
 // others waited for it for ever.
 #[test]
 fn who_says_again_and_again_that_it_heard_the_job_fail_is_judged_all_the_same() {
-    for way_on in ["stop", "continue"] {
+    at_once(["stop", "continue"], |way_on| {
         let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", way_on), ("lease", "4")]);
         let address = cluster.servers[0].addresses()[0];
         let job = cluster.join(0);
@@ -510,5 +511,5 @@ fn who_says_again_and_again_that_it_heard_the_job_fail_is_judged_all_the_same() 
             other => panic!("{way_on}: {other:?}"),
         }
         job.fail("over");
-    }
+    });
 }

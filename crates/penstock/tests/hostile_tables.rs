@@ -260,7 +260,7 @@ const MANY: u32 = 64;
 // Whoever joined first had all ranges sorted anew for each worker: 74 seconds with 128 of them, in one request.
 #[test]
 fn rows_in_many_ranges_are_gone_over_once_and_not_for_each_worker() {
-    let cluster = Cluster::new(MANY, 1, &[("lease", "2"), ("memory", "4GiB")]);
+    let cluster = Cluster::new(MANY, 1, &[("lease", "8"), ("memory", "4GiB")]);
     let job = cluster.join(0);
     let raws: Vec<Raw> = (1..MANY).map(|rank| Raw::join(&cluster, rank)).collect();
     let over = AtomicBool::new(false);
@@ -489,7 +489,9 @@ fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_the
 
 /// Partitions that the flood makes its server keep, and questions that it sends at once.
 const OFFERS: u32 = 4_000;
-const FLUSHES: u64 = 150_000;
+const FLUSHES: u64 = 300_000;
+/// Of which each takes long.
+const SLOW_FLUSHES: u64 = 150_000;
 
 /// Says so often that its worker lives.
 const PULSE: Duration = Duration::from_millis(100);
@@ -497,7 +499,7 @@ const PULSE: Duration = Duration::from_millis(100);
 // Each looked at all partitions, and while they were answered nobody was shown that the server lived.
 #[test]
 fn flushes_beside_many_partitions_make_nobody_think_that_the_server_is_lost() {
-    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "2"), ("memory", "2GiB")]);
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "4"), ("memory", "2GiB")]);
     let over = &AtomicBool::new(false);
     thread::scope(|scope| {
         let honest = scope.spawn(|| {
@@ -557,7 +559,7 @@ const MANY_OFFERS: u32 = 8_000;
 // All that had come of it was heard before anybody else was: for a minute no row was passed on, and the others were lost.
 #[test]
 fn who_resets_a_connection_full_of_questions_delays_nobody_elses_rows() {
-    let more = [("lease", "2"), ("memory", "2GiB"), ("on_worker_loss", "continue")];
+    let more = [("lease", "5"), ("memory", "2GiB"), ("on_worker_loss", "continue")];
     let cluster = Cluster::over(Way::Tcp, 3, 1, &more);
     let (over, (reset, is_reset)) = (&AtomicBool::new(false), mpsc::channel());
     thread::scope(|scope| {
@@ -619,10 +621,13 @@ fn who_resets_a_connection_full_of_questions_delays_nobody_elses_rows() {
             heard = matches!(Message::decode(&message), Ok(Message::Flushed { id: 1 }));
         }
         words.clear();
-        (2..=FLUSHES).for_each(|id| Encoder::message(&mut words, &Message::Flush { id }));
-        // As many as there is room for on the way.
+        (2..=SLOW_FLUSHES).for_each(|id| Encoder::message(&mut words, &Message::Flush { id }));
+        // As many as there is room for on the way. A busy server makes room for more, slowly.
         items.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-        let _ = items.write_all(&words);
+        let (mut rest, until) = (&words[..], Instant::now() + Duration::from_secs(3));
+        while let (false, Ok(bytes)) = (rest.is_empty() || Instant::now() > until, items.write(rest)) {
+            rest = &rest[bytes..];
+        }
         rustix::net::sockopt::set_socket_linger(&items, Some(Duration::ZERO)).unwrap();
         drop(items);
         reset.send(()).unwrap();

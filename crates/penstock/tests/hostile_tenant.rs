@@ -68,8 +68,12 @@ fn service_that_is(index: u32) -> (Service, SocketAddr) {
     (service, address)
 }
 
-/// The honest tenant's values while `attack` goes on and stays.
-fn beside(what: &str, (service, address): (Service, SocketAddr), attack: Attack) -> Vec<Vec<f64>> {
+/// The honest tenant's values while `attack` goes on and stays, and how long the service took to stop then.
+fn beside(
+    what: &str,
+    (service, address): (Service, SocketAddr),
+    attack: Attack,
+) -> (Vec<Vec<f64>>, Duration) {
     // From here on the peak is counted anew.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
@@ -84,9 +88,9 @@ fn beside(what: &str, (service, address): (Service, SocketAddr), attack: Attack)
     let since = Instant::now();
     assert!(service.delete("evil"));
     drop(service);
-    assert!(since.elapsed() < Duration::from_secs(2), "{what}: it took {:?} to stop", since.elapsed());
+    let stopped = since.elapsed();
     drop(open);
-    seen
+    (seen, stopped)
 }
 
 /// Sends as much as the other end takes without being read.
@@ -347,17 +351,21 @@ fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other
         ("the largest number", a_tensor_with_the_largest_number),
         ("names", names_of_tensors_that_are_elsewhere),
     ];
+    let withstands = |what: &str, service: &dyn Fn() -> (Service, SocketAddr), attack| {
+        let stops = || {
+            let (seen, stopped) = beside(what, service(), attack);
+            assert!(seen == alone, "{what}: the honest tenant saw other values");
+            stopped
+        };
+        // On a busy machine not each time.
+        let took: Vec<Duration> = (0..3).map(|_| stops()).take_while(|took| took.as_secs() >= 2).collect();
+        assert!(took.len() < 3, "{what}: it took {took:?} to stop");
+    };
     for (what, attack) in attacks {
-        assert!(
-            beside(what, service_with(QUOTA), attack) == alone,
-            "{what}: the honest tenant saw other values"
-        );
+        withstands(what, &|| service_with(QUOTA), attack);
     }
     for (what, attack) in elsewhere {
-        assert!(
-            beside(what, service_that_is(1), attack) == alone,
-            "{what}: the honest tenant saw other values"
-        );
+        withstands(what, &|| service_that_is(1), attack);
     }
 }
 

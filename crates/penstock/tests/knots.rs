@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, Way, at_once, bytes, declare, pull};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
 use penstock_kernels::Rule;
 use penstock_proto::consistency::Consistency::Bsp;
@@ -99,14 +99,12 @@ fn trains(job: &Job) -> Result<(), Error> {
 
 #[test]
 fn a_worker_that_alone_came_to_load_a_state_is_named_with_those_that_train_on() {
-    for way in [Way::Memory, Way::Tcp] {
-        let loads = |job: &Job| {
-            declare(job, "w", 4, Bsp);
-            job.barrier_for("load", None).map(drop)
-        };
-        let expected = "worker 0 stands at the barrier `load` and waits for workers [1]; worker 1 waits for `w` of workers [0]";
-        assert_eq!(knot(way, loads, trains), expected, "{way:?}");
-    }
+    let loads = |job: &Job| {
+        declare(job, "w", 4, Bsp);
+        job.barrier_for("load", None).map(drop)
+    };
+    let expected = "worker 0 stands at the barrier `load` and waits for workers [1]; worker 1 waits for `w` of workers [0]";
+    at_once([Way::Memory, Way::Tcp], |way| assert_eq!(knot(way, loads, trains), expected, "{way:?}"));
 }
 
 #[test]
@@ -123,14 +121,12 @@ fn workers_that_declared_other_tensors_are_named_with_what_each_waits_for() {
 
 #[test]
 fn workers_that_declare_tables_in_different_orders_are_named_with_the_tables() {
-    for way in [Way::Memory, Way::Tcp] {
-        let expected = "worker 0 declares table `T` and waits for workers [1]; \
-                        worker 1 declares table `U` and waits for workers [0]";
-        assert_eq!(
-            knot(way, |job| table(job, "T", 4).map(drop), |job| table(job, "U", 4).map(drop)),
-            expected
-        );
-    }
+    let expected = "worker 0 declares table `T` and waits for workers [1]; \
+                    worker 1 declares table `U` and waits for workers [0]";
+    let declares = |name| move |job: &Job| table(job, name, 4).map(drop);
+    at_once([Way::Memory, Way::Tcp], |way| {
+        assert_eq!(knot(way, declares("T"), declares("U")), expected, "{way:?}")
+    });
 }
 
 #[test]
@@ -210,10 +206,10 @@ fn waits_at_the_barrier(job: &Job, begins: impl Fn() + Sync) -> (u64, Vec<f64>) 
     pull(&w, None).unwrap()
 }
 
-fn pulls_first(job: &Job, after: Duration) -> (u64, Vec<f64>) {
+fn pulls_first(job: &Job, waits: impl Fn()) -> (u64, Vec<f64>) {
     job.on_alone(Box::new(|| true));
     let w = declare(job, "w", 4, Bsp);
-    std::thread::sleep(after);
+    waits();
     push(&w);
     let value = pull(&w, None).unwrap();
     job.barrier(None).unwrap();
@@ -225,15 +221,15 @@ fn a_worker_whose_other_thread_has_not_used_the_job_yet_is_in_no_circle() {
     let (one, other) = both(
         Way::Memory,
         |job| waits_at_the_barrier(job, || ()), // it says nothing of its threads: the process has others
-        |job| pulls_first(job, Duration::ZERO),
+        |job| pulls_first(job, || ()),
     );
     assert_eq!(one, other);
 }
 
 #[test]
 fn a_worker_that_starts_another_thread_while_it_waits_takes_back_that_it_is_alone() {
+    let alone = Arc::new(AtomicBool::new(true));
     let starts_one = |job: &Job| {
-        let alone = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&alone);
         job.on_alone(Box::new(move || asked.load(Ordering::Relaxed)));
         waits_at_the_barrier(job, || {
@@ -241,7 +237,12 @@ fn a_worker_that_starts_another_thread_while_it_waits_takes_back_that_it_is_alon
             alone.store(false, Ordering::Relaxed);
         })
     };
-    let (one, other) = both(Way::Memory, starts_one, |job| pulls_first(job, Duration::from_secs(2)));
+    let is_started = || {
+        while alone.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let (one, other) = both(Way::Memory, starts_one, |job| pulls_first(job, is_started));
     assert_eq!(one, other);
 }
 
@@ -288,10 +289,11 @@ fn a_circle_that_another_thread_or_a_timeout_may_end_is_warned_of_and_ends_no_wa
     let is_said = || said.lock().unwrap().contains(circle);
     let barrier = |job: &Job| {
         let w = declare(job, "doubtful", 4, Bsp);
+        // Of its own, and as long as a busy machine needs to find the circle.
+        let mut timeout = Duration::from_secs(8);
         while !is_said() {
-            // A timeout of its own.
-            let timeout = Some(Duration::from_secs(8));
-            assert!(matches!(job.barrier(timeout).unwrap_err(), Error::BarrierTimeout { .. }));
+            assert!(matches!(job.barrier(Some(timeout)).unwrap_err(), Error::BarrierTimeout { .. }));
+            timeout *= 2;
         }
         push(&w);
         pull(&w, None).unwrap()

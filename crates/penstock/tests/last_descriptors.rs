@@ -31,6 +31,6 @@ fn strangers_with_the_last_descriptors_go_for_whoever_comes() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let _second = TcpStream::connect(address).unwrap();
-    first.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    first.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
     assert_eq!(first.read(&mut [0]).ok(), Some(0));
 }

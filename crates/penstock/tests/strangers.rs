@@ -236,12 +236,16 @@ fn tell(mut whom: TcpStream, words: &[u8]) -> std::io::Result<()> {
 // The worker believed it at once, and told the other servers so.
 #[test]
 fn a_stranger_in_the_place_of_a_server_ends_no_job_and_when_it_stays_the_server_counts_as_lost() {
-    let cluster = Cluster::over(Way::Tcp, 1, 2, &[("lease", "5")]);
-    let place = Place::of(cluster.servers[1].addresses()[0]);
-    let mut membership = cluster.membership(0);
-    membership.servers[1] = format!("tcp://{}", place.address).parse().unwrap();
-    let job = cluster.try_join(&membership).unwrap();
-    let tensor = declare(&job, "w", 8 << 10, Bsp);
+    let joined = |lease| {
+        let cluster = Cluster::over(Way::Tcp, 1, 2, &[("lease", lease)]);
+        let place = Place::of(cluster.servers[1].addresses()[0]);
+        let mut membership = cluster.membership(0);
+        membership.servers[1] = format!("tcp://{}", place.address).parse().unwrap();
+        let job = cluster.try_join(&membership).unwrap();
+        let tensor = declare(&job, "w", 8 << 10, Bsp);
+        (cluster, place, job, tensor)
+    };
+    let (_cluster, place, job, tensor) = joined("30");
     let no_proof = vec![9; 64];
     let refusals = [Refusal::Over, Refusal::TlsRequired, Refusal::NotAdmitted { peer: PeerId::worker(0) }];
     let refusals = refusals.map(|refusal| verdict(&Verdict::Refused(refusal)));
@@ -255,6 +259,8 @@ fn a_stranger_in_the_place_of_a_server_ends_no_job_and_when_it_stays_the_server_
         job.barrier(None).unwrap();
     }
     assert_eq!(pull(&tensor, None).unwrap().1, [5.0; 8 << 10]);
+    job.leave(None).unwrap();
+    let (_cluster, place, job, tensor) = joined("3");
     let since = Instant::now();
     place.take(ended_by_another());
     let error = job.barrier(None).and_then(|_| pull(&tensor, None).map(drop));
@@ -268,7 +274,7 @@ fn a_stranger_in_the_place_of_a_server_ends_no_job_and_when_it_stays_the_server_
     });
     let Err(Error::Failed(JobFailure::ServerLost { server: 1, reason })) = error else { panic!("{error:?}") };
     assert!(reason.contains("no sign of life"), "{reason}");
-    assert!(since.elapsed() >= Duration::from_millis(2500), "{:?}", since.elapsed());
+    assert!(since.elapsed() >= Duration::from_millis(1500), "{:?}", since.elapsed());
 }
 
 /// What a local connection says and hears, one message each.

@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait of any test: an end, not a measure.
 pub(crate) const DEADLINE: &str = "30";
@@ -199,6 +199,39 @@ pub(crate) fn waiting_push<'scope>(
         std::thread::yield_now();
     }
     waits
+}
+
+/// Tries `each` of these, all at once: for tests that wait most of their time.
+pub(crate) fn at_once<T: Send>(these: impl IntoIterator<Item = T>, each: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for this in these {
+            let each = &each;
+            scope.spawn(move || each(this));
+        }
+    });
+}
+
+/// Calls what waits for `expected` in vain, until it names them: a server may be too busy to say in time for whom a short wait was,
+/// and what the others have done may still be on its way to it.
+pub(crate) fn misses<T: std::fmt::Debug>(
+    expected: &[u32],
+    mut call: impl FnMut() -> Result<T, Error>,
+) -> Error {
+    let until = Instant::now() + seconds(DEADLINE);
+    loop {
+        let error = call().unwrap_err();
+        let (Error::BarrierTimeout { missing, silent, .. }
+        | Error::LaneTimeout { missing, silent, .. }
+        | Error::PullTimeout { missing, silent, .. }) = &error
+        else {
+            panic!("{error}")
+        };
+        if missing == expected {
+            return error;
+        }
+        let may_come = silent.is_some() || expected.iter().all(|rank| missing.contains(rank));
+        assert!(may_come && Instant::now() < until, "{error}; it waits for {expected:?}");
+    }
 }
 
 pub(crate) fn seconds(text: &str) -> Duration {

@@ -126,7 +126,15 @@ fn who_does_not_drop_a_table_is_named_and_goes_on_reading_what_was_set() {
         let table = job.table(given.clone()).unwrap();
         set(&table, &rows(mine(job)), 3.0, Some(1)).unwrap();
         if job.rank() == 0 {
-            let late = table.discard(Some(Duration::from_millis(20))).unwrap_err();
+            let until = Instant::now() + common::seconds(common::DEADLINE);
+            let late = loop {
+                match table.discard(Some(Duration::from_millis(20))).unwrap_err() {
+                    // The server is too busy to say in time for whom it was.
+                    Error::DropTimeout { missing, .. } if missing.is_empty() && Instant::now() < until => {}
+                    Error::Unanswered { .. } if Instant::now() < until => {}
+                    error => break error,
+                }
+            };
             assert!(matches!(&late, Error::DropTimeout { missing, .. } if *missing == [1]), "{late}");
             let again = job.table(given.clone()).unwrap_err();
             assert_eq!(again, Error::Dropped { name: "U".to_owned() }, "not before all have");

@@ -1,7 +1,7 @@
 //! Producers that leave, are lost, or were away: what becomes of their rows.
 
 use crate::common::cutter::Cutter;
-use crate::common::{Cluster, Way};
+use crate::common::{Cluster, Way, at_once};
 use crate::rig::*;
 use penstock::worker::{Due, Error, Job, TableDeclaration};
 use penstock_proto::items::Propagation;
@@ -32,7 +32,7 @@ fn a_producer_that_leaves_is_not_waited_for() {
 // It took what it had for all that there ever was.
 #[test]
 fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_them_when_it_is_back() {
-    for propagation in PROPAGATIONS {
+    at_once(PROPAGATIONS, |propagation| {
         let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
         // The home of worker 1's rows is the second server; the first one says which has gone.
         let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
@@ -77,13 +77,13 @@ fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_th
             assert_eq!(get(&table, &[ROWS], Some(2), None).unwrap(), [2.0], "{propagation}");
             job.leave(None).unwrap();
         });
-    }
+    });
 }
 
 // It counted as ready with its wait over: the producer went on and left, and its rows reached no one.
 #[test]
 fn who_could_not_say_what_it_wants_is_not_counted_as_ready() {
-    for propagation in PROPAGATIONS {
+    at_once(PROPAGATIONS, |propagation| {
         let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
         // The home of worker 1's rows is the second server; the first one says which are ready.
         let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
@@ -112,7 +112,7 @@ fn who_could_not_say_what_it_wants_is_not_counted_as_ready() {
             assert_eq!(get(&table, &[ROWS], Some(2), None).unwrap(), [2.0], "{propagation}");
             job.leave(None).unwrap();
         });
-    }
+    });
 }
 
 // If no peer had what one get asked for, all rows counted as never set; and with their home away the next get failed.
@@ -167,7 +167,7 @@ fn rows_of_the_lost_are_the_newest_that_their_home_has_and_need_it_no_more() {
 // They were returned as if one set had left them so: of the second set one row, of the first the other.
 #[test]
 fn rows_of_the_lost_that_came_one_by_one_are_not_taken_for_rows_of_one_set() {
-    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue"), ("lease", "1")]);
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue"), ("lease", "3")]);
     let both = Barrier::new(2);
     let [older, newer] = [ROWS, ROWS + 1];
     let declare = |job: &Job| {
@@ -241,8 +241,8 @@ fn several_producers_that_are_lost_together_are_waited_for_together() {
 
 #[test]
 fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
-    for way in [Way::Memory, Way::Tcp] {
-        let cluster = Cluster::over(way, 2, 1, &[("on_worker_loss", "continue"), ("lease", "1")]);
+    at_once([Way::Memory, Way::Tcp], |way| {
+        let cluster = Cluster::over(way, 2, 1, &[("on_worker_loss", "continue"), ("lease", "3")]);
         let both = Barrier::new(2);
         std::thread::scope(|scope| {
             for rank in 0..2 {
@@ -264,7 +264,7 @@ fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
                 });
             }
         });
-    }
+    });
 }
 
 /// What was set behind the last word of a worker that leaves reached no one.
