@@ -183,7 +183,7 @@ fn a_partition_of_more_rows_than_there_can_be_is_refused_by_every_server() {
 /// Ranges of the set that the flood asks about.
 const RANGES: u64 = 3_000_000;
 /// Questions that stand in the socket at once.
-const QUESTIONS: u64 = 64;
+const QUESTIONS: u64 = 192;
 
 /// The table declared by a worker that neither produces nor consumes; the others of it are never ready.
 fn declared_in_vain(job: &Job, spec: &TableSpec) -> Result<Table, Error> {
@@ -211,11 +211,12 @@ fn is_in_vain(declared: &Result<Table, Error>) -> bool {
 // A turn of the control thread took as many of them as it found, however long each took.
 #[test]
 fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
-    let cluster = Cluster::new(3, 1, &[("lease", "1"), ("memory", "2GiB")]);
+    let cluster = Cluster::new(3, 1, &[("lease", "3"), ("memory", "2GiB")]);
     let job = cluster.join(0);
     let raws = [Raw::join(&cluster, 1), Raw::join(&cluster, 2)];
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _ends = Ends(&over);
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 raws.iter().for_each(Raw::beat);
@@ -249,9 +250,17 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
             let (reply, _) = hear(flood);
             assert!(matches!(reply.body, Answer::Table(TableAnswer::Joined { .. })), "{reply:?}");
         }
-        over.store(true, Ordering::Relaxed);
         assert_eq!(job.check(), Ok(()));
     });
+}
+
+/// Says that it is over, also where an assertion fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Workers of a table whose rows are in many ranges.

@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn every_seed_keeps_every_promise() {
         let mut all = Tally::default();
-        for seed in 0..1500 {
+        for seed in 0..800 {
             let scenario = Scenario::from_seed(seed);
             let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
             all.merge(&tally);
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn every_seed_keeps_every_promise_as_workers_leave_and_links_stay_broken() {
         let mut all = Tally::default();
-        for seed in 0..1500 {
+        for seed in 0..800 {
             let scenario = Scenario::from_seed(seed).leaving();
             let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
             all.merge(&tally);
