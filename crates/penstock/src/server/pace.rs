@@ -16,6 +16,8 @@ const BYTES_A_FRAME: f64 = 128.0;
 const CHUNKS_A_FRAME: f64 = 32.0;
 /// Most that a frame earns.
 const MOST_EARNED: f64 = 1.0;
+/// How long a shard takes to look at a chunk.
+const SECONDS_A_LOOK: f64 = 1e-8;
 
 /// What one connection has left to spend.
 #[derive(Debug)]
@@ -44,8 +46,15 @@ impl Pace {
         Self::new(2_000.0, 20_000.0, now)
     }
 
+    /// For what clocks, flushes and first values have a shard go over, in seconds of its time: a quarter of a core, as honest jobs
+    /// need some. What is contributed is not in it: folding and filtering that is what a shard is for.
+    pub(super) fn of_work(now: Instant) -> Self {
+        Self::new(0.25, 1.0, now)
+    }
+
     pub(super) fn spend(&mut self, cost: f64) {
-        self.left = (self.left - cost).min(self.burst);
+        // Nobody is in debt for longer than it takes to earn this twice, whatever it cost.
+        self.left = (self.left - cost).clamp(-self.burst, self.burst);
     }
 
     /// A frame came, with so many bytes of payload.
@@ -56,6 +65,11 @@ impl Pace {
     /// A frame made the shard look at so many chunks.
     pub(super) fn look_at(&mut self, chunks: usize) {
         self.spend(chunks as f64 / CHUNKS_A_FRAME);
+    }
+
+    /// A frame without values made the shard go over that much, in looks at a chunk.
+    pub(super) fn work(&mut self, looks: usize) {
+        self.spend(looks as f64 * SECONDS_A_LOOK);
     }
 
     /// Whether it must not be heard for now.
@@ -110,6 +124,16 @@ mod tests {
             pace.frame(0);
         }
         assert_eq!(taken(&mut Pace::new(100.0, 100.0, now), now, 50, 4096), 50_000);
+    }
+
+    /// A job that had spent without end while it was alone stood still for as long, once there was another.
+    #[test]
+    fn whoever_has_spent_far_too_much_is_heard_again_soon() {
+        let now = Instant::now();
+        let mut pace = Pace::of_work(now);
+        (0..1000).for_each(|_| pace.work(1 << 30));
+        assert!(pace.is_out(now + Duration::from_secs(1)));
+        assert!(!pace.is_out(now + Duration::from_secs(5)));
     }
 
     #[test]

@@ -212,6 +212,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         next_vigil: Instant::now(),
         now: Instant::now(),
         pace: Pace::of_frames(Instant::now()),
+        work: Pace::of_work(Instant::now()),
         out: false,
         moved: false,
     };
@@ -246,6 +247,8 @@ struct Loop {
     now: Instant,
     /// What all connections together may say that moves no values, beside other jobs; whether they have said it all.
     pace: Pace,
+    /// What their clocks, flushes and first values have it go over.
+    work: Pace,
     out: bool,
     /// Whether something came lately that is worth waiting for more of.
     moved: bool,
@@ -308,7 +311,8 @@ impl Loop {
             self.poll(Duration::ZERO);
             self.now = Instant::now();
             self.keep_to_share();
-            self.out = self.pace.is_out(self.now) && self.is_shared();
+            let out = [&mut self.pace, &mut self.work].map(|pace| pace.is_out(self.now));
+            self.out = out.contains(&true) && self.is_shared();
         }
         for place in self.ports.places() {
             busy |= self.take_turn(place);
@@ -535,7 +539,7 @@ impl Loop {
             while self.running
                 && !self.failed
                 && self.ports.remote_at(place).is_some_and(|remote| remote.received() < until)
-                && self.take_remote_turn(place)
+                && self.take_frames(place)
             {}
         }
     }
@@ -596,11 +600,12 @@ impl Loop {
     }
 
     fn take_remote_turn(&mut self, place: usize) -> bool {
+        !self.hold_back(place) && self.take_frames(place)
+    }
+
+    fn take_frames(&mut self, place: usize) -> bool {
         let Some(peer) = self.ports.peer_at(place) else { return false };
         let mut taken = 0;
-        if self.hold_back(place) {
-            return false;
-        }
         while taken < FRAMES && self.running && !self.failed {
             // As above: what a frame names was announced here before the worker could name it, and that the job
             // has failed before anyone heard of that. So commands are taken between the look that brings a header
@@ -624,6 +629,7 @@ impl Loop {
                 }
                 Heard::Submission(Taken { judged, wanted, bytes, .. }) => {
                     taken += 1;
+                    self.setup.flags.beat(self.setup.index);
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;
                     if let Err(what) = self.submit_remote(peer, judged, wanted) {
@@ -660,8 +666,9 @@ impl Loop {
         let _ = (self.machine.take_gone_over(), self.memory.take_idle_looks());
         let taken = self.take(peer, judged);
         let looks = self.machine.take_gone_over() + self.memory.take_idle_looks();
-        if !moves_values {
-            self.pace.look_at(looks);
+        // By itself on its server a job owes nobody anything.
+        if !moves_values && self.is_shared() {
+            self.work.work(looks);
         }
         taken
     }
