@@ -56,6 +56,10 @@ class Pending(Future[T]):
                 bell.acquire(timeout=left)
         return True
 
+    def done(self) -> bool:
+        """As a future's."""
+        return self.over
+
     def result(self, timeout: float | None = None) -> T:
         """As a future's, whose Condition is entered only when the line's thread has left it."""
         if not self.wait(timeout):
@@ -97,12 +101,18 @@ class Line:
         future: Pending[T] = Pending()
 
         def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
             try:
-                future.set_result(call(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
+                if not future.set_running_or_notify_cancel():
+                    return
+                try:
+                    result = call(*args, **kwargs)
+                except BaseException as error:
+                    future.set_exception(error)
+                    return
+                future.set_result(result)
+            finally:
+                # Whoever cancelled it may have been interrupted before anybody was told.
+                _ring(future)
 
         if self._ended:
             # The call itself knows best why it can no longer be made.
@@ -137,6 +147,8 @@ class Line:
             return
         self._thread = threading.get_ident()
         while (call := self._calls.get()) is not None:
-            call()
+            # What a user's callback may raise beside errors.
+            with contextlib.suppress(BaseException):
+                call()
             # What the call held, such as an array, must not stay alive until the next one.
             del call

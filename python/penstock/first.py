@@ -96,10 +96,13 @@ class Firsts:
             is_behind = True
             deed.hooks()
         except BaseException as error:
-            is_over = is_behind and isinstance(error, Exception) and not handlers.raised(error)
-            # Behind the turn another thread may have begun the next.
-            if begun is not None and not is_over and line.begun is None:
+            # First, as a handler may raise in what follows. Behind the turn another thread may have begun
+            # the next.
+            if begun is not None and line.begun is None:
                 line.begun = begun
+            is_over = is_behind and isinstance(error, Exception) and not handlers.raised(error)
+            if is_over and line.begun is begun:
+                line.begun = None
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
 

@@ -38,13 +38,23 @@ RAISES = """
             left = place
 
             def profile(frame, event, _):
-                nonlocal left, behind
+                nonlocal left
                 if event in ("c_return", "call") and frame.f_code.co_filename.startswith(within):
                     left -= 1
                     if left < 0:
-                        if behind is None:
-                            sys.setprofile(None)
-                        left, behind = behind, None
+                        sys.setprofile(None)
+                        if behind is not None:
+                            sys.settrace(trace)
+                        handlers[place // 2 % 2]()
+
+            # A profiler that raises is profiler no more.
+            def trace(frame, event, _):
+                nonlocal behind
+                if event == "call" and frame.f_code.co_filename.startswith(within):
+                    behind -= 1
+                    if behind < 0:
+                        sys.settrace(None)
+                        twice.append(place)
                         handlers[place // 2 % 2]()
 
             signal.signal(signal.SIGUSR1, handlers[place // 2 % 2])
@@ -56,6 +66,9 @@ RAISES = """
                 return True
             finally:
                 sys.setprofile(None)
+                sys.settrace(None)
+
+        twice = []
 
         def interrupt(call, is_there):
             # Behind what is written in C and is there.
@@ -193,16 +206,17 @@ def test_what_is_interrupted_anywhere_and_made_again_is_the_same_call(
             once_more = lambda: until_done(lambda: call(number))
             place = {first} + {step} * number
             # At the end of the first interruption comes the next, in each of its places in turn.
-            more = job.rank == {rank} and interrupted(once_more, place, place % 7 if {twice} else None)
+            more = job.rank == {rank} and interrupted(once_more, place, place % 3 if {twice} else None)
             if more or job.rank != {rank}:
                 once_more()
             seen.append(look())
             if not any(job.all_gather(more)):
                 break
-        save(seen=seen)
+        save(seen=seen, twice=twice)
         job.close()
         """,
     )
+    assert (len(saved[rank]["twice"]) > 0) == twice
     for result in saved:
         assert 4 < len(result["seen"]) < 1000
         np.testing.assert_array_equal(result["seen"], np.arange(len(result["seen"])))

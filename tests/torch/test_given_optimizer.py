@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +118,38 @@ def test_a_load_whose_hook_fails_is_over_and_the_next_equal_one_is_another(job: 
     train(model, optimizer, 2)
     optimizer.load_state_dict(saved)
     torch.testing.assert_close(optimizer.state_dict()["state"], saved["state"])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_load_that_is_interrupted_as_it_reads_is_not_taken_for_the_next(job: ps.Job, bias: bool) -> None:
+    """A parameter with a part of what came counted as what came, whatever the script had written since."""
+    model = torch.nn.Linear(2, 1, bias=bias)
+    optimizer = distributed(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    loads = [{name: torch.full_like(one, k) for name, one in model.state_dict().items()} for k in (7.0, 5.0)]
+
+    class Stop(Exception):
+        pass
+
+    def raises(*_: Any) -> None:
+        raise Stop
+
+    def read(frame: Any, event: str, _: Any) -> None:
+        if event == "c_return" and frame.f_code.co_name == "pull":
+            sys.setprofile(None)
+            raises()
+
+    before = signal.signal(signal.SIGUSR1, raises)
+    try:
+        sys.setprofile(read)
+        with pytest.raises(Stop):
+            model.load_state_dict(loads[0])
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, before)
+    model.load_state_dict(loads[1])
+    assert model.weight.tolist() == [[5.0, 5.0]]
 
 
 TWO = """

@@ -369,8 +369,6 @@ def distribute(
         {name: one for name, one in parameters.items() if one.requires_grad},
         _settings(optimizer, parameters, options),
     )
-    if freed:
-        freed.pop()
     averaging = Averaging(
         model,
         parameters,
@@ -397,6 +395,8 @@ def distribute(
     except BaseException:
         averaging.forget()
         raise
+    if freed:
+        freed.pop()
     _note(model, parameters, averaging)
     _begun.pop(job, None)
     return model if optimizer is None else (model, optimizer)

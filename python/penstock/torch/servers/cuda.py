@@ -40,7 +40,7 @@ class CudaTransfer:
         self._taken = torch.cuda.Event()
         self._held: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
-        self._torn = False
+        self._torn: int | None = None
         self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
@@ -89,21 +89,24 @@ class CudaTransfer:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
         del moves  # what is compared is on the device, and stands still
         self.receives += 1
-        self._torn = True
+        self._torn = into._version
         # The mirror may still be read by the copy that the last `receive` started.
         self._taken.synchronize()
         self._tensor._core.pull_mirror(None, None)
         into.copy_(self._mirror.tensor, non_blocking=True)
+        self._torn = into._version
         self._taken.record(torch.cuda.current_stream(self._device))
         if self._check:
             if self._received is None:
                 self._received = torch.empty_like(into, requires_grad=False)
             self._received.copy_(into)
-        self._torn = False
+        self._torn = None
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""
-        return self._torn or self._received is None or same_bits(value, self._received)
+        if self._torn is not None:
+            return value._version == self._torn
+        return self._received is None or same_bits(value, self._received)
 
     def converted(self, value: torch.Tensor) -> bool:
         """Compares it with what the copy is in other types."""

@@ -83,8 +83,8 @@ class HostTransfer:
         self._address = 0
         self._view: Any = None
         self._received: torch.Tensor | None = None
-        # A `receive` has not returned: the parameter may have a part of what came.
-        self._torn = False
+        # Of a parameter with a part of what came, as a `receive` has not returned: its version.
+        self._torn: int | None = None
         self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
@@ -117,19 +117,19 @@ class HostTransfer:
     def receive(self, into: torch.Tensor, *, moves: bool) -> None:
         """Fills `into` in place, or through a copy if it is not contiguous."""
         self.receives += 1
-        self._torn = True
+        # The bytes change behind autograd's back: a backward through the old value must be noticed as usual.
+        torch.autograd.graph.increment_version(into)
+        self._torn = into._version
         if not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)
             self._tensor.pull(out=scratch)
             into.copy_(scratch)
+            self._torn = into._version
         else:
             if into.data_ptr() != self._address:
                 self._view = self._tensor._incoming(into)
                 self._address = into.data_ptr()
             self._tensor.pull(out=self._view)
-            # The bytes changed behind autograd's back: a backward through the old value must be noticed as
-            # usual.
-            torch.autograd.graph.increment_version(into)
         if self._check:
             if not moves and self._model is not None:
                 self._received = self._model
@@ -137,11 +137,13 @@ class HostTransfer:
                 if self._received is None or self._received is self._model:
                     self._received = torch.empty_like(into, requires_grad=False)
                 self._received.copy_(into)
-        self._torn = False
+        self._torn = None
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the servers' value, or with the copy."""
-        return self._torn or self._received is None or same_bits(value, self._received)
+        if self._torn is not None:
+            return value._version == self._torn
+        return self._received is None or same_bits(value, self._received)
 
     def converted(self, value: torch.Tensor) -> bool:
         """Compares it with what the servers' value, or the copy, is in other types."""

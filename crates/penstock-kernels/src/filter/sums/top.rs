@@ -57,7 +57,7 @@ impl SumFilter for Top {
 impl Filter for Top {
     fn passes(&self) -> u32 {
         // Counting by digits is nothing that vectors can do.
-        6 * looks(8 * self.dtype.accumulator_size() as u32) + 1
+        2 * looks(8 * self.dtype.accumulator_size() as u32) + 1
     }
 
     fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
