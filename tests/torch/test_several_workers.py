@@ -592,7 +592,7 @@ def test_a_gradient_that_leaves_in_another_iteration_than_on_another_worker_is_a
         assert soon(told, part), told
 
 
-@pytest.mark.parametrize("consistency", ["ssp:2", "bsp"])
+@pytest.mark.parametrize("consistency", ["bsp"])
 def test_a_publication_that_is_interrupted_and_then_of_earlier_values_is_another(
     spawn_job: Any, consistency: str
 ) -> None:

@@ -665,7 +665,8 @@ impl Loop {
         // What peers of this host have caused is not theirs.
         let _ = (self.machine.take_gone_over(), self.memory.take_idle_looks());
         let taken = self.take(peer, judged);
-        let looks = self.machine.take_gone_over() + self.memory.take_idle_looks();
+        // Whether it is due takes a look at every worker's stamp.
+        let looks = 3 * self.machine.take_gone_over() + self.memory.take_idle_looks();
         // By itself on its server a job owes nobody anything.
         if !moves_values && self.is_shared() {
             self.work.work(looks);
