@@ -48,7 +48,7 @@ impl Pace {
 
     /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
     /// folding and filtering that is what a shard is for. With a quarter of a core for each of two shards a neighbour took 1.8 times
-    /// as long on two cores, with a twentieth 1.16 times.
+    /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now: see `submit_remote`).
     pub(super) fn of_work(now: Instant) -> Self {
         Self::new(0.02, 0.25, now)
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Bytes that are worked on between two signs of life: a submission may be about any number of them.
 const BYTES_A_BEAT: usize = 4 << 20;
-/// What a chunk costs that is published though nothing was folded, in looks at a chunk ([`super::pace::Pace::look_at`]); and the
+/// What a chunk costs that is published though nothing was folded, in looks at a chunk ([`super::pace::Pace::work`]); and the
 /// bytes of it that a filter goes over in the time of one.
 const LOOKS_A_PUBLICATION: usize = 4;
 const FILTERED_A_LOOK: usize = 32;
