@@ -91,6 +91,8 @@ _ROUND_BITS = 24
 """Of the number of a round: the lower ones count rounds of one gather, of which there are at most so many."""
 NAME_BYTES = 256
 """Of a call's name: the words fit into a first row."""
+MOST_SHOWN = 2000
+"""Characters of another worker's words in an error."""
 _MOST_BITS = 4 << 20
 """Of a whole number: what a worker says of its length must not take the others' memory."""
 
@@ -527,6 +529,27 @@ def _another(rank: int, gather: _Gather, given: str) -> OptionError:
     )
 
 
+def printable(said: str) -> str:
+    """What another worker says, for people: it may have written anything, and of any length."""
+    cut = said[:MOST_SHOWN] + "..." * (len(said) > MOST_SHOWN)
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in cut)
+
+
+def lines_of(rank: int, data: bytes, most: int) -> list[str]:
+    """
+    The lines, joined by line ends and compressed, that another worker gave. Raises GatherConflict where there
+    are none, or more than `most` bytes of them.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(data, most)
+        if unpacking.eof:
+            return text.decode().split("\n")
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(rank) from error
+    raise unreadable(rank)
+
+
 def unreadable(rank: int) -> GatherConflict:
     """What a worker gave is none of what workers send."""
     return GatherConflict(
@@ -551,12 +574,7 @@ def _compare_lost(heads: Sequence[_Head | None]) -> None:
 
 def _compare(words: Sequence[str | None]) -> None:
     """Raises GatherConflict unless all workers gave the same kind of thing to the same call."""
-    # They are shown to people, and another worker may have written anything.
-    given = {
-        rank: "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in said)
-        for rank, said in enumerate(words)
-        if said is not None
-    }
+    given = {rank: printable(said) for rank, said in enumerate(words) if said is not None}
     if len(set(given.values())) <= 1:
         return
     groups = _by_value(given).items()

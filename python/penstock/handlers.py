@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-# Without what `signal` puts around each answer, which costs thirty times as much.
+# Without what `signal` puts around each answer, which costs many times as much.
 from _signal import getsignal  # type: ignore[import-not-found]
 from functools import partial
 from types import CodeType
@@ -36,7 +36,6 @@ class Handlers:
 def _code_of(call: Any) -> CodeType | None:
     while isinstance(call, partial):
         call = call.func
-    call = getattr(call, "__func__", call)
     code = getattr(call, "__code__", None)
     # Else it is an object that can be called.
     return code or getattr(getattr(type(call), "__call__"), "__code__", None)  # noqa: B004, B009

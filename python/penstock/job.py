@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,16 @@ after_the_last: dict[str, Callable[[], None]] = {}
 _implicit: list[Job] = []
 # Which jobs of servers that were named this process has joined.
 _joined: set[tuple[str | None, ...]] = set()
+
+
+class _Declared(NamedTuple):
+    """A tensor of a job."""
+
+    rule: Optimizer
+    """With which it was declared: its own may have other numbers by now."""
+    tensor: Tensor
+    owner: tuple[str, str] | None
+    """Of one that `distribute` has declared: a prefix, and what comes behind it."""
 
 
 def init(**options: Any) -> Job:
@@ -155,7 +165,6 @@ class Job(Sealed):
         "_firsts",
         "_gathering",
         "_line",
-        "_owners",
         "_pushes",
         "_tables",
         "_tensors",
@@ -168,10 +177,7 @@ class Job(Sealed):
 
     def __init__(self, core: _core.Job) -> None:
         self._core = core
-        # With the optimizer that each was declared with: its own may have other numbers by now.
-        self._tensors: dict[str, tuple[Optimizer, Tensor]] = {}
-        self._owners: dict[str, tuple[str, str]] = {}
-        """By their names, what tensors were declared for: a prefix, and what comes behind it."""
+        self._tensors: dict[str, _Declared] = {}
         # Those with a contribution that waits for the last of its parts.
         self._unsent: set[str] = set()
         # Those that the program holds.
@@ -297,6 +303,52 @@ class Job(Sealed):
         >>> w.shape
         (2, 3)
         """
+        return self._tensor(
+            None,
+            name,
+            value,
+            shape=shape,
+            dtype=dtype,
+            optimizer=optimizer,
+            consistency=consistency,
+            reduce=reduce,
+            rescale=rescale,
+            clip=clip,
+            refuse_nonfinite=refuse_nonfinite,
+            filter=filter,
+            timeout=timeout,
+        )
+
+    def _tensor(
+        self,
+        owner: tuple[str, str] | None,
+        name: str,
+        value: ArrayLike | None = None,
+        *,
+        shape: int | Sequence[int] | None = None,
+        dtype: DtypeLike | None = None,
+        optimizer: Optimizer | None = None,
+        consistency: Consistency | str | None = None,
+        reduce: str = "mean",
+        rescale: float = 1.0,
+        clip: float | None = None,
+        refuse_nonfinite: bool = False,
+        filter: Filters | None = None,  # noqa: A002 (what users call it)
+        timeout: float | None = None,
+    ) -> Tensor:
+        """
+        As `tensor`, for what `distribute` was given: a prefix, and what comes behind it. Raises OptionError
+        if there is one of that name which something else has declared: it has a value and a state.
+        """
+
+        def refuse_other(known: _Declared | None) -> None:
+            if owner is not None and known is not None and known.owner != owner:
+                raise OptionError(
+                    f"tensor `{name}` was declared before in this job, and has a value and an optimizer "
+                    "state",
+                    "give one of the two another name, such as by the `prefix` or `name` of `distribute`",
+                )
+
         if not isinstance(name, str):
             raise TensorNameError(f"expected a tensor's name as text, got {type(name).__name__}")
         if reduce not in ("mean", "sum"):
@@ -306,6 +358,7 @@ class Job(Sealed):
                 f"expected an optimizer of penstock, got {optimizer!r}",
                 "for a torch optimizer use ps.torch.distribute; give an instance, not a class",
             )
+        refuse_other(self._tensors.get(name))
         rule = (optimizer or Add()).copy()
         limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)
@@ -328,28 +381,17 @@ class Job(Sealed):
         if self.rank == 0 and name not in self._tensors:
             core.initialize(None if array is None else _as_buffer(array), limit.left())
         # Another thread may have declared it meanwhile: then there is one already.
-        first, tensor = self._tensors.setdefault(
-            name, (rule.copy(), Tensor(self, core, dimensions, element, rule))
+        first = self._tensors.setdefault(
+            name, _Declared(rule.copy(), Tensor(self, core, dimensions, element, rule), owner)
         )
+        refuse_other(first)
         # The numbers travel with pushes, so the core does not compare them.
-        if first != rule:
+        if first.rule != rule:
             raise DeclarationConflict(
-                f"`{name}` was declared before with optimizer {first!r}, now with {rule!r}",
+                f"`{name}` was declared before with optimizer {first.rule!r}, now with {rule!r}",
                 "give the tensor another name, or make the same declaration",
             )
-        return tensor
-
-    def _claim(self, name: str, owner: tuple[str, str]) -> None:
-        """
-        Before a tensor is declared for what `distribute` was given. Raises OptionError if there is one of
-        that name which something else has declared: it has a value and a state.
-        """
-        if name in self._tensors and self._owners.get(name) != owner:
-            raise OptionError(
-                f"tensor `{name}` was declared before in this job, and has a value and an optimizer state",
-                "give one of the two another name, such as by the `prefix` or `name` of `distribute`",
-            )
-        self._owners[name] = owner
+        return first.tensor
 
     def table(
         self,
@@ -885,7 +927,7 @@ class Job(Sealed):
         if isinstance(self._core, _core.Job):
             # Also ends a wait that was copied with the thread that forked, inside a signal handler.
             self._core.abandon()
-        cores = [self._core, *(tensor._core for _, tensor in self._tensors.values())]
+        cores = [self._core, *(tensor._core for _, tensor, _ in self._tensors.values())]
         for core in cores:
             # Dropping the last reference would tell the servers that the worker left. It must
             # outlive the child.
@@ -916,7 +958,7 @@ class Job(Sealed):
         """Takes the core away without closing it; every later use is refused, with the reason."""
         gone: Any = _Gone(self._core.rank, self._core.size, why, hint)
         self._core = gone
-        for _, tensor in self._tensors.values():
+        for _, tensor, _ in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
 

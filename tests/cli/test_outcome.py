@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +52,9 @@ def test_a_loss_that_only_the_others_saw_is_told_by_the_first_of_them():
 def test_a_worker_that_is_told_to_end_while_it_does_is_the_cause():
     slow = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
     server = ended("server", 0, 3, b"the job failed: worker 1 was lost: it failed: ValueError: bad record\n")
-    for others in ([server], [ended("worker", 0, 1, LOST), server]):
+    # What it writes behind its own word, and where that stands.
+    speaks = replace(server, tail=server.tail + b"ended, as the job failed: see above\n")
+    for others in ([server], [speaks], [ended("worker", 0, 1, LOST), server]):
         cause = first_cause([*others, slow])
         assert (cause.name, cause.exit_code) == (slow.name, 1)
         outcome = Outcome(1, cause, others=True)
@@ -79,13 +82,16 @@ FAILED = b"the job failed: worker 1 was lost: it failed: ValueError: bad record\
         b"the job failed: worker 0 was lost: it failed: disk full\xe2\x80\xa8" + FAILED,
         # Where what is kept of it begins.
         FAILED + b"the job failed: worker 0 was lost: it failed: disk full\n",
+        # As an error that is none of a worker's may have it.
+        b"the job failed: server 1 was lost: " + FAILED,
     ],
 )
 def test_a_failed_workers_words_blame_no_other(told):
     healthy = ended("worker", 1, -signal.SIGTERM, OWN, stopped=True)
     server = ended("server", 0, 3, told)
     assert first_cause([ended("worker", 0, 0), server, healthy]) is server
-    assert first_cause([ended("server", 0, 0, FAILED), ended("server", 1, 3, told), healthy]).name.rank == 1
+    found = first_cause([ended("server", 0, 0, FAILED), ended("server", 1, 3, told), healthy])
+    assert found.name == Name("server", 1)
 
 
 # Worker 0 was blamed, whose script raises an error of its own from what it caught.

@@ -67,40 +67,182 @@ def test_an_interrupted_call_is_made_again_with_the_values_of_then(spawn_job: An
                 except KeyboardInterrupt:
                     DistributedOptimizer._pull_all = pull
                 torch.nn.init.constant_(model.weight, 3.0 + job.rank)
+                torch.nn.init.constant_(model.bias, 5.0 + job.rank)
+                frozen = [model.bias] if prefix else []
+                for parameter in frozen:
+                    parameter.requires_grad_(False)
                 _, stepped = ps.torch.distribute(model, optimizer, where="servers", prefix=prefix)
                 assert model.weight.tolist() == [[3.0, 3.0]], model.weight
+                assert model.bias.tolist() == [5.0], model.bias
                 model(torch.ones(1, 2)).sum().backward()
                 stepped.step()
                 torch.testing.assert_close(model.weight.detach(), torch.full((1, 2), 2.9))
+                for parameter in frozen:
+                    # Its tensor is the first call's, with the value of then.
+                    parameter.requires_grad_(True)
+                    stepped.zero_grad()
+                    model(torch.ones(1, 2)).sum().backward()
+                    stepped.step()
+                    torch.testing.assert_close(parameter.detach(), torch.full((1,), 4.9))
         """,
     )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_call_that_the_others_had_not_begun_is_the_same_again(spawn_job: Any, rank: int) -> None:
-    """It took the next prefix, and waited under that for workers that waited for it under the first."""
-    spawn_job(
+def test_calls_that_the_others_had_not_begun_are_the_same_again(spawn_job: Any, rank: int) -> None:
+    """They took the next prefixes, and waited under those for workers that waited under the first ones."""
+    saved = spawn_job(
         2,
         f"""
-        import torch, penstock as ps
+        import pathlib, time, torch, penstock as ps
 
         with ps.init(deadline=20) as job:
-            for count in range(2):
-                model = torch.nn.BatchNorm1d(2)
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for where in ("servers", "gradients"):
+                models = [torch.nn.BatchNorm1d(2) for _ in range(2)]
+                optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in models]
+                pairs = list(zip(models, optimizers))
+                for model, optimizer in pairs:
+                    if job.rank == {rank}:
+                        try:
+                            ps.torch.distribute(model, optimizer, where=where, timeout=0.2)
+                            raise AssertionError("the other one came")
+                        except ps.exceptions.DeadlineExceeded:
+                            pass
+                # No barrier: one may be what the last of these calls waited at.
+                tried = pathlib.Path(os.environ["TEST_OUT"] + where)
                 if job.rank == {rank}:
-                    try:
-                        ps.torch.distribute(model, optimizer, where="servers", timeout=0.2)
-                        raise AssertionError("the other one came")
-                    except ps.exceptions.DeadlineExceeded:
-                        pass
-                job.barrier()
-                torch.nn.init.constant_(model.weight, 3.0 + job.rank)
-                _, stepped = ps.torch.distribute(model, optimizer, where="servers")
-                assert model.weight.tolist() == [3.0, 3.0], model.weight
-                assert stepped._prefix == ("model", "model.1")[count], stepped._prefix
+                    tried.touch()
+                while not tried.exists():
+                    time.sleep(0.01)
+                for model, optimizer in pairs:
+                    torch.nn.init.constant_(model.weight, 3.0 + job.rank)
+                    ps.torch.distribute(model, optimizer, where=where)
+                    assert model.weight.tolist() == [3.0, 3.0], model.weight
+            save(names=sorted(job._tensors))
         """,
     )
+    names = {name.split("/")[0] for name in saved[0]["names"]}
+    assert {"model", "model.1", "model.2", "model.3"} <= names
+    assert list(saved[1]["names"]) == list(saved[0]["names"])
+
+
+def an_interrupted_call(model: Any, optimizer: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Of `distribute`, after its tensors have been declared."""
+    from penstock.torch import Averaging, DistributedOptimizer
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DistributedOptimizer, "_pull_all", interrupted)
+        patched.setattr(Averaging, "hook", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ps.torch.distribute(model, optimizer, **options)
+
+
+@pytest.mark.parametrize("where", ["servers", "gradients"])
+@pytest.mark.parametrize("change", ["lr", "rule", "layer", "frozen", "options", "mode"])
+def test_a_call_that_failed_can_be_made_with_something_changed(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, where: str, change: str
+) -> None:
+    """Each further one without a prefix was told that its tensors had been declared otherwise."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    parameters, options = list(model.parameters()), {"where": where, "rescale": 0.5}
+    an_interrupted_call(model, torch.optim.Adam(parameters, lr=0.1), monkeypatch, **options)
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
+    if change == "lr":
+        optimizer = torch.optim.Adam(parameters, lr=0.2)
+    elif change == "rule":
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+    elif change == "layer":
+        model[1] = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    elif change == "frozen":
+        model[0].weight.requires_grad_(False)
+    elif change == "options":
+        options["rescale"] = 0.25
+    else:
+        options["where"] = "gradients" if where == "servers" else "servers"
+    _, optimizer = ps.torch.distribute(model, optimizer, **options)
+    before = model[1].bias.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[1].bias, before)
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "add_param_group"])
+def test_what_comes_late_after_a_call_that_failed_has_its_own_value(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It fell back to the value that the failed call had given its tensor."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    late = model[0].weight
+    torch.nn.init.constant_(late, 1.0)
+    options = {"where": "servers", "prefix": "mine"}
+    an_interrupted_call(model, torch.optim.SGD(model.parameters(), lr=0.1), monkeypatch, **options)
+    torch.nn.init.constant_(late, 5.0)
+    late.requires_grad_(False)
+    trained = model if how == "unfrozen" else model[1]
+    _, optimizer = ps.torch.distribute(model, torch.optim.SGD(trained.parameters(), lr=0.1), **options)
+    late.requires_grad_(True)
+    if how == "add_param_group":
+        optimizer.add_param_group({"params": [late]})
+    (0 * model(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    assert late.tolist() == [[5.0, 5.0], [5.0, 5.0]]
+
+
+def test_a_tensor_that_the_script_declares_after_a_call_that_failed_is_not_the_models(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call had the name before it had the tensor: made again, it took the script's, and its momentum."""
+    model, optimizer = made(1.0)
+
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.job.initial", full)
+        with pytest.raises(MemoryError):
+            ps.torch.distribute(model, optimizer, where="servers", prefix="model")
+    declaration = {"shape": (1, 2), "optimizer": ps.SGD(0.1, momentum=0.9)}
+    own = job.tensor("model/weight", [[6.9, 6.9]], **declaration)
+    with pytest.raises(ps.exceptions.OptionError, match="`model/weight` was declared before"):
+        ps.torch.distribute(model, optimizer, where="servers", prefix="model")
+    np.testing.assert_array_equal(own.pull(), np.full((1, 2), np.float32(6.9)))
+
+
+@pytest.mark.parametrize("place", ["hook_of_one", "leave_hooks_behind", "_note", "_kinds"])
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_a_call_that_failed_leaves_gradients_as_they_are(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, place: str, is_made_again: bool
+) -> None:
+    """Its hooks stayed: they averaged the gradients of a script that went on without it."""
+    import penstock.torch as front
+    from penstock.torch.gradients import averaging
+
+    class Fails(dict[Any, Any]):
+        def __call__(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+        __setitem__ = __call__
+
+    model, optimizer = made(1.0)
+    with monkeypatch.context() as patched:
+        if place == "hook_of_one":
+            plain = averaging.Averaging._hook
+            patched.setattr(averaging.Averaging, "_hook", lambda *given: (plain(*given), Fails()())[0])
+        else:
+            patched.setattr(averaging if place == "leave_hooks_behind" else front, place, Fails())
+        with pytest.raises(KeyboardInterrupt):
+            ps.torch.distribute(model, optimizer, rescale=3.0)
+    if is_made_again:
+        ps.torch.distribute(model, optimizer, rescale=3.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.weight.grad.tolist() == [[3.0, 3.0] if is_made_again else [1.0, 1.0]]
+        optimizer.step()
 
 
 def test_a_tensor_that_something_else_declared_is_not_the_models(job: ps.Job) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..arrays import DTYPES, Array
 from ..exceptions import DeclarationConflict, DtypeError
+from ..gather import printable
 from ..tensor import Tensor
 
 LARGE_BYTES = 1 << 20
@@ -109,7 +110,7 @@ def digest_of(lines: Sequence[str]) -> str:
 def difference(rank: int, mine: Sequence[str], other: int, theirs: Sequence[str]) -> DeclarationConflict:
     """The error for trees that differ: names the first leaf that does."""
     pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing more")
-    here, there = next(pair for pair in pairs if pair[0] != pair[1])
+    here, there = map(printable, next(pair for pair in pairs if pair[0] != pair[1]))
     return DeclarationConflict(
         f"workers gave different pytrees: worker {rank} has {here}, worker {other} has {there}",
         "give trees of the same structure, shapes and element types on every worker",

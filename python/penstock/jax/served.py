@@ -68,8 +68,7 @@ class Served:
 
         def declare(group: Group) -> Tensor:
             flat = next(flats)
-            job._claim(f"{name}/{group.name}", (name, group.name))
-            tensor = job.tensor(f"{name}/{group.name}", flat, **declaration)
+            tensor = job._tensor((name, group.name), f"{name}/{group.name}", flat, **declaration)
             if again:
                 # What a call that failed has declared keeps its value.
                 state = {slot: np.zeros(tensor.shape, tensor._accumulator()) for slot in tensor._core.slots}

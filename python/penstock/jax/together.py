@@ -20,7 +20,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..exceptions import DeclarationConflict, GatherConflict, OptionError
-from ..gather import Gathering, unreadable
+from ..gather import Gathering, lines_of
 from ..job import Job
 from ..optim import Add, Replace
 from ..tensor import Tensor
@@ -187,7 +187,7 @@ class Together:
             return is_again
         text = zlib.compress("\n".join(lines).encode())
         lists = [
-            None if one is None else _unpacked(rank, one)
+            None if one is None else lines_of(rank, one, MOST_LEAVES_BYTES)
             for rank, one in enumerate(
                 gather(job, call, "the leaves of a pytree", text, MOST_LEAVES_BYTES, timeout)
             )
@@ -204,18 +204,6 @@ def _copy(arrays: Sequence[Array], results: Sequence[Array]) -> None:
     for array, result in zip(arrays, results, strict=True):
         if array.__array_interface__["data"][0] != result.__array_interface__["data"][0]:
             np.copyto(result, array)
-
-
-def _unpacked(rank: int, data: bytes) -> list[str]:
-    """What another worker says of its leaves."""
-    unpacking = zlib.decompressobj()
-    try:
-        text = unpacking.decompress(data, MOST_LEAVES_BYTES)
-        if unpacking.eof:
-            return text.decode().split("\n")
-    except (zlib.error, UnicodeDecodeError) as error:
-        raise unreadable(rank) from error
-    raise unreadable(rank)
 
 
 _together: weakref.WeakKeyDictionary[Job, Together] = weakref.WeakKeyDictionary()

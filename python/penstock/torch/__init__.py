@@ -19,6 +19,7 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 | data.py | each worker its part of a dataset |
 | arrivals.py | parameters that come after `distribute` |
 | known.py | parameters and modules, without keeping them |
+| prefixes.py | the names of a job's models, and what calls that have not returned were for |
 | copies.py | copies of a model, and saved ones, are ordinary models |
 | broadcast.py | what goes from rank 0 to everyone, once |
 | pinned.py | shared memory that a GPU reads and writes itself |
@@ -30,7 +31,7 @@ import contextlib
 import hashlib
 import importlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 try:
@@ -58,7 +59,8 @@ from .gradients.averaging import check as check_parameters
 from .gradients.buffers import KINDS
 from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
-from .servers.optimizer import DistributedOptimizer, prefixes_of
+from .prefixes import FIRST, prefixes_of
+from .servers.optimizer import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
@@ -75,9 +77,6 @@ _DEFAULTS = {
 }
 """Of the options that only one mode has."""
 
-_models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
-_begun: weakref.WeakKeyDictionary[Job, tuple[int, weakref.ref[torch.nn.Module]]] = weakref.WeakKeyDictionary()
-"""Where gradients are averaged, the number of the last model without a prefix whose call has not returned."""
 _freed: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """The prefixes of a job's unwrapped models, whose tensors the next model of the kind takes over."""
 _dropped: weakref.WeakKeyDictionary[Job, dict[str, list[str]]] = weakref.WeakKeyDictionary()
@@ -304,10 +303,7 @@ def distribute(
     check_shapes(parameters)
     refuse_nonfinite = flag("refuse_nonfinite", refuse_nonfinite)
     declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
-    chosen = prefix is None
-    if prefix is None:
-        number = _number_of(model, job, where)
-        prefix = _chosen(number)
+    prefixes = prefixes_of(job)
     if where == "servers":
         if optimizer is None:
             raise OptionError(
@@ -316,11 +312,20 @@ def distribute(
             )
         if buffers not in (None, "local"):
             raise OptionError(f'expected buffers "local" with where="servers", got {buffers!r}')
+        asked = parse(spelled(consistency) or job._core.default_consistency)
+        kind = _kind_of(
+            where,
+            parameters,
+            {**declaration, "consistency": asked, "lr_scale": lr_scale, "clip_norm": clip_norm},
+            [*_settings(optimizer, parameters, {"filter": filtering}), f"prefix {prefix}"],
+        )
+        prefix = prefixes.choose(model, kind) if prefix is None else prefix
         distributed = DistributedOptimizer(
             model,
             optimizer,
             job,
             prefix=prefix,
+            kind=kind,
             consistency=consistency,
             overlap=overlap,
             check=check,
@@ -332,11 +337,12 @@ def distribute(
         )
         try:
             _note(model, parameters, distributed)
-            prefixes_of(job)[prefix] = None
+            prefixes.end(prefix)
+            return model, distributed
         except BaseException:
+            _undo_note(model, distributed)
             distributed.let_go()
             raise
-        return model, distributed
     if clip_norm is not None:
         raise OptionError(
             f'expected clip_norm=None with where="gradients", got {clip_norm!r}',
@@ -355,10 +361,13 @@ def distribute(
     check_parameters(parameters)
     named = {**parameters, **dict(model.named_buffers())}
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
-    kind = _kind_of(named, options)
-    freed = _freed.setdefault(job, {}).setdefault(kind, []) if chosen else []
-    if chosen and number:
-        freed += _dropped_by_all(job, kind, timeout)
+    kind, freed, chosen = _kind_of(where, named, options), list[str](), prefix is None
+    if prefix is None:
+        prefix = prefixes.choose(model, kind)
+        prefixes.begin(prefix, model, kind)
+        freed = _freed.setdefault(job, {}).setdefault(kind, [])
+        if prefix != FIRST:
+            freed += _dropped_by_all(job, kind, timeout)
     # One that unwraps a model which another keeps would name other tensors.
     options["memory"] = memory = freed[-1] if freed else prefix
     broadcast(
@@ -382,24 +391,27 @@ def distribute(
         timeout=timeout,
         patience=patience,
     )
-    if chosen:
-        _kinds[averaging] = kind
-        averaging.when_dropped = _dropped.setdefault(job, {}).setdefault(kind, []).append
+    # Nothing hears of it as yet.
     try:
+        averaging.hook(model, parameters)
         if optimizer is not None:
             names = {id(parameter): name for name, parameter in parameters.items()}
             same_order = start_alike(optimizer, names, job, f"{prefix}/optimizer", timeout)
             look_after(optimizer, averaging, same_order)
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model")
+        _note(model, parameters, averaging)
+        if chosen:
+            _kinds[averaging] = kind
+            averaging.when_dropped = _dropped.setdefault(job, {}).setdefault(kind, []).append
+            prefixes.end(prefix)
+        if freed:
+            freed.pop()
+        return model if optimizer is None else (model, optimizer)
     except BaseException:
-        averaging.forget()
+        _undo_note(model, averaging)
+        averaging.let_go()
         raise
-    if freed:
-        freed.pop()
-    _note(model, parameters, averaging)
-    _begun.pop(job, None)
-    return model if optimizer is None else (model, optimizer)
 
 
 @contextlib.contextmanager
@@ -524,32 +536,6 @@ def unwrap(model: M) -> M:
     return model
 
 
-def _number_of(model: torch.nn.Module, job: Job, where: str) -> int:
-    """Of a model without a prefix: that of a call for it that failed, if one did in the same mode."""
-    if where == "gradients" and (begun := _begun.get(job)) is not None and begun[1]() is model:
-        return begun[0]
-    taken, number = prefixes_of(job), 0
-
-    def is_free() -> bool:
-        if (prefix := _chosen(number)) not in taken:
-            return number >= _models_of.get(job, 0)
-        failed = taken[prefix]
-        return where == "servers" and failed is not None and failed() is model
-
-    while not is_free():
-        number += 1
-    if where == "gradients":
-        # Where the servers step, `prefixes_of` has it.
-        _models_of[job] = number + 1
-        _begun[job] = number, weakref.ref(model)
-    return number
-
-
-def _chosen(number: int) -> str:
-    """The prefix of a model without one."""
-    return f"model.{number}" if number else "model"
-
-
 def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
@@ -668,11 +654,13 @@ def _settings(
     return [*(described(optimizer, names) if optimizer is not None else ()), f"options {told}"]
 
 
-def _kind_of(named: dict[str, torch.Tensor], options: dict[str, Any]) -> str:
+def _kind_of(
+    where: str, named: dict[str, torch.Tensor], options: dict[str, Any], settings: Sequence[str] = ()
+) -> str:
     """The same for two models whose tensors of the job are alike."""
-    lines = _described(named)
+    lines = [where, *_described(named)]
     lines += [f"{one.requires_grad} {one.device}" for one in named.values()]
-    lines.append(str(options))
+    lines += [str(options), *settings]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -704,6 +692,14 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
     if isinstance(owner, DistributedOptimizer) and not _looked_after:
         _looked_after.append(register_optimizer_step_pre_hook(_refuse_stranger))
         _looked_after.append(register_optimizer_step_post_hook(_look_after_wrapper))
+
+
+def _undo_note(model: torch.nn.Module, owner: Any) -> None:
+    if _owner_of(model) is owner:
+        del _distributed[model]
+    for parameter, held in list(_owned.items()):
+        if held() is owner:
+            del _owned[parameter]
 
 
 def _refuse_stranger(optimizer: torch.optim.Optimizer, *_: Any) -> None:

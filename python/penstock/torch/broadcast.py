@@ -19,6 +19,7 @@ import torch
 
 from ..arrays import Array
 from ..exceptions import DeclarationConflict
+from ..gather import lines_of, printable, unreadable
 from ..job import Job
 from ..optim import Add
 from ..tensor import Tensor
@@ -30,7 +31,10 @@ barriers.
 """
 LIST_BYTES = 16 << 10
 """Room for rank 0's list, compressed; of a longer one only the digest is sent."""
+MOST_LIST_BYTES = 32 << 20
+"""Of rank 0's list: more than so much room can hold."""
 _DIGEST_BYTES = 32
+_END = "\n"
 
 
 def broadcast(
@@ -45,7 +49,8 @@ def broadcast(
     Overwrites the tensors, which every worker names in the same way and order, with rank 0's. Collective.
     Those that are `trained` are compared too, and the lines of `settings`: every worker must train the same.
 
-    Raises DeclarationConflict if the workers' lists differ, BarrierTimeout if a worker does not come.
+    Raises DeclarationConflict if the workers' lists differ, GatherConflict if rank 0's cannot be read,
+    BarrierTimeout if a worker does not come.
     """
     if job.size == 1:
         return
@@ -120,7 +125,7 @@ def _order(tensor: torch.Tensor) -> str:
 
 def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
     """Refuses a list that differs from rank 0's, and names the first difference."""
-    text = "\n".join(mine).encode()
+    text = _END.join(mine).encode()
     digest = hashlib.sha256(text).digest()
     packed = zlib.compress(text)
     page = np.zeros(LIST_BYTES, dtype=np.uint8)
@@ -132,9 +137,9 @@ def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
     theirs = channel.pull(slack=0, timeout=timeout).view(np.uint8).tobytes()
     if theirs[:_DIGEST_BYTES] == digest:
         return
-    told = zlib.decompressobj().decompress(theirs[_DIGEST_BYTES:]) if theirs[_DIGEST_BYTES] else b""
+    told = lines_of(0, theirs[_DIGEST_BYTES:], MOST_LIST_BYTES) if theirs[_DIGEST_BYTES] else []
     raise DeclarationConflict(
-        f"`{name}` differs: {_difference(job.rank, mine, told.decode().splitlines())}",
+        f"`{name}` differs: {_difference(job.rank, text.decode().split(_END) if text else [], told)}",
         "build the same model on every worker, with the same parameters frozen, the same buffers, and an "
         "optimizer of the same settings whose groups have the same parameters in the same order",
     )
@@ -142,10 +147,12 @@ def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
 
 def _difference(rank: int, mine: list[str], theirs: list[str]) -> str:
     """Where two lists begin to differ."""
-    if not theirs:
+    if not any(theirs):
         return f"worker {rank} has other tensors than worker 0: {len(mine)} of them, first {mine[:1]}"
     pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing more")
-    here, there = next(pair for pair in pairs if pair[0] != pair[1])
+    here, there = next((map(printable, pair) for pair in pairs if pair[0] != pair[1]), (None, None))
+    if here is None:
+        raise unreadable(0)
     return f"worker {rank} has {here}, worker 0 has {there}"
 
 

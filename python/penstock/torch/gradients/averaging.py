@@ -21,7 +21,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,23 +134,34 @@ class Averaging:
         self.known = Known(parameters.values())
         """All parameters that the model and the optimizer had."""
         self._newcomers = Newcomers(self, self.known, self._parts.parameters, when_added_to, _came_late)
+        self._is_needed = True
         if job.size == 1:
-            if self._idempotent and not declaration["refuse_nonfinite"]:
-                return
+            self._is_needed = not self._idempotent or declaration["refuse_nonfinite"]
             # Nobody else could be given the same.
             self._same = -1
+        if not self._is_needed:
+            return
         trained = [member for member in self._members if parameters[member.name].requires_grad]
         for number, group in enumerate(buckets_of(trained, bucket_bytes)):
             self._buckets.append(self._bucket(str(number), group))
         self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
         self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
-        self._handles += [self._hook(member) for member in self._members]
+
+    def hook(self, model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        """
+        From now on it hears of the model's gradients, loads and calls. Whatever ends this early, `let_go`
+        takes back.
+        """
+        if not self._is_needed:
+            return
+        # Each is there as soon as it is registered.
+        self._handles += (self._hook(member) for member in self._members)
         if not self._idempotent:
-            self._handles += [self._hook_before(member) for member in self._members]
+            self._handles += (self._hook_before(member) for member in self._members)
         for name, parameter in parameters.items():
             # Frozen, as yet.
             if parameter.dtype not in _DTYPES and (parameter.is_floating_point() or parameter.is_complex()):
-                self._handles.append(when_added_to(parameter, _refusal_of(name)))
+                self._handles.append(when_added_to(parameter, self._refusal_of(name)))
         loaded = _Loaded(self)
         for module in model.modules():
             # A part of the model may be loaded by itself.
@@ -481,13 +492,30 @@ class Averaging:
         """How many have ended."""
         return self._count
 
-    def hold(self, handles: list[Any]) -> None:
-        """Takes hooks in that go with the model's."""
+    def _refusal_of(self, name: str) -> Callable[[torch.Tensor], None]:
+        """What raises when the parameter of that name has a gradient: its type cannot be averaged."""
+
+        def came(parameter: torch.Tensor) -> None:
+            if self._handles:
+                raise _of_another_type(name, parameter)
+
+        return came
+
+    def hold(self, handles: Iterable[Any]) -> None:
+        """Takes hooks in that go with the model's, each as it comes."""
         self._handles += handles
 
     def __del__(self) -> None:
         if self.when_dropped is not None and self._handles and not self.unsent:
             self.when_dropped(self.prefix)
+
+    def let_go(self) -> None:
+        """
+        `distribute` has not come to its end. A signal handler may have raised before a hook's handle was
+        kept: such a hook does nothing.
+        """
+        self.forget()
+        self._synchronized = False
 
     def forget(self) -> None:
         """Removes the hooks: the model is an ordinary one again."""
@@ -563,15 +591,6 @@ def _of_another_type(name: str, parameter: torch.Tensor) -> DtypeError:
         "float16 or bfloat16",
         "for complex parameters keep real and imaginary part, as by torch.view_as_real",
     )
-
-
-def _refusal_of(name: str) -> Callable[[torch.Tensor], None]:
-    """What raises when the parameter of that name has a gradient: it is of no type that can be averaged."""
-
-    def came(parameter: torch.Tensor) -> None:
-        raise _of_another_type(name, parameter)
-
-    return came
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ import inspect
 import io
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
     last = _Step()
 
     def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        if job.closed or not averaging._handles:
+        if not averaging.watches:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -173,7 +173,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
         last.note(stepped, averaging.passes)
 
     def before_load(loading: torch.optim.Optimizer, _: Any) -> None:
-        if not job.closed and not same_order:
+        if averaging.watches and not same_order:
             raise OptionError(
                 f"this worker's {type(loading).__name__} has its parameters in another order than worker "
                 "0's, and a state goes by their places: it would be another parameter's here or there",
@@ -181,15 +181,14 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
                 "`distribute`, which sends worker 0's state by name",
             )
 
-    averaging.hold(
-        [
-            optimizer.register_step_pre_hook(before_step),
-            optimizer.register_step_post_hook(after_step),
-            optimizer.register_load_state_dict_pre_hook(before_load),
-            # A state that was loaded on one worker alone shows in the parameters after its next step.
-            optimizer.register_load_state_dict_post_hook(lambda _: averaging.loaded()),
-        ]
+    ours: tuple[tuple[Callable[[Any], Any], Any], ...] = (
+        (optimizer.register_step_pre_hook, before_step),
+        (optimizer.register_step_post_hook, after_step),
+        (optimizer.register_load_state_dict_pre_hook, before_load),
+        # A state that was loaded on one worker alone shows in the parameters after its next step.
+        (optimizer.register_load_state_dict_post_hook, lambda _: averaging.loaded()),
     )
+    averaging.hold(register(hook) for register, hook in ours)
 
 
 def _difference_of_gradients(averaging: Averaging, parameters: Iterable[torch.Tensor]) -> str | None:

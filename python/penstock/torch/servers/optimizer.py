@@ -38,6 +38,7 @@ from ..broadcast import broadcast
 from ..copies import Ours, leave_hooks_behind
 from ..gradients.averaging import CHECK_EVERY
 from ..known import Known
+from ..prefixes import prefixes_of
 from .attendance import Attendance
 from .bits import same_bits
 from .clipping import Clipping, check_limit
@@ -45,16 +46,6 @@ from .delivery import Delivery, Shared
 from .rules import HOOKS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
 from .state import OnServers
 from .transfer import transfer_for
-
-_models: weakref.WeakKeyDictionary[Job, dict[str, weakref.ref[torch.nn.Module] | None]] = (
-    weakref.WeakKeyDictionary()
-)
-"""By a job's prefixes, the model whose `distribute` has not returned; None of one that has."""
-
-
-def prefixes_of(job: Job) -> dict[str, weakref.ref[torch.nn.Module] | None]:
-    """The prefixes whose tensors have values: to declare them for another model would keep those."""
-    return _models.setdefault(job, {})
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -93,6 +84,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         job: Job,
         *,
         prefix: str,
+        kind: str,
         consistency: Consistency | str | None,
         overlap: bool | int | str,
         check: bool,
@@ -118,6 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._model = model
         self.job = job
         self._prefix = prefix
+        self._kind = kind
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._filters = filters
@@ -174,7 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _begin(self) -> None:
         """What every worker does together."""
         job, model = self.job, self._model
-        self._is_retry = self._claim_prefix()
+        self._is_retry = prefixes_of(job).begin(self._prefix, model, self._kind)
         self._attendance = None
         if job.size > 1 and self._consistency == BSP():
             self._attendance = Attendance(job, self._prefix, self._timeout)
@@ -199,27 +192,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._is_gone = True
         self._delivery.forget()
-        for parameter in (*self._model.parameters(), *self._mine()):
-            held = owners_of_parameters.get(parameter)
-            if held is not None and held() is self:
-                del owners_of_parameters[parameter]
-
-    def _claim_prefix(self) -> bool:
-        """
-        Whether a call for this model has failed before. Raises OptionError if the prefix is that of another.
-        """
-        taken = prefixes_of(self.job)
-        if self._prefix not in taken:
-            taken[self._prefix] = weakref.ref(self._model)
-            return False
-        before = taken[self._prefix]
-        if before is None or before() is not self._model:
-            raise OptionError(
-                f"prefix `{self._prefix}` was used before in this job: its tensors have the values and the "
-                "optimizer state of that model",
-                "pass another prefix, or none: then each model has its own",
-            )
-        return True
 
     def _hook_parts(self) -> None:
         # Parts come before the whole, in a load of the whole too.
@@ -751,8 +723,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             number += 1
             mine = f"{name}#{number}"
         self._named[mine] = parameter
-        # A call that has failed may have declared it, for the same model: see `_claim_prefix`.
-        self.job._claim(f"{self._prefix}/{mine}", (self._prefix, mine))
         return mine
 
     def _take_in(self) -> list[Shared]:
@@ -781,8 +751,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": filters})
             filters = Filters()
             declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
+        # A call that has failed may have declared it, for the same model.
+        owner = self._prefix, name
         name = f"{self._prefix}/{name}"
-        tensor = self.job.tensor(
+        tensor = self.job._tensor(
+            owner,
             name,
             parameter,
             shape=tuple(parameter.shape),
@@ -793,8 +766,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout=self._timeout,
             **declaration,
         )
-        if self._is_retry and not self._ready and self.job.rank == 0:
-            # What the failed call has declared keeps its value and state; these may be others now.
+        if (self._is_retry or self._ready) and self.job.rank == 0:
+            # What a call that failed has declared, this one's too, keeps its value and state; these may be
+            # others now. Nobody reads it before all have met.
             tensor._core.load(-1, _as_buffer(as_array(parameter)), 0, self._timeout)
             for slot in range(len(tensor._core.slots)):
                 nothing = np.zeros(tensor.shape, dtype=tensor._accumulator())
