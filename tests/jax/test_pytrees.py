@@ -477,12 +477,17 @@ def test_what_another_worker_says_of_its_leaves_is_unpacked_up_to_a_limit() -> N
     code = """
 import zlib
 from penstock.exceptions import GatherConflict
-from penstock.jax.together import MOST_LEAVES_BYTES, _unpacked
-assert _unpacked(1, zlib.compress(b"a\\nb")) == ["a", "b"]
+from penstock.gather import lines_of
+from penstock.jax.leaves import difference
+from penstock.jax.together import MOST_LEAVES_BYTES
+assert lines_of(1, zlib.compress(b"a\\nb"), MOST_LEAVES_BYTES) == ["a", "b"]
+# What would make lines of its own, or move what the terminal shows.
+found = str(difference(0, ["w: f32"], 1, ["w: \\x1b[2J\\u2028hint: " + "x" * 10000])).split("\\nhint")[0]
+assert found.isprintable() and len(found) < 3000 and "w: \\ufffd[2J\\ufffdhint: x" in found, found
 bomb = zlib.compress(bytes(MOST_LEAVES_BYTES + 1))
 for packed in (bomb, bomb[:-1], b"no zlib", zlib.compress(b"\\xff")):
     try:
-        _unpacked(1, packed)
+        lines_of(1, packed, MOST_LEAVES_BYTES)
     except GatherConflict as error:
         assert "worker 1" in str(error) and 1 in error.given
     else:

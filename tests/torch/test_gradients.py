@@ -316,7 +316,7 @@ def uneven(job):
 def unwrapped(job):
     def shared():
         # But for the lists that are compared.
-        return sum(one.nbytes for name, (_, one) in job._tensors.items() if not name.endswith("/list"))
+        return sum(one.tensor.nbytes for name, one in job._tensors.items() if not name.endswith("/list"))
     alone = net()
     plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     model = net()
