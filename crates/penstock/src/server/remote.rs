@@ -239,6 +239,7 @@ mod tests {
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
     use penstock_fabric::net::remote_peer::Homed as _;
+    use penstock_kernels::filter::{Coordinates, Filter};
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
@@ -250,10 +251,11 @@ mod tests {
     use penstock_proto::remote::home::{Chunks as _, Owing};
     use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
-    use penstock_proto::travel::{Filtering, Travel};
+    use penstock_proto::travel::{Filtering, Terms, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     const W: TensorId = 3;
     /// The second chunk is short.
@@ -272,6 +274,10 @@ mod tests {
     }
 
     fn rig_of(peer: PeerId, travel: &Travel) -> Rig {
+        rig_on(peer, travel, terms(travel))
+    }
+
+    fn rig_on(peer: PeerId, travel: &Travel, terms: Terms) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -286,11 +292,11 @@ mod tests {
         };
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
-            .holding_back(terms(travel).filter.holds_back());
+            .holding_back(terms.filter.holds_back());
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));
-        memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
@@ -399,23 +405,58 @@ mod tests {
         }
     }
 
-    /// A clock without a push made the filter go over all of them, for as long as there were clocks.
+    /// A filter that counts how often it goes over a chunk.
+    #[derive(Debug)]
+    struct Counted(Arc<dyn Filter>, Arc<AtomicUsize>);
+
+    impl Filter for Counted {
+        fn again_at(&self, clock: u64) -> Option<u64> {
+            self.0.again_at(clock)
+        }
+
+        fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.next(at, value, held);
+        }
+    }
+
+    /// Each clock without a push made the filter go over all of it, and beside other jobs its worker wait for that.
     #[test]
-    fn a_value_that_rests_is_filtered_until_all_of_it_has_passed() {
-        let half = Filtering::of_values("TopK", &[0.5]).unwrap();
-        let mut rig = rig(&differences(half));
-        rig.lane(0).as_chunks_mut().0.iter_mut().for_each(|word| *word = 1.0_f32.to_le_bytes());
-        let settings = Settings([0.0; 5]);
-        let mut submit = |submission| {
-            rig.memory.take_idle_looks();
-            rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
-            rig.memory.take_idle_looks()
-        };
-        assert_eq!(submit(Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings }), 0);
-        let looks: Vec<usize> = (1..4).map(|clock| submit(Submission::Clock { clock })).collect();
-        // The second chunk was never pushed. Of the first, the rest passes with the first clock that brings it a version.
-        assert!(looks[1] > 2 * looks[2] && looks[2] < 20, "{looks:?}");
-        assert_eq!(rig.memory.standing(W, 0), [1.0_f32.to_le_bytes(); 1024].as_flattened());
+    fn a_value_that_rests_is_not_gone_over_and_owes_nothing_for_what_its_push_brought() {
+        for (name, settings, expected) in [
+            ("TopK", &[0.01][..], 1),
+            ("RandomK", &[0.01, 1.0], 1),
+            ("DVF", &[99.0, 0.0, 0.0], 1),
+            // At versions 1, 4, 16 and 64, where its bound has halved.
+            ("DVF", &[99.0, 1.0, 0.0], 4),
+        ] {
+            let travel = differences(Filtering::of_values(name, settings).unwrap());
+            let (count, known) = (Arc::new(AtomicUsize::new(0)), terms(&travel));
+            let filter = Arc::new(Counted(known.filter, Arc::clone(&count)));
+            let mut rig = rig_on(PeerId::worker(0), &travel, Terms { filter, ..known });
+            rig.lane(0).as_chunks_mut().0.iter_mut().for_each(|word| *word = 1.0_f32.to_le_bytes());
+            let mut submit = |submission| {
+                (rig.machine.take_gone_over(), rig.memory.take_idle_looks());
+                rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
+                let seen = rig.memory.standing(W, 0).to_vec();
+                (rig.machine.take_gone_over() + rig.memory.take_idle_looks(), seen)
+            };
+            let settings = Settings([0.0; 5]);
+            let push = Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings };
+            let (looks, seen) = submit(push);
+            assert_eq!(looks, 0, "{name}");
+            for clock in 1..100 {
+                let (looks, now) = submit(Submission::Clock { clock });
+                assert!(looks <= 10, "{name}: {looks} looks for two chunks");
+                assert!(now == seen, "{name}: clock {clock}");
+            }
+            assert_eq!(count.load(Ordering::Relaxed), expected, "{name}");
+            let (looks, now) = submit(Submission::Flush { tensor: W });
+            assert!(looks <= 10, "{name}: {looks} looks for two chunks");
+            assert_eq!(now, [1.0_f32.to_le_bytes(); 1024].as_flattened());
+            submit(Submission::Clock { clock: 1000 });
+            assert_eq!(count.load(Ordering::Relaxed), expected, "{name}: nothing is held back");
+        }
     }
 
     #[test]
