@@ -5,6 +5,7 @@ What tests of the Python front share: jobs in this process, and jobs of real ser
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -50,10 +51,12 @@ def save(**arrays):
 """
 
 FORKS = """
-# PyTorch takes seconds to import, and as many again at the first optimizer. This process has done so, and
-# forks itself for each worker. The worker imports us by itself, and ends as any script.
-import json, os, sys, types
-import numpy, torch, torch._dynamo
+# What workers import takes seconds, and as many again at PyTorch's first optimizer. This process has done it
+# all, and forks itself for each worker. The worker imports us by itself, and ends as any script.
+import importlib, json, os, sys, types
+import numpy
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -82,6 +85,9 @@ os.dup2(1, 2)
 sys.modules["__main__"] = types.ModuleType("__main__")
 exec(compile(asked["code"], "<string>", "exec"), sys.modules["__main__"].__dict__)
 """
+
+SLOW = {"torch": ("torch", "torch._dynamo"), "jax": ("jax", "jax.numpy")}
+"""What workers with a word in their script are forked with."""
 
 
 class Forked:
@@ -113,7 +119,7 @@ class Forked:
         return self._origin.stdout.readline().strip()
 
 
-Origins = Callable[[int], "list[subprocess.Popen[str]]"]
+Origins = Callable[[str, int], "list[subprocess.Popen[str]]"]
 
 
 class SpawnJob(Protocol):
@@ -150,31 +156,31 @@ def job() -> Iterator[ps.Job]:
 @pytest.fixture(scope="session")
 def origins() -> Iterator[Origins]:
     """
-    The processes that so many workers with PyTorch are forked from, each from one of its own: those that are
-    forked from one have the same hashes of strings, and so the same order of sets.
+    The processes that so many workers with a framework are forked from, each from one of its own: those that
+    are forked from one have the same hashes of strings, and so the same order of sets.
     """
-    started: list[subprocess.Popen[str]] = []
+    started: dict[str, list[subprocess.Popen[str]]] = {kind: [] for kind in SLOW}
 
-    def origins(workers: int) -> list[subprocess.Popen[str]]:
+    def origins(kind: str, workers: int) -> list[subprocess.Popen[str]]:
         new = [
             subprocess.Popen(
-                [sys.executable, "-c", FORKS],
+                [sys.executable, "-c", FORKS, *SLOW[kind]],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for _ in range(len(started), workers)
+            for _ in range(len(started[kind]), workers)
         ]
-        started.extend(new)
+        started[kind].extend(new)
         for origin in new:
             # No worker begins long before another.
             assert origin.stdout is not None
             assert origin.stdout.readline() == "ready\n"
-        return started[:workers]
+        return started[kind][:workers]
 
     yield origins
-    for origin in started:
+    for origin in itertools.chain(*started.values()):
         with origin:
             pass
 
@@ -263,8 +269,9 @@ def spawning(origins: Origins) -> Iterator[SpawnJob]:
         ]
         code = WORKER + textwrap.dedent(script)
         ranks: list[subprocess.Popen[bytes] | Forked]
-        if "torch" in script:
-            ranks = [fork(rank, origin) for rank, origin in enumerate(origins(workers))]
+        kinds = [kind for kind in SLOW if kind in script]
+        if len(kinds) == 1:
+            ranks = [fork(rank, origin) for rank, origin in enumerate(origins(kinds[0], workers))]
         else:
             ranks = [
                 start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)

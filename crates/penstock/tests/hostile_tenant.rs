@@ -292,12 +292,10 @@ fn a_tensor_with_the_largest_number(address: SocketAddr) -> Vec<TcpStream> {
 fn names_of_tensors_that_are_elsewhere(address: SocketAddr) -> Vec<TcpStream> {
     let mut control = evil_worker(address);
     let mut answers = control.try_clone().unwrap();
-    // Read, or the worker would be lost for that.
-    let reader = std::thread::spawn(move || while matches!(answers.read(&mut [0; 1 << 16]), Ok(1..)) {});
+    // Read, or the worker would be lost for that: until the job ends, since at its pace the last answer is half a minute away.
+    std::thread::spawn(move || while matches!(answers.read(&mut [0; 1 << 16]), Ok(1..)) {});
     let ask = |id: u64| request(id, decided(&format!("{id:0512}"), id as u32, [(0, 2), (2, 0)]));
     pour(&mut control, (2..100_000).map(ask));
-    control.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-    reader.join().unwrap();
     vec![control]
 }
 
