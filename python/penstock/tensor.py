@@ -388,10 +388,10 @@ class Tensor(Sealed):
         numpy.ndarray
             `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
             shape and dtype: under BSP the model's own memory, which does not change until this worker's next
-            push of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
-            mirror, which does not change until its next pull. Copy it to keep it longer, and before
-            `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
-            mapped read-only ends the process.
+            push of the tensor, or clock without one, or until a flush of what a filter of broadcasts holds
+            back; else this worker's mirror, which does not change until its next pull. Copy it to keep it
+            longer, and before `torch.from_numpy`: torch ignores that the array is read-only, and writing to
+            memory that is mapped read-only ends the process.
 
         Raises
         ------

@@ -11,7 +11,7 @@ from train import FILTERS, SIZE, gradient
 
 import penstock as ps
 
-CHUNK, STEPS, WORKERS = 1024, 10, 2
+CHUNK, STEPS, RESTS, WORKERS = 1024, 10, 32, 2
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
                 key = f"{name} both ways" if both else name
                 filters = ps.Filters(push=given if both else None, broadcast=given)
                 tensors[key] = job.tensor(key, value=first, reduce="sum", filter=filters)
-                homes[key] = reference.Home(first, CHUNK, choose)
+                homes[key] = reference.Home(first, CHUNK, choose, shrinks=name == "bounded")
                 if both:
                     carries[key] = [reference.Worker(SIZE, CHUNK, choose) for _ in range(WORKERS)]
         values = {name: first.copy() for name in tensors}
@@ -44,9 +44,20 @@ def main() -> None:
                     # Without any effect on what is read afterwards.
                     np.testing.assert_array_equal(tensor.pull(exact=True), values[name], name)
             job.clock()
+        # Nothing is pushed: what is held back waits for the next push, for a bound that shrinks, or for a flush.
+        shrunk = 0
+        for version in range(STEPS + 1, STEPS + RESTS + 1):
+            job.clock()
+            for name, tensor in tensors.items():
+                before = homes[name].seen.copy()
+                seen = homes[name].rest(values[name], version)
+                shrunk += not np.array_equal(seen, before)
+                np.testing.assert_array_equal(tensor.pull(), seen, f"{name}, version {version}")
+                assert 0 < np.count_nonzero(seen != values[name]) < SIZE, (name, version)
+        assert shrunk == 2, "of `bounded`, both ways, at version 40"
         total = first + sum(gradient(rank, step) for rank in range(WORKERS) for step in range(STEPS))
         for name, tensor in tensors.items():
-            assert tensor.flush() == (STEPS if name in carries else None)
+            assert tensor.flush() == (STEPS + RESTS if name in carries else None)
             # Nothing was lost, and nothing counted twice.
             np.testing.assert_array_equal(tensor.pull(), total, name)
             np.testing.assert_array_equal(tensor.pull(exact=True), total, name)
@@ -57,7 +68,7 @@ def main() -> None:
             if name not in carries:
                 tensor.push(gradient(job.rank, STEPS))
                 value = total + sum(gradient(rank, STEPS) for rank in range(WORKERS))
-                np.testing.assert_array_equal(tensor.pull(), home.publish(value, STEPS + 2), name)
+                np.testing.assert_array_equal(tensor.pull(), home.publish(value, STEPS + RESTS + 2), name)
         job.clock()
         job.barrier()
 
