@@ -286,9 +286,9 @@ class Tensor(Sealed):
 
         With a filter of broadcasts it is collective, as `load` is, under every consistency: once every worker
         has called it, each of them reads the value itself, with all that has been folded. Under BSP all
-        workers have pushed in this iteration then, or none has.
+        workers call it in the same iteration, and all of them have pushed in it by then, or none has.
 
-        A call that raised can be made again. In one iteration each flush after the first sends nothing more.
+        A call that raised can be made again. In one iteration each flush after the first pushes nothing more.
 
         Parameters
         ----------
