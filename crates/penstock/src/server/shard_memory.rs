@@ -22,10 +22,12 @@ use std::sync::Arc;
 
 /// Bytes that are worked on between two signs of life: a submission may be about any number of them.
 const BYTES_A_BEAT: usize = 4 << 20;
-/// What a chunk costs that is published though nothing was folded, in looks at a chunk ([`super::pace::Pace::work`]). What a filter
+/// What a chunk costs that is published though nothing was folded, in looks ([`super::pace::Pace::work`]). What a filter
 /// or a flush goes over then is not in it: each flush of a chunk is behind a fold, which costs as much, and over a job's life a filter
 /// goes over a chunk that rests some thirty times ([`Behind`]).
-const LOOKS_A_PUBLICATION: usize = 4;
+const LOOKS_A_PUBLICATION: usize = 8;
+/// Bytes that are worked on in the time that a publication takes at least.
+const BYTES_A_PUBLICATION: usize = 512;
 
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
@@ -57,13 +59,15 @@ struct Life {
     shard: u32,
     /// Bytes since the last sign of it.
     worked: usize,
+    /// Whether there was one since it was asked.
+    long: bool,
 }
 
 impl Life {
     fn work(&mut self, bytes: usize) {
         self.worked += bytes;
         if self.worked >= BYTES_A_BEAT {
-            self.worked = 0;
+            (self.worked, self.long) = (0, true);
             self.flags.beat(self.shard);
         }
     }
@@ -87,12 +91,17 @@ struct TensorMemory {
 
 impl Memory {
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
-        let life = Life { flags, shard, worked: 0 };
+        let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, touched, events) = (Numbered::default(), None, None);
         Self { shard, tensors, touched, events, life, folded: false, idle_looks: 0 }
     }
 
-    /// What chunks cost that were published though nothing was folded, in looks at a chunk, since the last call of this.
+    /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
+    pub(super) fn take_long(&mut self) -> bool {
+        std::mem::take(&mut self.life.long)
+    }
+
+    /// What chunks cost that were published though nothing was folded, in looks, since the last call of this.
     pub(super) fn take_idle_looks(&mut self) -> usize {
         std::mem::take(&mut self.idle_looks)
     }
@@ -375,7 +384,7 @@ impl Home for Memory {
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }
-        self.life.work(filtered);
+        self.life.work(BYTES_A_PUBLICATION + filtered);
         if let Some(events) = &mut self.events {
             events.push(Event::Published { tensor: id, local });
         }
