@@ -495,6 +495,41 @@ mod tests {
         }
     }
 
+    // The poll told of it again and again, and the shard never slept as long as it was not read.
+    #[test]
+    fn a_broken_connection_that_is_not_read_for_now_is_not_watched_and_is_read_later() {
+        let Rig { machine, mut memory, mut remote, mut worker } = rig(&Travel::default());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let link = remote.link().unwrap();
+        epoll::add(&epoll, link, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
+        let watch = |remote: &mut Remote, pause| {
+            remote.pause(pause);
+            let interest = remote.change_of_interest().unwrap();
+            remote.watch(&epoll, 7, interest);
+        };
+        let told = |longest| crate::wait::events(&epoll, 1, Some(longest)).len();
+        watch(&mut remote, true);
+        let submission = Submission::Zero { tensor: W };
+        let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+        worker.write_all(&header.encode()).unwrap();
+        rustix::net::sockopt::set_socket_linger(&worker, Some(Duration::ZERO)).unwrap();
+        drop(worker);
+        assert_eq!(told(Duration::from_secs(30)), 1, "it is told of whatever is asked for");
+        remote.leave_poll(&epoll);
+        assert_eq!(told(Duration::ZERO), 0);
+        watch(&mut remote, false);
+        assert_eq!(told(Duration::from_secs(30)), 1);
+        let mut hear = || loop {
+            remote.ready(true, false);
+            match remote.hear(&machine, &mut memory) {
+                Heard::Header | Heard::Nothing => {}
+                heard => return heard,
+            }
+        };
+        assert!(matches!(hear(), Heard::Submission(..)), "what came before is taken");
+        assert!(matches!(hear(), Heard::Ended(_)));
+    }
+
     #[test]
     fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
         for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
