@@ -81,7 +81,7 @@ class Home:
         return self.seen
 
     def rest(self, value: Array, version: int) -> Array:
-        """What is seen of this version, which brings nothing new: where the bound has halved, what it lets pass."""
+        """What is seen of this version, which brings nothing new: more where the bound has halved."""
         if self.shrinks and version == 4 * self.chosen:
             self.publish(value, version)
         return self.seen

@@ -408,23 +408,27 @@ const RUNS: usize = 15;
 /// How many times as long the other tenant may take.
 const MOST: f64 = 1.10;
 
-/// What the attacker's clocks have a shard go over: several hundred chunks.
+/// What the attacker's clocks have a shard publish: several hundred chunks.
 #[derive(Debug, Clone, Copy)]
 enum Target {
-    /// It waits for the other worker, so each of them is looked at.
-    Waits,
-    /// The other worker has passed all by, so each of them is published; a filter holds back what was pushed of them before.
+    /// Of zeros.
+    Plain,
+    /// Of which a filter holds something back.
     Filtered,
 }
 
-/// Has a shard publish what worker 0 does, and a filter hold back something of each chunk: the frames that were sent for that, and
-/// what has to stay open.
-fn hold_back(address: SocketAddr, control: &mut TcpStream, shard: &mut TcpStream) -> (u64, Vec<TcpStream>) {
+/// The attacker's other worker passes everything by: each clock of worker 0 has a shard publish. What has to stay open.
+fn pass_by(address: SocketAddr) -> [TcpStream; 2] {
     let (peer, session) = (PeerId::worker(1), [8; 16]);
     let mut other = enter(address, "evil", EVIL, Purpose::Control).unwrap();
     asked(&mut other, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2 });
     let mut passes = enter(address, "evil", EVIL, Purpose::Shard { peer, session, shard: 0 }).unwrap();
     passes.write_all(&frame("evil", 1, Submission::Clock { clock: MAX_CLOCK }).encode()).unwrap();
+    [other, passes]
+}
+
+/// Has a filter hold back something of each chunk of a shard; how many frames were sent.
+fn hold_back(control: &mut TcpStream, shard: &mut TcpStream) -> u64 {
     let Ask::Declare { mut spec, decided } = tensor("w", MIB, Rule::Add) else { unreachable!() };
     let top = Filtering::of_values("TopK", &[0.01]).unwrap();
     spec.travel = Travel::filtered(Filtering::NONE, top, Dtype::F32);
@@ -446,19 +450,20 @@ fn hold_back(address: SocketAddr, control: &mut TcpStream, shard: &mut TcpStream
             shard.write_all(&payload).unwrap();
         }
     }
-    (sequence, vec![other, passes])
+    sequence
 }
 
 /// Asks the control thread, and all shards by it, and submits clocks to a shard, until `stop`.
 fn flood(address: SocketAddr, target: Target, stop: &AtomicBool) {
     let (mut control, mut shard) = (evil_worker(address), evil_shard(address));
-    let (mut sequence, _open) = match target {
-        Target::Waits => {
-            asked(&mut control, 2, tensor("w", 4 * MIB, Rule::Add));
+    let _open = pass_by(address);
+    let mut sequence = match target {
+        Target::Plain => {
+            asked(&mut control, 2, tensor("w", MIB, Rule::Add));
             shard.write_all(&frame("evil", 1, Submission::Zero { tensor: 0 }).encode()).unwrap();
-            (1, vec![])
+            1
         }
-        Target::Filtered => hold_back(address, &mut control, &mut shard),
+        Target::Filtered => hold_back(&mut control, &mut shard),
     };
     shard.set_nonblocking(true).unwrap();
     let own_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
@@ -507,7 +512,7 @@ fn how_long_the_other_tenant_takes_beside_an_attacker_of_little_processor_time()
             [since.elapsed().as_secs_f64(), (process_time() - used).as_secs_f64()]
         })
     };
-    let attacks = [None, Some(Target::Waits), Some(Target::Filtered)];
+    let attacks = [None, Some(Target::Plain), Some(Target::Filtered)];
     let mut runs = attacks.map(|_| vec![]);
     for run in 0..RUNS {
         for (runs, attack) in runs.iter_mut().zip(attacks) {
@@ -522,7 +527,7 @@ fn how_long_the_other_tenant_takes_beside_an_attacker_of_little_processor_time()
     for (runs_beside, attack) in runs.iter().zip(attacks) {
         let ratio = median(runs_beside) / median(&runs[0]);
         println!(
-            "{attack:?}, an attacker with {CAP} of a processor: {ratio:.2} times as long (medians of {RUNS}: {:.3} s in {:.3} to {:.3})",
+            "{attack:?}, {CAP} of a processor: {ratio:.2} times as long (medians of {RUNS}: {:.3} s in {:.3} to {:.3})",
             median(runs_beside),
             runs_beside[0],
             runs_beside[RUNS - 1]

@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 /// Bytes that are worked on between two signs of life: a submission may be about any number of them.
 const BYTES_A_BEAT: usize = 4 << 20;
-/// What a chunk costs that is published though nothing was folded, in looks ([`super::pace::Pace::work`]). What a filter
-/// or a flush goes over then is not in it: each flush of a chunk is behind a fold, which costs as much, and over a job's life a filter
-/// goes over a chunk that rests some thirty times ([`Behind`]).
+/// What a chunk costs that is published though nothing was folded, in looks ([`super::pace::Pace::work`]). What a filter or a flush
+/// goes over then is not in it: each flush of a chunk is behind a fold, which costs as much, and over a job's life a filter goes over
+/// a chunk that rests some thirty times ([`Behind`]).
 const LOOKS_A_PUBLICATION: usize = 8;
 /// Bytes that are worked on in the time that a publication takes at least.
 const BYTES_A_PUBLICATION: usize = 512;
