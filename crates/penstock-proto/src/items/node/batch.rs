@@ -1,6 +1,7 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::Partition;
+use super::spares::Scratch;
 use super::subscriber::{Answerable, Pass, Subscriber, Together, ripe, some_candidates, subscribed};
 use super::taken::{Batch, Taking};
 use super::work::Work;
@@ -64,7 +65,7 @@ pub(super) fn eager<M: Memory>(
     peer: PeerId,
     id: PartitionId,
     account: &Account,
-    scratch: &mut Vec<Changed>,
+    scratch: &mut Scratch,
     turn: u64,
     work: &mut Work,
 ) -> Due {
@@ -73,7 +74,7 @@ pub(super) fn eager<M: Memory>(
     for _ in 0..ATTEMPTS {
         // Of what a lost producer writes later, no set is passed on in part either.
         let now = partition.ended.unwrap_or_else(|| partition.memory.now());
-        collect(partition, scratch);
+        collect(partition, &mut scratch.changed);
         let Partition { memory, subscribers, ended, overtaken, .. } = &mut *partition;
         let Some(subscriber) = subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
             return Due::Waits;
@@ -115,7 +116,9 @@ pub(super) fn eager<M: Memory>(
             }
         };
         let left = work.left();
+        std::mem::swap(&mut taking.spares, &mut scratch.spares);
         let taken = take(&mut taking, subscriber, memory, work);
+        std::mem::swap(&mut taking.spares, &mut scratch.spares);
         taking.spend(left - work.left());
         match taken {
             Ok(true) => {}
@@ -125,11 +128,15 @@ pub(super) fn eager<M: Memory>(
                 return Due::Unpaid(why);
             }
         }
-        let Some(torn) = taking.torn() else { return taken_whole(subscriber, *taking, lost, turn) };
+        let Some(torn) = taking.torn() else {
+            taking.batch.rest(&mut scratch.spares);
+            return taken_whole(subscriber, *taking, lost, turn);
+        };
         if lost {
             let later = memory.now();
             // Each row that it left whole can be read as long as it has finished no later set.
             if later.done <= now.done {
+                taking.batch.rest(&mut scratch.spares);
                 return taken_whole(subscriber, *taking, lost, turn);
             }
             // A lost producer has set more, and nobody can say any more what was due: its rows end as they were later. All

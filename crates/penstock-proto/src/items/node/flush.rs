@@ -125,7 +125,7 @@ impl<H: Host> Node<H> {
         let under_way = connection.batch.as_ref().filter(|batch| batch.partition == of);
         let mut until = under_way.map(|batch| batch.turn);
         if let Some(partition) = partitions.get_mut(&of).filter(|it| it.subscribers.contains_key(&peer)) {
-            collect(partition, scratch);
+            collect(partition, &mut scratch.changed);
             if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
                 subscriber.look_once_more();
                 if subscriber.is_due() {

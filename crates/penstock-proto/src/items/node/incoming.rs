@@ -233,7 +233,7 @@ impl<H: Host> Node<H> {
             return Err(Broken::Nonsense("a batch that ends as of another set than it began"));
         }
         // Those that came by themselves, noted together: a message may name any number of them, and any number of peers want them.
-        let mut came = Came::of(subscribers, &mut self.scratch);
+        let mut came = Came::of(subscribers, &mut self.scratch.changed);
         for entry in Entries::new(entries, shape.row_bytes, head.apart) {
             let Entry { place, count, number, clock, as_of, value } = entry?;
             let row_of =

@@ -43,6 +43,7 @@ mod given_up;
 mod incoming;
 mod kept;
 mod outgoing;
+mod spares;
 mod subscriber;
 mod subscribing;
 mod taken;
@@ -60,6 +61,7 @@ use flush::{Bringing, Flush, Flushing};
 use given_up::Ahead;
 pub use given_up::{MOST_AHEAD, MOST_ROWS_AHEAD};
 use kept::{Away, FREE_BYTES, Needs, Shared};
+use spares::Scratch;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use subscriber::Subscriber;
@@ -215,7 +217,7 @@ pub struct Node<H: Host> {
     turn: u64,
     /// Rows that are looked at in one step.
     step: u64,
-    scratch: Vec<Changed>,
+    scratch: Scratch,
     /// Tables that all have dropped: what is still under way of them no longer matters.
     dropped: RowSet,
     /// Partitions of which a peer that has gone may still pay for what others want too. Many may go in one turn.
@@ -241,7 +243,7 @@ impl<H: Host> Node<H> {
             next: 0,
             turn: 0,
             step: work::STEP,
-            scratch: Vec::new(),
+            scratch: Scratch::default(),
             dropped: RowSet::default(),
             to_share: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -277,7 +279,7 @@ impl<H: Host> Node<H> {
         let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
         let partition = place.insert(Partition::new(memory, shape, Some(producer), None, home));
         if self.gone.contains(&producer) {
-            partition.end_with_its_producer(&mut self.scratch);
+            partition.end_with_its_producer(&mut self.scratch.changed);
         }
         self.offer(id);
         self.admit(id);
@@ -436,7 +438,7 @@ impl<H: Host> Node<H> {
                 upstream.surplus = true;
             }
             if partition.producer == Some(peer) {
-                partition.end_with_its_producer(&mut self.scratch);
+                partition.end_with_its_producer(&mut self.scratch.changed);
             }
         }
         self.to_share.extend(asked);

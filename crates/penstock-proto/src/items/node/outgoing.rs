@@ -19,7 +19,7 @@ impl<H: Host> Node<H> {
         std::mem::take(&mut self.to_share).into_iter().for_each(|id| self.share(id));
         let Self { partitions, scratch, .. } = self;
         for partition in partitions.values_mut().filter(|partition| !partition.subscribers.is_empty()) {
-            collect(partition, scratch);
+            collect(partition, &mut scratch.changed);
         }
     }
 
@@ -71,7 +71,7 @@ impl<H: Host> Node<H> {
                     return true;
                 }
                 let (before, id) = (out.len(), batch.partition);
-                let (last, turn) = (batch.send(out), batch.turn);
+                let (last, turn) = (batch.send(out, &mut self.scratch.spares), batch.turn);
                 if let Some(partition) = self.partitions.get_mut(&id) {
                     partition.traffic.0 += (out.len() - before) as u64;
                 }
@@ -284,14 +284,16 @@ impl<H: Host> Node<H> {
             Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Waits,
             Ok(None) => match partition.shape.propagation {
                 Propagation::Eager => return eager(partition, peer, id, account, scratch, turn, work),
-                Propagation::Bounded => match bounded(partition, peer, id, account, scratch, work) {
-                    Ok(Needed::Rows(batch)) => Due::Rows(batch),
-                    Ok(Needed::None) => Due::Nothing { turn },
-                    Ok(Needed::Unfinished) => Due::Unfinished,
-                    Err(why) => Due::Unpaid(why),
-                },
+                Propagation::Bounded => {
+                    match bounded(partition, peer, id, account, &mut scratch.changed, work) {
+                        Ok(Needed::Rows(batch)) => Due::Rows(batch),
+                        Ok(Needed::None) => Due::Nothing { turn },
+                        Ok(Needed::Unfinished) => Due::Unfinished,
+                        Err(why) => Due::Unpaid(why),
+                    }
+                }
                 Propagation::Lazy => {
-                    collect(partition, scratch);
+                    collect(partition, &mut scratch.changed);
                     if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
                         (subscriber.changed, subscriber.all, subscriber.until) =
                             (VecDeque::new(), false, None);

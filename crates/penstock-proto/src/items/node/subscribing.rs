@@ -196,7 +196,7 @@ impl<H: Host> Node<H> {
             }
         };
         // It is not told what was heard before it came.
-        collect(partition, &mut self.scratch);
+        collect(partition, &mut self.scratch.changed);
         let have = match shape.propagation {
             Propagation::Bounded => vec![(0, 0); rows.len() as usize],
             _ => Vec::new(),

@@ -1,5 +1,6 @@
 //! Rows that were taken of memory as they were at one moment, and are on their way to a peer.
 
+use super::spares::Spares;
 use super::work::Work;
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn};
@@ -17,7 +18,7 @@ const ENTRY_BYTES: usize = 32;
 /// Rows of a piece at most, and bytes of their values, about. Where one of them is taken anew the others are moved: these are as many
 /// as take little longer than a look at a row that is far from others.
 const PIECE_ROWS: usize = 1024;
-const PIECE_BYTES: usize = 32 * 1024;
+pub(super) const PIECE_BYTES: usize = 32 * 1024;
 /// Bytes that are moved in the time of a look at a row.
 const MOVED: u64 = 1024;
 
@@ -45,12 +46,19 @@ pub(super) struct Sent {
     at: u32,
 }
 
+impl Sent {
+    fn entry<'a>(&self, value: Option<&'a [u8]>) -> Entry<'a> {
+        let Look { number, clock, as_of } = self.look;
+        Entry { place: self.place, count: self.count, number, clock, as_of, value }
+    }
+}
+
 /// Rows of a batch whose slots lie near each other, in the order of their places.
 #[derive(Debug, Default)]
-struct Piece {
-    rows: Vec<Sent>,
+pub(super) struct Piece {
+    pub(super) rows: Vec<Sent>,
     /// Of each row, in the same order.
-    values: Vec<u8>,
+    pub(super) values: Vec<u8>,
 }
 
 impl Piece {
@@ -141,13 +149,13 @@ pub(super) struct Batch {
     /// The turn in which all that was due was taken. For a batch that answers a fetch, the turn in which the fetch came, since
     /// earlier fetches are answered first.
     pub(super) turn: u64,
-    /// Those that are sent next, or are being taken. Their values stand in `values` one after the other.
+    /// Those that are sent, or are being taken. Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
     pub(super) values: Vec<u8>,
     pub(super) next: usize,
     pub(super) value: usize,
     pub(super) row_bytes: usize,
-    /// Those behind them, and the bytes that they take.
+    /// Or else the pieces that have them, and the bytes that these take.
     pieces: BTreeMap<u32, Piece>,
     kept: usize,
     /// Of values and rows: charged before they are taken.
@@ -192,6 +200,19 @@ impl Batch {
         Ok(start)
     }
 
+    /// Makes room for the rows of one piece, if there is none.
+    fn make_room(&mut self, spares: &mut Spares) {
+        if self.values.capacity() == 0 && self.row_bytes < PIECE_BYTES {
+            Piece { rows: self.rows, values: self.values } = spares.take();
+        }
+    }
+
+    /// All rows are in pieces: what they were taken into is not needed any more.
+    pub(super) fn rest(&mut self, spares: &mut Spares) {
+        let (rows, values) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.values));
+        spares.give(Piece { rows, values });
+    }
+
     /// All of it is taken: what was charged too much is given back.
     pub(super) fn whole(mut self, head: Head) -> Self {
         self.charge.shrink_to(self.kept_bytes() as u64);
@@ -224,53 +245,61 @@ impl Batch {
     }
 
     /// What has been appended takes the place of piece `number`, which was `before`.
-    fn replace(&mut self, number: u32, before: &Piece) {
+    fn replace(&mut self, number: u32, mut before: Piece, spares: &mut Spares) {
         self.kept -= before.kept_bytes();
         if self.rows.is_empty() {
-            return;
+            return spares.give(before);
         }
-        // Long values are not copied once more, and take no more than they need.
-        if self.values.len() >= PIECE_BYTES {
-            self.values.shrink_to_fit();
+        // A few rows do not keep memory for many.
+        if self.values.len() < PIECE_BYTES / 2 {
+            before = Piece { rows: self.rows.clone(), values: self.values.clone() };
+        } else {
+            if before.values.capacity() < PIECE_BYTES && self.row_bytes < PIECE_BYTES {
+                before = spares.take();
+            }
+            before.rows.clone_from(&self.rows);
+            std::mem::swap(&mut before.values, &mut self.values);
+            // Long values take no more than they need.
+            before.values.shrink_to(PIECE_BYTES);
         }
-        let piece = match self.values.len() < PIECE_BYTES {
-            true => Piece { rows: self.rows.clone(), values: self.values.clone() },
-            false => Piece { rows: self.rows.clone(), values: std::mem::take(&mut self.values) },
-        };
         self.rows.clear();
         self.values.clear();
-        self.kept += piece.kept_bytes();
-        self.pieces.insert(number, piece);
-    }
-
-    /// The rows of the next pieces, as many as one message has, are sent next.
-    fn load(&mut self) {
-        self.rows.clear();
-        self.values.clear();
-        (self.next, self.value) = (0, 0);
-        let mut bytes = 0;
-        while let Some(piece) = self.pieces.first_entry() {
-            bytes += piece.get().sent_bytes();
-            if !self.rows.is_empty() && bytes > BATCH_BYTES {
-                break;
-            }
-            let piece = piece.remove();
-            if self.rows.is_empty() {
-                (self.rows, self.values) = (piece.rows, piece.values);
-                continue;
-            }
-            let mut rows = Stretches::of(&piece, self.row_bytes);
-            while let Some(stretch) = rows.before(u32::MAX) {
-                self.keep(stretch);
-            }
-        }
+        self.kept += before.kept_bytes();
+        self.pieces.insert(number, before);
     }
 
     /// Appends the next message; whether it was the last.
-    pub(super) fn send(&mut self, out: &mut Vec<u8>) -> bool {
-        if self.next == self.rows.len() {
-            self.load();
+    pub(super) fn send(&mut self, out: &mut Vec<u8>, spares: &mut Spares) -> bool {
+        match self.pieces.is_empty() {
+            true => self.send_rows(out),
+            false => self.send_pieces(out, spares),
         }
+        self.head.first = false;
+        self.head.last
+    }
+
+    /// The next pieces, as many as one message has.
+    fn send_pieces(&mut self, out: &mut Vec<u8>, spares: &mut Spares) {
+        let mut bytes = 0;
+        let fit = self.pieces.values().take_while(|piece| {
+            bytes += piece.sent_bytes();
+            bytes <= BATCH_BYTES
+        });
+        let count = fit.count().max(1);
+        self.head.last = count == self.pieces.len();
+        let mut message = Encoder::rows(out, self.partition, &self.head);
+        for (_, piece) in std::iter::from_fn(|| self.pieces.pop_first()).take(count) {
+            let mut rows = Stretches::of(&piece, self.row_bytes);
+            while let Some((sent, values)) = rows.before(u32::MAX) {
+                message.entry(&sent.entry(Some(values)), self.head.apart);
+            }
+            spares.give(piece);
+        }
+        message.end();
+    }
+
+    /// The next rows, likewise.
+    fn send_rows(&mut self, out: &mut Vec<u8>) {
         let mut bytes = 0;
         let count = self.rows[self.next..].iter().take_while(|sent| {
             bytes += sent.count as usize * self.row_bytes + ENTRY_BYTES;
@@ -278,21 +307,18 @@ impl Batch {
         });
         let count = count.count().max(1).min(self.rows.len() - self.next);
         let end = self.next + count;
-        self.head.last = end == self.rows.len() && self.pieces.is_empty();
+        self.head.last = end == self.rows.len();
         let mut message = Encoder::rows(out, self.partition, &self.head);
-        for &Sent { place, count, look, value, .. } in &self.rows[self.next..end] {
-            let value = value.then(|| {
+        for sent in &self.rows[self.next..end] {
+            let value = sent.value.then(|| {
                 let start = self.value;
-                self.value += self.row_bytes * count as usize;
+                self.value += self.row_bytes * sent.count as usize;
                 &self.values[start..self.value]
             });
-            let Look { number, clock, as_of } = look;
-            message.entry(&Entry { place, count, number, clock, as_of, value }, self.head.apart);
+            message.entry(&sent.entry(value), self.head.apart);
         }
         message.end();
         self.next = end;
-        self.head.first = false;
-        self.head.last
     }
 }
 
@@ -328,6 +354,8 @@ pub(super) struct Taking {
     often: RowSet,
     /// For the slots, where they are kept from one step to the next.
     slots_charge: Charge,
+    /// What its rows may be taken into, while they are.
+    pub(super) spares: Spares,
 }
 
 impl Taking {
@@ -349,6 +377,7 @@ impl Taking {
             unknown: false,
             often: RowSet::default(),
             slots_charge: Charge::default(),
+            spares: Spares::default(),
         }
     }
 
@@ -435,7 +464,8 @@ impl Taking {
         work: &mut Work,
     ) -> Result<bool, Exhausted> {
         let run = memory.run().max(1) as usize;
-        let slots = (PIECE_BYTES / self.batch.row_bytes.max(1)).clamp(1, PIECE_ROWS).next_multiple_of(run);
+        let slots = (PIECE_BYTES / self.batch.row_bytes.max(1)).clamp(1, PIECE_ROWS);
+        let slots = (slots / run).max(1) * run;
         while let Some(range) = self.due.front() {
             if work.is_over() {
                 return Ok(false);
@@ -447,6 +477,7 @@ impl Taking {
                 self.due.pop_front();
                 continue;
             }
+            self.batch.make_room(&mut self.spares);
             if let Err(why) = self.take_piece(memory, rows, after, number, end, work) {
                 // Some of what the piece had is not in the batch any more.
                 self.unknown = true;
@@ -533,7 +564,7 @@ impl Taking {
         if !piece.rows.is_empty() {
             work.look((self.batch.values.len() + self.batch.rows.len() * size_of::<Sent>()) as u64 / MOVED);
         }
-        self.batch.replace(number, &piece);
+        self.batch.replace(number, piece, &mut self.spares);
         Ok(())
     }
 
