@@ -15,8 +15,10 @@ export PIP_QUIET := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A test that hangs must fail, and say where. What compiles has no limit: machines differ.
 LIMIT := timeout --verbose 900
-# What the package and one of its extras need, a requirement a line.
-REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]], sep="\n")
+# What the package and one of its extras need, with those that this one names, a requirement a line.
+REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; own = p["name"] + "["; of = lambda extras: [one for extra in extras.split(",") for r in p["optional-dependencies"][extra] for one in (of(r[len(own):-1]) if r.startswith(own) else [r])]; print(*p["dependencies"], *of(sys.argv[1]), sep="\n")
+# The extra that is downloaded and unpacked while the compiler is at work.
+EXTRA := demo
 
 .PHONY: demo build library install test test-env lint format test-rust test-model test-memory test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
 
@@ -38,9 +40,8 @@ $(VENV)/.tools: | $(BIN)/python
 	$(BIN)/python -m pip install 'maturin>=1.7,<2'
 	@touch $@
 
-# What is downloaded is unpacked while the compiler is at work.
 $(VENV)/.python: $(RUST_SOURCES) | $(VENV)/.tools
-	@$(BIN)/python -c '$(REQUIREMENTS)' demo > $(VENV)/requirements.txt
+	@$(BIN)/python -c '$(REQUIREMENTS)' $(EXTRA) > $(VENV)/requirements.txt
 	@$(BIN)/python -m pip install -r $(VENV)/requirements.txt & pip=$$!; \
 	  VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --skip-install; built=$$?; \
 	  wait $$pip && exit $$built
@@ -70,6 +71,8 @@ install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDI
 
 test: test-env lint test-rust test-model test-fuzz test-memory test-python ## lints, types, and every test but the benchmarks
 
+# Gigabytes: to unpack them behind the compiler would take minutes.
+test-env: EXTRA := dev
 test-env: $(VENV)/.built $(VENV)/.bench $(VENV)/.test-env
 
 $(VENV)/.test-env: pyproject.toml | $(VENV)/.built

@@ -5,6 +5,7 @@ What tests of the Python front share: jobs in this process, and jobs of real ser
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +50,77 @@ def save(**arrays):
         np.savez(file, **arrays)
 """
 
+FORKS = """
+# What workers import takes seconds, and as many again at PyTorch's first optimizer. This process has done it
+# all, and forks itself for each worker. The worker imports us by itself, and ends as any script.
+import importlib, json, os, sys, types
+import numpy
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "over" in asked:
+        pid, status = os.waitpid(asked["over"], os.WNOHANG)
+        print(os.waitstatus_to_exitcode(status) if pid else "no", flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(pid, flush=True)
+else:
+    sys.exit()
+
+os.chdir(asked["folder"])
+os.environ.clear()
+os.environ.update(asked["environment"])
+numpy.random.seed()
+sys.argv = ["-c", *asked["arguments"]]
+for name, number in (os.devnull, 0), (asked["log"], 1):
+    file = os.open(name, os.O_RDWR)
+    os.dup2(file, number)
+    os.close(file)
+os.dup2(1, 2)
+sys.modules["__main__"] = types.ModuleType("__main__")
+exec(compile(asked["code"], "<string>", "exec"), sys.modules["__main__"].__dict__)
+"""
+
+SLOW = {"torch": ("torch", "torch._dynamo"), "jax": ("jax", "jax.numpy")}
+"""What workers with a word in their script are forked with."""
+
+
+class Forked:
+    """A worker that was forked from a process which runs FORKS: what is used here of `subprocess.Popen`."""
+
+    def __init__(self, origin: subprocess.Popen[str], **asked: Any) -> None:
+        self.returncode: int | None = None
+        self._origin = origin
+        self.pid = int(self._ask(**asked))
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (said := self._ask(over=self.pid)) != "no":
+            self.returncode = int(said)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + timeout if timeout is not None else None
+        while (code := self.poll()) is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a forked worker", timeout or 0)
+            time.sleep(0.01)
+        return code
+
+    def _ask(self, **asked: Any) -> str:
+        assert self._origin.stdin is not None
+        assert self._origin.stdout is not None
+        self._origin.stdin.write(json.dumps(asked) + "\n")
+        self._origin.stdin.flush()
+        return self._origin.stdout.readline().strip()
+
+
+Origins = Callable[[str, int], "list[subprocess.Popen[str]]"]
+
 
 class SpawnJob(Protocol):
     """Runs a script in several workers; returns what each saved, by rank."""
@@ -80,24 +153,56 @@ def job() -> Iterator[ps.Job]:
         job.close()
 
 
+@pytest.fixture(scope="session")
+def origins() -> Iterator[Origins]:
+    """
+    The processes that so many workers with a framework are forked from, each from one of its own: those that
+    are forked from one have the same hashes of strings, and so the same order of sets.
+    """
+    started: dict[str, list[subprocess.Popen[str]]] = {kind: [] for kind in SLOW}
+
+    def origins(kind: str, workers: int) -> list[subprocess.Popen[str]]:
+        new = [
+            subprocess.Popen(
+                [sys.executable, "-c", FORKS, *SLOW[kind]],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(len(started[kind]), workers)
+        ]
+        started[kind].extend(new)
+        for origin in new:
+            # No worker begins long before another.
+            assert origin.stdout is not None
+            assert origin.stdout.readline() == "ready\n"
+        return started[kind][:workers]
+
+    yield origins
+    for origin in itertools.chain(*started.values()):
+        with origin:
+            pass
+
+
 @pytest.fixture
-def spawn_job() -> Iterator[SpawnJob]:
+def spawn_job(origins: Origins) -> Iterator[SpawnJob]:
     """Jobs of real processes; whatever is left of them is killed by its pid, and shown if the test failed."""
-    with spawning() as spawn:
+    with spawning(origins) as spawn:
         yield spawn
 
 
 @pytest.fixture(scope="module")
-def spawn_shared_job() -> Iterator[SpawnJob]:
+def spawn_shared_job(origins: Origins) -> Iterator[SpawnJob]:
     """As `spawn_job`, for jobs that several tests of a module look at: what starts slowly starts once."""
-    with spawning() as spawn:
+    with spawning(origins) as spawn:
         yield spawn
 
 
 @contextlib.contextmanager
-def spawning() -> Iterator[SpawnJob]:
+def spawning(origins: Origins) -> Iterator[SpawnJob]:
     """What both fixtures do."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[bytes] | Forked] = []
     folders = contextlib.ExitStack()
 
     def spawn(
@@ -142,14 +247,35 @@ def spawning() -> Iterator[SpawnJob]:
             started.append(process)
             return process
 
+        def fork(rank: int, origin: subprocess.Popen[str]) -> Forked:
+            logs[f"worker{rank}"] = Path(folder) / f"worker{rank}.log"
+            logs[f"worker{rank}"].touch()
+            process = Forked(
+                origin,
+                code=code,
+                arguments=arguments,
+                folder=str(Path.cwd()),
+                environment={**environment, "PENSTOCK_RANK": str(rank)},
+                log=str(logs[f"worker{rank}"]),
+            )
+            started.append(process)
+            return process
+
         texts = json.dumps(settings)
-        everyone = [
+        everyone: list[subprocess.Popen[bytes] | Forked] = [
             start(f"server{job}.{index}", SERVER, path, str(index), str(servers), str(workers), texts)
             for job, paths in enumerate(sockets)
             for index, path in enumerate(paths)
         ]
         code = WORKER + textwrap.dedent(script)
-        ranks = [start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)]
+        ranks: list[subprocess.Popen[bytes] | Forked]
+        kinds = [kind for kind in SLOW if kind in script]
+        if len(kinds) == 1:
+            ranks = [fork(rank, origin) for rank, origin in enumerate(origins(kinds[0], workers))]
+        else:
+            ranks = [
+                start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)
+            ]
         everyone += ranks
         late = ""
         try:
@@ -193,7 +319,7 @@ def spawning() -> Iterator[SpawnJob]:
         folders.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes] | Forked) -> None:
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -10,79 +10,157 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import Any, ParamSpec, TypeVar, cast
 
-from .turn import LOOK_AGAIN_S
+from .bells import Bells
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CANCELLED = "cancelled"
+
 
 class Pending(Future[T]):
     """
-    The future of a call, with a way to wait for it that a signal handler may interrupt anywhere: one that
-    raises while its thread enters a Condition, as there is in every future, leaves that taken. The line's
-    thread, which enters it to end the call, would stand there for good.
+    The future of a call of a `Line`, none of whose methods enter the Condition that is in every future: a
+    signal handler that raises as its thread does so leaves that taken, and every other thread would stand
+    there for good. Only `concurrent.futures.wait` and `as_completed` look into it, and are told there.
     """
+
+    fate: object = None
+    """`CANCELLED`, or who makes the call: whichever came first, as nobody else changes it then."""
+    dropped = False
+    """Whether `submit` raised: if the call has not begun, nobody makes it."""
+    over = False
+    """Whether it has ended, or was cancelled."""
+    error: BaseException | None = None
+    """What it raised."""
+    told = False
+    """Whether the caller has heard of that by `clock`."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Called first, when the Condition has been left: the callbacks of users may ask for the result.
-        self.add_done_callback(_ring)
-        self.over = False
-        """Whether it has ended, or was cancelled."""
-        self.error: BaseException | None = None
-        """What it raised."""
-        self._bells: list[threading.Lock] = []
+        self.found: T | None = None
+        """What it returned."""
+        self._bells = Bells()
+        self._callbacks: list[Callable[[Future[T]], object]] = []
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Whether it was over in that time; without one, when it is."""
-        until = None if seconds is None else time.monotonic() + seconds
-        bell = None
-        while not self.over:
-            left = LOOK_AGAIN_S if until is None else min(until - time.monotonic(), LOOK_AGAIN_S)
-            if left <= 0:
-                return False
-            if bell is None:
-                bell = threading.Lock()
-                bell.acquire()
-                self._bells.append(bell)
+    def decide(self, fate: object) -> bool:
+        """Whether this is, or now becomes, its fate."""
+        # One call, of which no other thread sees a half: with or without a lock around the interpreter.
+        return self.__dict__.setdefault("fate", fate) is fate
+
+    def tell(self) -> None:
+        """It is over, and the line has come to it: tells everybody."""
+        self._bells.ring()
+        self._tell_in_condition(blocking=False)
+        self._call_back()
+
+    def _call_back(self) -> None:
+        # Each is taken out by one thread: that which tells everybody, or that which came too late with it.
+        with contextlib.suppress(IndexError):
+            while True:
+                callback = self._callbacks.pop(0)
+                try:
+                    callback(self)
+                except Exception:
+                    # As any future does.
+                    log = logging.getLogger("concurrent.futures")
+                    log.exception("exception calling callback for %r", self)
+
+    def _tell_in_condition(self, blocking: bool) -> None:
+        is_free = self._condition.acquire(blocking)
+        try:
+            if not blocking and (not is_free or self._waiters):
+                # Somebody looks, or waits by a Condition of his own; or did, and was interrupted there. Then
+                # the new thread stands for good.
+                with contextlib.suppress(RuntimeError):
+                    _thread.start_new_thread(self._tell_in_condition, (True,))
+                    return
+            if self.fate is CANCELLED:
+                super().cancel()
+                super().set_running_or_notify_cancel()
+            elif self.error is not None:
+                super().set_exception(self.error)
             else:
-                bell.acquire(timeout=left)
+                super().set_result(cast(T, self.found))
+        finally:
+            if is_free:
+                self._condition.release()
+
+    # -- as a future's
+
+    def cancel(self) -> bool:
+        """As a future's."""
+        if not self.decide(CANCELLED):
+            return False
+        self.over = True
+        self._bells.ring()
+        self._call_back()
         return True
+
+    def cancelled(self) -> bool:
+        """As a future's."""
+        return self.fate is CANCELLED
+
+    def running(self) -> bool:
+        """As a future's."""
+        return self.fate is not None and self.fate is not CANCELLED and not self.over
 
     def done(self) -> bool:
         """As a future's."""
+        if self.dropped and not self.over:
+            self.cancel()
         return self.over
 
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it was over in that time; without one, when it is."""
+        return self._bells.wait(self.done, seconds)
+
     def result(self, timeout: float | None = None) -> T:
-        """As a future's, whose Condition is entered only when the line's thread has left it."""
-        if not self.wait(timeout):
-            raise TimeoutError
-        return super().result()
+        """As a future's."""
+        error = self.exception(timeout)
+        if error is None:
+            return cast(T, self.found)
+        try:
+            raise error
+        finally:
+            # The error's traceback has this frame: what it holds would hold the error.
+            del self, error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Likewise."""
+        """As a future's."""
         if not self.wait(timeout):
             raise TimeoutError
-        return super().exception()
+        if self.fate is CANCELLED:
+            raise CancelledError
+        return self.error
 
-    def set_exception(self, exception: BaseException | None) -> None:
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """As a future's."""
-        self.error = exception
-        super().set_exception(exception)
+        self._callbacks.append(fn)
+        if self.over:
+            self._call_back()
 
+    def _get_snapshot(self) -> tuple[bool, bool, T | None, BaseException | None]:
+        # What asyncio asks for since Python 3.14.
+        return self.over, self.cancelled(), self.found, self.error
 
-def _ring(pending: Any) -> None:
-    pending.over = True
-    with contextlib.suppress(IndexError):
-        while True:
-            pending._bells.pop().release()
+    def __repr__(self) -> str:
+        if self.fate is None or self.fate is CANCELLED:
+            state = "pending" if self.fate is None else CANCELLED
+        elif not self.over:
+            state = "running"
+        elif self.error is not None:
+            state = f"finished raised {type(self.error).__name__}"
+        else:
+            state = f"finished returned {type(self.found).__name__}"
+        return f"<{type(self).__name__} at {id(self):#x} state={state}>"
 
 
 class Line:
@@ -96,32 +174,48 @@ class Line:
         """Its number."""
         self._ended = False
 
-    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-        """Submits a call; the future holds what it returns or raises."""
+    def submit(
+        self, noted: list[Pending[Any]] | None, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> Pending[T]:
+        """
+        Submits a call; the future holds what it returns or raises, and is put into `noted` first. If this
+        raises, as a signal handler may, the call is not made, or is being made already.
+        """
         future: Pending[T] = Pending()
 
         def run() -> None:
+            # Of this one: where the line ends meanwhile, two threads may come to it.
+            me = object()
+            found, error = None, None
             try:
-                if not future.set_running_or_notify_cancel():
-                    return
-                try:
-                    result = call(*args, **kwargs)
-                except BaseException as error:
-                    future.set_exception(error)
-                    return
-                future.set_result(result)
-            finally:
-                # Whoever cancelled it may have been interrupted before anybody was told.
-                _ring(future)
+                if future.dropped:
+                    future.cancel()
+                if future.decide(me):
+                    found = call(*args, **kwargs)
+            except BaseException as raised:
+                error = raised
+            # Statements: on the submitting thread, a handler may raise in every call. Nor has one who was
+            # interrupted as he cancelled it told anybody.
+            if future.fate is me or future.fate is CANCELLED:
+                future.found, future.error, future.over = found, error, True
+                future.tell()
 
-        if self._ended:
-            # The call itself knows best why it can no longer be made.
-            run()
-            return future
-        self._calls.put(run)
-        if self._thread is None:
-            # A `threading.Thread` waits by an Event, in which a signal handler may raise too.
-            _thread.start_new_thread(self._serve, ())
+        try:
+            if not self._ended:
+                if self._thread is None:
+                    # A `threading.Thread` waits by an Event, in which a signal handler may raise too.
+                    _thread.start_new_thread(self._serve, ())
+                if noted is not None:
+                    noted.append(future)
+                self._calls.put(run)
+            if self._ended:
+                # The call itself knows best why it can no longer be made. If the line has ended just now, it
+                # may not come to it.
+                run()
+        except BaseException:
+            # A statement, behind which no handler can raise.
+            future.dropped = True
+            raise
         return future
 
     @property

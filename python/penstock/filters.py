@@ -73,7 +73,8 @@ class DVF:
         nothing back.
     decay
         "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
-        what convergence is proved with; for broadcasts, of the version. None: it stays. Default "sqrt".
+        what convergence is proved with; for broadcasts, of the version, and a value that rests is looked at
+        again whenever the bound has halved. None: it stays. Default "sqrt".
     relative
         `low` is multiplied by the root mean square of what is due of the chunk, so that it fits updates of
         any size; 1 holds back some two thirds of numbers that are normally distributed. This is not in the
@@ -197,7 +198,7 @@ class Filters:
         What of a worker's pushes is sent. Default None: all.
     broadcast
         What of the value is sent to the workers, which read what was sent so far, on the servers' host too.
-        Default None: all.
+        The rest waits for the next push of the tensor, or for a flush. Default None: all.
 
     Raises
     ------

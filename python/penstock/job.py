@@ -10,6 +10,7 @@ server, for a job of one worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import difflib
 import os
@@ -876,14 +877,11 @@ class Job(Sealed):
         return f"Job(worker {self.rank} of {self.size}, {state}, {len(self._tensors)} tensors)"
 
     def _submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._line.submit(call, *args, **kwargs)
+        return self._line.submit(None, call, *args, **kwargs)
 
     def _submit_push(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Like `_submit`, for calls that contribute: `clock` waits for them."""
-        future = self._line.submit(call, *args, **kwargs)
-        if not self._line.ended:
-            self._pushes.append(future)
-        return future
+        return self._line.submit(None if self._line.ended else self._pushes, call, *args, **kwargs)
 
     def _settle(self, timeout: float | None = None) -> None:
         """
@@ -891,14 +889,19 @@ class Job(Sealed):
         the next call. Without a timeout each is bounded by its own deadline.
         """
         pushes, limit = list(self._pushes), Limit(timeout)
-        over = [push for push in pushes if push.wait(limit.left())]
-        failed = [push for push in over if push.error is not None]
+        late = sum(not push.wait(limit.left()) for push in pushes)
+        failed = [push for push in pushes if push.error is not None and not push.told]
         # Forgotten only now: a signal handler that raised must not leave some that no call waits for.
-        settled = set(map(id, pushes)) - set(map(id, failed[1:]))
-        self._pushes = [push for push in self._pushes if id(push) not in settled]
-        for push in failed[:1]:
-            push.result()
-        if late := len(pushes) - len(over):
+        for push in pushes:
+            if push not in failed:
+                # Other threads submit, and wait, meanwhile.
+                with contextlib.suppress(ValueError):
+                    self._pushes.remove(push)
+        if failed and (error := failed[0].error) is not None:
+            # Statements, between which no handler can raise.
+            failed[0].told = True
+            raise error
+        if late:
             raise self._undelivered(late, timeout)
 
     def _undelivered(self, pushes: int, waited: float | None) -> NotDelivered:
@@ -920,7 +923,7 @@ class Job(Sealed):
 
     def _has_settled(self) -> bool:
         """Waits for the asynchronous pushes; whether all went well. If not, the next wait raises it."""
-        return all(push.wait() and push.error is None for push in list(self._pushes))
+        return all(push.wait() and (push.error is None or push.told) for push in list(self._pushes))
 
     def _orphan(self) -> None:
         """In a forked child: this worker is the parent's, and the child must neither use nor close it."""

@@ -286,9 +286,9 @@ class Tensor(Sealed):
 
         With a filter of broadcasts it is collective, as `load` is, under every consistency: once every worker
         has called it, each of them reads the value itself, with all that has been folded. Under BSP all
-        workers have pushed in this iteration then, or none has.
+        workers call it in the same iteration, and all of them have pushed in it by then, or none has.
 
-        A call that raised can be made again. In one iteration each flush after the first sends nothing more.
+        A call that raised can be made again. In one iteration each flush after the first pushes nothing more.
 
         Parameters
         ----------
@@ -388,10 +388,10 @@ class Tensor(Sealed):
         numpy.ndarray
             `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
             shape and dtype: under BSP the model's own memory, which does not change until this worker's next
-            push of the tensor, or until a flush of what a filter of broadcasts holds back; else this worker's
-            mirror, which does not change until its next pull. Copy it to keep it longer, and before
-            `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
-            mapped read-only ends the process.
+            push of the tensor, or clock without one, or until a flush of what a filter of broadcasts holds
+            back; else this worker's mirror, which does not change until its next pull. Copy it to keep it
+            longer, and before `torch.from_numpy`: torch ignores that the array is read-only, and writing to
+            memory that is mapped read-only ends the process.
 
         Raises
         ------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 
-LOOK_AGAIN_S = 0.1
-"""A thread that was interrupted while it woke the others has not woken all of them."""
+from .bells import Bells
 
 
 class Ticket:
@@ -39,7 +37,7 @@ class Turn:
     """Whose it is. To be deleted by that call, and no other."""
 
     def __init__(self) -> None:
-        self._bells: list[threading.Lock] = []
+        self._bells = Bells()
 
     def is_mine(self) -> bool:
         """Whether an earlier call of this thread has it: a signal handler asks."""
@@ -48,27 +46,9 @@ class Turn:
 
     def take(self, ticket: Ticket, seconds: float) -> bool:
         """Whether it could be had in that time."""
-        until = time.monotonic() + seconds
-        bell = None
-        while True:
-            # One call, of which no other thread sees a half: with or without a lock around the interpreter.
-            if self.__dict__.setdefault("holder", ticket) is ticket:
-                return True
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            if bell is None:
-                bell = threading.Lock()
-                bell.acquire()
-                self._bells.append(bell)
-            elif bell.acquire(timeout=min(left, LOOK_AGAIN_S)):
-                bell = None
+        # One call, of which no other thread sees a half: with or without a lock around the interpreter.
+        return self._bells.wait(lambda: self.__dict__.setdefault("holder", ticket) is ticket, seconds)
 
     def wake(self) -> None:
         """Another may take it now."""
-        for _ in range(len(self._bells)):
-            try:
-                bell = self._bells.pop()
-            except IndexError:
-                return
-            bell.release()
+        self._bells.ring()

@@ -11,7 +11,7 @@ from train import FILTERS, SIZE, gradient
 
 import penstock as ps
 
-CHUNK, STEPS, WORKERS = 1024, 10, 2
+CHUNK, STEPS, RESTS, WORKERS = 1024, 10, 32, 2
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
                 key = f"{name} both ways" if both else name
                 filters = ps.Filters(push=given if both else None, broadcast=given)
                 tensors[key] = job.tensor(key, value=first, reduce="sum", filter=filters)
-                homes[key] = reference.Home(first, CHUNK, choose)
+                homes[key] = reference.Home(first, CHUNK, choose, shrinks=name == "bounded")
                 if both:
                     carries[key] = [reference.Worker(SIZE, CHUNK, choose) for _ in range(WORKERS)]
         values = {name: first.copy() for name in tensors}
@@ -44,9 +44,18 @@ def main() -> None:
                     # Without any effect on what is read afterwards.
                     np.testing.assert_array_equal(tensor.pull(exact=True), values[name], name)
             job.clock()
+        # Nothing is pushed: what is held back waits for a push, for a bound that shrinks, or for a flush.
+        for version in range(STEPS + 1, STEPS + RESTS + 1):
+            job.clock()
+            for name, tensor in tensors.items():
+                seen = homes[name].rest(values[name], version)
+                np.testing.assert_array_equal(tensor.pull(), seen, f"{name}, version {version}")
+                # At four times the last version that bound is less than 1.
+                passed = homes[name].shrinks and version >= 4 * STEPS
+                assert np.array_equal(seen, values[name]) == passed, (name, version)
         total = first + sum(gradient(rank, step) for rank in range(WORKERS) for step in range(STEPS))
         for name, tensor in tensors.items():
-            assert tensor.flush() == (STEPS if name in carries else None)
+            assert tensor.flush() == (STEPS + RESTS if name in carries else None)
             # Nothing was lost, and nothing counted twice.
             np.testing.assert_array_equal(tensor.pull(), total, name)
             np.testing.assert_array_equal(tensor.pull(exact=True), total, name)
@@ -57,7 +66,7 @@ def main() -> None:
             if name not in carries:
                 tensor.push(gradient(job.rank, STEPS))
                 value = total + sum(gradient(rank, STEPS) for rank in range(WORKERS))
-                np.testing.assert_array_equal(tensor.pull(), home.publish(value, STEPS + 2), name)
+                np.testing.assert_array_equal(tensor.pull(), home.publish(value, STEPS + RESTS + 2), name)
         job.clock()
         job.barrier()
 

@@ -64,15 +64,24 @@ class Worker:
 class Home:
     """What the servers let pass of one tensor's value."""
 
-    def __init__(self, value: Array, chunk: int, choose: Chooses) -> None:
+    def __init__(self, value: Array, chunk: int, choose: Chooses, *, shrinks: bool = False) -> None:
         self.seen = value.copy()
         self.chunk = chunk
         self.choose = choose
+        self.shrinks = shrinks
+        self.chosen = 0
 
     def publish(self, value: Array, version: int) -> Array:
-        """What is seen of this version, which has this value."""
+        """What is seen of this version, which has this value, and something new in it."""
         for start in range(0, value.size, self.chunk):
             part = slice(start, start + self.chunk)
             due = value[part] - self.seen[part]
             self.seen[part] = np.where(self.choose(due, version - 1), value[part], self.seen[part])
+        self.chosen = version
+        return self.seen
+
+    def rest(self, value: Array, version: int) -> Array:
+        """What is seen of this version, which brings nothing new: more where the bound has halved."""
+        if self.shrinks and version == 4 * self.chosen:
+            self.publish(value, version)
         return self.seen

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
 SCRIPT = """
+import torch
 sys.path.insert(0, sys.argv.pop(1))
 import idioms
 idioms.main()

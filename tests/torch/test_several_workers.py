@@ -640,3 +640,70 @@ def test_a_publication_that_is_interrupted_and_then_of_earlier_values_is_another
         """,
         options={"consistency": consistency},
     )
+
+
+def test_what_the_script_writes_behind_an_interrupted_publication_is_the_next(spawn_job: Any) -> None:
+    """What is written by `.data` is not counted, and without the check nothing was known: it was lost."""
+    spawn_job(
+        2,
+        """
+        import itertools, signal, sys, torch
+
+        class Stop(Exception):
+            pass
+
+        def handler(*_):
+            raise Stop
+
+        signal.signal(signal.SIGUSR1, handler)
+
+        def interrupted(call, behind):
+            # As it reads the second parameter.
+            left = 2
+
+            def read(frame, event, what):
+                nonlocal left
+                if event == "c_return" and getattr(what, "__name__", "") == behind:
+                    left -= 1
+                    if not left:
+                        sys.setprofile(None)
+                        handler()
+
+            sys.setprofile(read)
+            try:
+                call()
+                raise AssertionError("it was not interrupted")
+            except Stop:
+                pass
+
+        def fill(value):
+            for parameter in model.parameters():
+                parameter.data.fill_(value)
+
+        def values():
+            return {value for one in model.parameters() for value in one.flatten().tolist()}
+
+        with ps.init(deadline=20) as job:
+            for check, behind in itertools.product((True, False), ("pull_into", "copy_")):
+                model = torch.nn.Linear(2, 2)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+                model, optimizer = ps.torch.distribute(model, optimizer, where="servers", check=check)
+                for changes, expected in (True, {7.0, 3.0}), (False, {7.0}):
+                    fill(7.0)
+                    if job.rank == 0:
+                        interrupted(optimizer.publish, behind)
+                        if changes:
+                            model.bias.data.fill_(3.0)
+                    else:
+                        optimizer.publish()
+                        assert values() == {7.0}
+                    # Unchanged, it is the call that was interrupted, which the other has made.
+                    if job.rank == 0 or changes:
+                        optimizer.publish()
+                    assert values() == expected, (check, behind, values())
+                    job.barrier()
+                    fill(5.0)
+                    optimizer.publish()
+                    assert values() == {5.0}
+        """,
+    )

@@ -193,6 +193,9 @@ impl Judged {
     }
 }
 
+/// What a chunk is gone over for beside how far each worker is, in such looks.
+pub const BESIDE_WORKERS: usize = 4;
+
 /// State of one chunk.
 #[derive(Debug, Clone, Copy)]
 struct ChunkState {
@@ -248,7 +251,7 @@ pub struct Shard {
     tensors: Numbered<Tensor>,
     /// Writers of the fold at hand; kept to allocate once.
     writers: Vec<Rank>,
-    /// Chunks that it went over since it was asked, other than those that somebody contributed to.
+    /// What it went over since it was asked, other than for contributions.
     gone_over: usize,
 }
 
@@ -263,8 +266,8 @@ impl Shard {
         }
     }
 
-    /// How many chunks it went over since the last call of this, other than those that somebody contributed to: what a clock or a
-    /// flush costs, whoever sends it.
+    /// What clocks and flushes, whoever sent them, had it go over since the last call of this: how far some worker is, so many times.
+    /// A chunk is as many such looks as there are workers, and [`BESIDE_WORKERS`].
     pub fn take_gone_over(&mut self) -> usize {
         std::mem::take(&mut self.gone_over)
     }
@@ -584,7 +587,13 @@ impl Shard {
         for place in 0..self.tensors.len() {
             let Some(id) = self.tensors.number(place) else { break };
             // A tensor that the worker pushed whole stands where the push left it; only what it left out moves now.
-            if self.tensors.get(id).is_some_and(|tensor| !tensor.pushed_whole(writer, clock)) {
+            let Some(tensor) = self.tensors.get(id).filter(|tensor| !tensor.pushed_whole(writer, clock))
+            else {
+                continue;
+            };
+            let keeps = tensor.kept_by(&self.clocks);
+            self.gone_over += keeps.map_or_else(|| self.clocks.size() as usize, |before| before + 1);
+            if keeps.is_none() {
                 self.advance_all(id, home)?;
             }
         }
@@ -641,7 +650,7 @@ impl Shard {
         if std::mem::take(&mut tensor.unflushed) == 0 {
             return;
         }
-        self.gone_over += tensor.chunks.len();
+        self.gone_over += tensor.chunks.len() * BESIDE_WORKERS;
         for (&chunk, state) in tensor.chunks.iter().zip(&mut tensor.states) {
             if state.loaded && std::mem::take(&mut state.unflushed) && home.flush(id, chunk) {
                 home.publish(id, chunk, state.version, state.steps);
@@ -659,7 +668,7 @@ impl Shard {
     fn advance_all(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), JobFailure> {
         let Self { clocks, tensors, writers, gone_over } = self;
         let Some(tensor) = tensors.get_mut(id) else { return Ok(()) };
-        *gone_over += tensor.chunks.len();
+        *gone_over += tensor.chunks.len() * (clocks.size() as usize + BESIDE_WORKERS);
         let mut result = Ok(());
         for local in 0..tensor.chunks.len() {
             let mut step = Step { id, clocks, writers, home };
@@ -718,6 +727,13 @@ impl Tensor {
     /// Whether `writer` pushed every chunk homed here in the iteration that brought it to `clock`.
     fn pushed_whole(&self, writer: Rank, clock: u64) -> bool {
         self.covered[writer as usize] == (clock, self.chunks.len())
+    }
+
+    /// How many live workers come before one that keeps every chunk from moving: it has neither contributed to the least version of
+    /// them, nor passed that by. `None`: there is none such, and each chunk has to be looked at.
+    fn kept_by(&self, clocks: &Clocks) -> Option<usize> {
+        let least = self.progress.least().unwrap_or(0);
+        clocks.live().position(|rank| clocks.of(rank) <= least && self.pushed[rank as usize] <= least)
     }
 
     /// Live workers whose update to the chunk's present version has come.

@@ -5,8 +5,9 @@
 //!
 //! - What receivers of the **newest publication** hold. Each is sent that, whatever it held before. It is what readers on the
 //!   home's own host see, and takes no memory here. Where everything passes it is the value itself. Where a filter holds something
-//!   back, the home keeps the value beside it, and the filter runs once for each publication, however many receivers there are.
-//!   What is held back is the difference between the two, computed anew at every publication: none of it can be lost on the way.
+//!   back, the home keeps the value beside it, and the filter runs once for each publication that has something new, however many
+//!   receivers there are. What is held back is the difference between the two, computed anew each time: none of it can be lost on
+//!   the way.
 //! - The **shadow**: what receivers of one earlier publication hold. Differences are taken against it, and it is kept only
 //!   where an encoding uses it. It is the last publication before the newest that was sent to any receiver: one that was sent
 //!   to none is held by none, and keeping it would cost a copy for nothing.

@@ -6,7 +6,7 @@
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
-use penstock_kernels::filter::{Coordinates, Filter};
+use penstock_kernels::filter::{Behind, Coordinates, Filter};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
@@ -120,6 +120,8 @@ struct Chunk {
     loaded: [Option<Rc<[u8]>>; 2],
     /// What the filter has let pass; empty where everything passes.
     held: Vec<u8>,
+    /// How far that is behind.
+    behind: Behind,
     /// What is sent instead of that: of use to [`Sabotage`] alone.
     leaked: Option<Rc<[u8]>>,
     /// Publications so far.
@@ -191,6 +193,7 @@ impl Memory {
                     undone: None,
                     loaded: [None, None],
                     held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
+                    behind: Behind::default(),
                     leaked: None,
                     sequence: 0,
                     sum: OncePublished::default(),
@@ -303,7 +306,8 @@ impl Memory {
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
         let plan = self.tensors[&id].plan;
-        let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
+        let Chunk { value, state, lanes, behind, .. } = self.chunk(id, chunk);
+        behind.falls();
         fold_lanes(&plan, fold, lanes, writers, value, state)
     }
 }
@@ -371,7 +375,7 @@ impl Home for Memory {
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, loaded, held, leaked, sequence, .. } =
+        let Chunk { value, state, lanes, mirror, loaded, held, behind, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
@@ -389,6 +393,7 @@ impl Home for Memory {
             }
             if !held.is_empty() {
                 held.copy_from_slice(value);
+                behind.catches_up();
             }
         } else {
             // An array is as many lane-fulls as its elements are wider than the tensor's.
@@ -398,7 +403,8 @@ impl Home for Memory {
     }
 
     fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
-        let Chunk { value, held, .. } = self.chunk(id, chunk);
+        let Chunk { value, held, behind, .. } = self.chunk(id, chunk);
+        behind.catches_up();
         let is_due = !held.is_empty() && held[..] != value[..];
         if is_due {
             held.copy_from_slice(value);
@@ -417,7 +423,7 @@ impl Home for Memory {
         let Tensor { chunks, homed, filter, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, held, leaked, sequence, .. } =
+        let Chunk { value, mirror, before, undone, held, behind, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams
             && let Some(Mirror { value, .. }) = mirror
@@ -428,7 +434,7 @@ impl Home for Memory {
             *before = Some(held);
         }
         if !held.is_empty() {
-            filter.next(Coordinates::of_version(version, 0), value, held);
+            behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
         }
         *sequence += 1;
         let version = (version + early).saturating_sub(late);

@@ -294,6 +294,25 @@ impl<L: Link> RemotePeer<L> {
         sent
     }
 
+    /// A sign of life, if the link takes one at once. Nothing of memory is sent, which somebody may be at work on.
+    pub fn beat(&mut self) {
+        if self.try_beat().is_err() {
+            self.detach();
+        }
+    }
+
+    fn try_beat(&mut self) -> io::Result<()> {
+        let Self { job, wire: Some(wire), subscriber, .. } = self else { return Ok(()) };
+        if !wire.writable || !wire.writer.flush(&mut wire.link)? {
+            return Ok(());
+        }
+        let mut batch = Batch::new(&mut wire.outgoing);
+        batch.push(Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Taken)));
+        self.sent += (batch.bytes() + batch.len() * HEADER_BYTES) as u64;
+        wire.writable = wire.writer.send(&mut wire.link, &batch.frames())?;
+        Ok(())
+    }
+
     fn send_batches(&mut self, memory: &impl Homed) -> io::Result<bool> {
         let mut busy = false;
         while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {

@@ -1,8 +1,8 @@
 //! Filters: what of a chunk travels now, and what waits.
 //!
 //! A sender knows what all its receivers hold, and a filter decides what they are to hold next. The difference between that
-//! and the value is what waits: it is carried over by construction. A filter runs once for each publication of a chunk; a
-//! [`codec`](crate::codec) then carries exactly what the filter chose, as often as it has to be sent.
+//! and the value is what waits: it is carried over by construction. A filter runs once for each publication of a chunk that has
+//! something new ([`Behind`]); a [`codec`](crate::codec) then carries exactly what the filter chose, as often as it has to be sent.
 //!
 //! | file | what travels |
 //! |---|---|
@@ -11,6 +11,7 @@
 //! | `sums/top.rs` | those that are furthest behind |
 //! | `sums/random.rs` | some, drawn at random |
 //! | `difference.rs` | the arithmetic that these share |
+//! | `behind.rs` | when a filter chooses |
 //!
 //! A new filter is a file and a row of [`ALL`]. The type of its elements is part of the filter itself.
 //!
@@ -22,10 +23,12 @@
 //! - **What is not finite passes**, and so does what replaces it.
 //! - **Each chunk for itself**, as with sums.
 
+mod behind;
 mod difference;
 mod everything;
 pub mod sums;
 
+pub use behind::Behind;
 pub use everything::Everything;
 
 use crate::Dtype;
@@ -100,6 +103,12 @@ pub trait Filter: fmt::Debug + Send + Sync {
     /// What [`Filter::next`] costs, about, in passes over a chunk at memory's speed: for whoever answers for that.
     fn passes(&self) -> u32 {
         1
+    }
+
+    /// The later clock at which it chooses once more of a chunk to which nothing has come since it chose at this one. That costs as
+    /// much as if something had come, so it is seldom: from one such clock to the next their number doubles, or more.
+    fn again_at(&self, _clock: u64) -> Option<u64> {
+        None
     }
 
     /// Overwrites `held`, what the receivers of a chunk hold now, with what they are to hold next, given its `value` of the

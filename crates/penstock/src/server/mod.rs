@@ -38,6 +38,7 @@ pub(crate) mod fair_share;
 mod first_touch;
 mod items;
 mod leaving;
+mod living;
 mod outcome;
 mod pace;
 mod ports;

@@ -16,8 +16,10 @@ const BYTES_A_FRAME: f64 = 128.0;
 const CHUNKS_A_FRAME: f64 = 32.0;
 /// Most that a frame earns.
 const MOST_EARNED: f64 = 1.0;
-/// How long a shard takes to look at a chunk.
-const SECONDS_A_LOOK: f64 = 1e-8;
+/// How long a shard takes to look at how far a worker is with a chunk.
+const SECONDS_A_LOOK: f64 = 5e-9;
+/// Seconds for which nobody waits longer, whatever it was that he had a shard do.
+const LONGEST: f64 = 60.0;
 
 /// What one connection has left to spend.
 #[derive(Debug)]
@@ -54,8 +56,9 @@ impl Pace {
     }
 
     pub(super) fn spend(&mut self, cost: f64) {
-        // Nobody is in debt for longer than it takes to earn this twice, whatever it cost.
-        self.left = (self.left - cost).clamp(-self.burst, self.burst);
+        // What was spent before this is not owed beyond the burst: all that is taken at once is, which may have cost any amount.
+        let most = self.burst.max(cost.min(LONGEST * self.rate));
+        self.left = (self.left - cost).clamp(-most, self.burst);
     }
 
     /// A frame came, with so many bytes of payload.
@@ -68,7 +71,7 @@ impl Pace {
         self.spend(chunks as f64 / CHUNKS_A_FRAME);
     }
 
-    /// A frame without values made the shard go over that much, in looks at a chunk.
+    /// A frame without values made the shard go over that much, in looks at how far a worker is with a chunk.
     pub(super) fn work(&mut self, looks: usize) {
         self.spend(looks as f64 * SECONDS_A_LOOK);
     }
@@ -134,7 +137,7 @@ mod tests {
         let mut pace = Pace::of_work(now);
         (0..1000).for_each(|_| pace.work(1 << 30));
         assert!(pace.is_out(now + Duration::from_secs(1)));
-        assert!(!pace.is_out(now + Duration::from_secs(14)));
+        assert!(!pace.is_out(now + Duration::from_secs(61)));
     }
 
     #[test]

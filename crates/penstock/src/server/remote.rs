@@ -11,7 +11,8 @@ use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::Subscriber;
 use penstock_proto::shard::Shard;
-use rustix::fd::AsFd;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub(super) struct Remote<L = Stream> {
     vigil: Vigil,
     /// Whether the peer's process has ended, and the control thread waits for its connection to.
     ending: bool,
+    /// Whether the poll watches the connection.
+    watched: bool,
 }
 
 impl<L: Link> Remote<L> {
@@ -66,6 +69,7 @@ impl<L: Link> Remote<L> {
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
             ending: false,
+            watched: false,
         }
     }
 
@@ -81,7 +85,7 @@ impl<L: Link> Remote<L> {
     /// A new connection.
     pub(super) fn attach(&mut self, link: L, long: bool) {
         self.counted = self.place.as_ref().map(Counted::new);
-        (self.buffer, self.long) = (None, long);
+        (self.buffer, self.long, self.watched) = (None, long, true);
         self.vigil.connected();
         self.connection.attach(link);
     }
@@ -116,6 +120,13 @@ impl<L: Link> Remote<L> {
             tracing::info!(peer = %self.peer(), "a peer's connection is silent");
             self.connection.detach();
             self.counted = None;
+        }
+    }
+
+    /// Shows the peer that this end lives, if it is time to, from the middle of whatever takes long.
+    pub(super) fn beat(&mut self) {
+        if self.link().is_some() && self.vigil.is_time_to_beat() {
+            self.connection.beat();
         }
     }
 
@@ -222,6 +233,31 @@ impl<L: Link> Remote<L> {
 }
 
 impl<L: Link + AsFd> Remote<L> {
+    /// The poll tells of a connection that is broken whatever it is asked for, and would never wait: while it is not read it is not
+    /// watched. What came before is read when its turn comes.
+    pub(super) fn leave_poll(&mut self, epoll: &OwnedFd) {
+        if self.is_paused()
+            && self.watched
+            && let Some(link) = self.link()
+        {
+            self.watched = epoll::delete(epoll, link).is_err();
+        }
+    }
+
+    /// The poll is to watch for this from now on.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, token: u64, Interest { read, write }: Interest) {
+        let Some(link) = self.link() else { return };
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, read);
+        flags.set(epoll::EventFlags::OUT, write);
+        let token = epoll::EventData::new_u64(token);
+        if self.watched {
+            let _ = epoll::modify(epoll, link, token, flags);
+        } else if read {
+            self.watched = epoll::add(epoll, link, token, flags).is_ok();
+        }
+    }
+
     /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds,
     /// and what may stand in buffers here.
     pub(super) fn standing(&self) -> u64 {
@@ -239,6 +275,7 @@ mod tests {
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
     use penstock_fabric::net::remote_peer::Homed as _;
+    use penstock_kernels::filter::{Coordinates, Filter};
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
@@ -250,10 +287,11 @@ mod tests {
     use penstock_proto::remote::home::{Chunks as _, Owing};
     use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
-    use penstock_proto::travel::{Filtering, Travel};
+    use penstock_proto::travel::{Filtering, Terms, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     const W: TensorId = 3;
     /// The second chunk is short.
@@ -272,6 +310,10 @@ mod tests {
     }
 
     fn rig_of(peer: PeerId, travel: &Travel) -> Rig {
+        rig_on(peer, travel, terms(travel))
+    }
+
+    fn rig_on(peer: PeerId, travel: &Travel, terms: Terms) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -286,11 +328,11 @@ mod tests {
         };
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
-            .holding_back(terms(travel).filter.holds_back());
+            .holding_back(terms.filter.holds_back());
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));
-        memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
@@ -399,23 +441,93 @@ mod tests {
         }
     }
 
-    /// A clock without a push made the filter go over all of them, for as long as there were clocks.
+    /// A filter that counts how often it goes over a chunk.
+    #[derive(Debug)]
+    struct Counted(Arc<dyn Filter>, Arc<AtomicUsize>);
+
+    impl Filter for Counted {
+        fn again_at(&self, clock: u64) -> Option<u64> {
+            self.0.again_at(clock)
+        }
+
+        fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.next(at, value, held);
+        }
+    }
+
+    /// Each clock without a push made the filter go over all of it, and beside other jobs its worker wait for that.
     #[test]
-    fn a_value_that_rests_is_filtered_until_all_of_it_has_passed() {
-        let half = Filtering::of_values("TopK", &[0.5]).unwrap();
-        let mut rig = rig(&differences(half));
-        rig.lane(0).as_chunks_mut().0.iter_mut().for_each(|word| *word = 1.0_f32.to_le_bytes());
-        let settings = Settings([0.0; 5]);
-        let mut submit = |submission| {
-            rig.memory.take_idle_looks();
-            rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
-            rig.memory.take_idle_looks()
+    fn a_value_that_rests_is_not_gone_over_and_owes_nothing_for_what_its_push_brought() {
+        for (name, settings, expected) in [
+            ("TopK", &[0.01][..], 1),
+            ("RandomK", &[0.01, 1.0], 1),
+            ("DVF", &[99.0, 0.0, 0.0], 1),
+            // At versions 1, 4, 16 and 64, where its bound has halved.
+            ("DVF", &[99.0, 1.0, 0.0], 4),
+        ] {
+            let travel = differences(Filtering::of_values(name, settings).unwrap());
+            let (count, known) = (Arc::new(AtomicUsize::new(0)), terms(&travel));
+            let filter = Arc::new(Counted(known.filter, Arc::clone(&count)));
+            let mut rig = rig_on(PeerId::worker(0), &travel, Terms { filter, ..known });
+            rig.lane(0).as_chunks_mut().0.iter_mut().for_each(|word| *word = 1.0_f32.to_le_bytes());
+            let mut submit = |submission| {
+                let _ = (rig.machine.take_gone_over(), rig.memory.take_idle_looks());
+                rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
+                let seen = rig.memory.standing(W, 0).to_vec();
+                (rig.machine.take_gone_over() + rig.memory.take_idle_looks(), seen)
+            };
+            let settings = Settings([0.0; 5]);
+            let push = Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings };
+            let (looks, seen) = submit(push);
+            assert_eq!(looks, 0, "{name}");
+            for clock in 1..100 {
+                let (looks, now) = submit(Submission::Clock { clock });
+                assert!(looks <= 30, "{name}: {looks} looks for two chunks");
+                assert!(now == seen, "{name}: clock {clock}");
+            }
+            assert_eq!(count.load(Ordering::Relaxed), expected, "{name}");
+            let (looks, now) = submit(Submission::Flush { tensor: W });
+            assert!(looks <= 30, "{name}: {looks} looks for two chunks");
+            assert_eq!(now, [1.0_f32.to_le_bytes(); 1024].as_flattened());
+            submit(Submission::Clock { clock: 1000 });
+            assert_eq!(count.load(Ordering::Relaxed), expected, "{name}: nothing is held back");
+        }
+    }
+
+    // The poll told of it again and again, and the shard never slept as long as it was not read.
+    #[test]
+    fn a_broken_connection_that_is_not_read_for_now_is_not_watched_and_is_read_later() {
+        let Rig { machine, mut memory, mut remote, mut worker } = rig(&Travel::default());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let link = remote.link().unwrap();
+        epoll::add(&epoll, link, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
+        let watch = |remote: &mut Remote, pause| {
+            remote.pause(pause);
+            let interest = remote.change_of_interest().unwrap();
+            remote.watch(&epoll, 7, interest);
         };
-        assert_eq!(submit(Submission::Push { tensor: W, first: 0, count: 1, stamp: 0, settings }), 0);
-        let looks: Vec<usize> = (1..4).map(|clock| submit(Submission::Clock { clock })).collect();
-        // The second chunk was never pushed. Of the first, the rest passes with the first clock that brings it a version.
-        assert!(looks[1] > 2 * looks[2] && looks[2] < 20, "{looks:?}");
-        assert_eq!(rig.memory.standing(W, 0), [1.0_f32.to_le_bytes(); 1024].as_flattened());
+        let told = |longest| crate::wait::events(&epoll, 1, Some(longest)).len();
+        watch(&mut remote, true);
+        let submission = Submission::Zero { tensor: W };
+        let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+        worker.write_all(&header.encode()).unwrap();
+        rustix::net::sockopt::set_socket_linger(&worker, Some(Duration::ZERO)).unwrap();
+        drop(worker);
+        assert_eq!(told(Duration::from_secs(30)), 1, "it is told of whatever is asked for");
+        remote.leave_poll(&epoll);
+        assert_eq!(told(Duration::ZERO), 0);
+        watch(&mut remote, false);
+        assert_eq!(told(Duration::from_secs(30)), 1);
+        let mut hear = || loop {
+            remote.ready(true, false);
+            match remote.hear(&machine, &mut memory) {
+                Heard::Header | Heard::Nothing => {}
+                heard => return heard,
+            }
+        };
+        assert!(matches!(hear(), Heard::Submission(..)), "what came before is taken");
+        assert!(matches!(hear(), Heard::Ended(_)));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use super::arrivals::Newest;
 use super::bells;
+use super::living::Living;
 use super::pace::Pace;
 use super::ports::{Local, Port, Ports};
 use super::remote::Remote;
@@ -16,7 +17,6 @@ use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::{Count, flags};
 use penstock_fabric::memory::{HomeMemory, LaneView};
-use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::remote_peer::{Heard, Taken};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
@@ -320,6 +320,10 @@ impl Loop {
         if self.networked {
             busy |= self.send();
             self.tell_ends();
+            // A thread that always finds something to do never comes to sleep.
+            if self.now >= self.next_vigil {
+                self.keep_vigil();
+            }
         }
         busy
     }
@@ -378,6 +382,9 @@ impl Loop {
             if let Some(remote) = self.ports.remote_at((token % CONNECTIONS) as usize) {
                 // Errors and hang-ups are found out by reading.
                 remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
+                if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+                    remote.leave_poll(&self.epoll);
+                }
             }
         }
     }
@@ -414,14 +421,8 @@ impl Loop {
         let mut busy = false;
         for (place, remote) in self.ports.remotes() {
             busy |= remote.send(&self.memory);
-            if let Some(Interest { read, write }) = remote.change_of_interest()
-                && let Some(link) = remote.link()
-            {
-                let mut flags = epoll::EventFlags::empty();
-                flags.set(epoll::EventFlags::IN, read);
-                flags.set(epoll::EventFlags::OUT, write);
-                let token = epoll::EventData::new_u64(CONNECTIONS + place as u64);
-                let _ = epoll::modify(&self.epoll, link, token, flags);
+            if let Some(interest) = remote.change_of_interest() {
+                remote.watch(&self.epoll, CONNECTIONS + place as u64, interest);
             }
         }
         busy
@@ -521,7 +522,8 @@ impl Loop {
         self.overlay.leave(peer);
         // Nothing waits for a peer that contributes nothing.
         let Some(rank) = peer.rank().filter(|_| !self.failed) else { return };
-        let result = self.machine.remove(rank, &mut self.memory);
+        let Self { machine, memory, ports, .. } = self;
+        let result = machine.remove(rank, &mut Living { memory, ports });
         self.tell_waiting();
         if let Err(failure) = result {
             self.fail(failure);
@@ -636,6 +638,11 @@ impl Loop {
                         self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
+                    // Each may have cost any amount: the next waits until this one is paid for.
+                    self.out |= self.is_shared() && self.work.is_out(self.now);
+                    if self.out {
+                        break;
+                    }
                 }
             }
         }
@@ -665,8 +672,7 @@ impl Loop {
         // What peers of this host have caused is not theirs.
         let _ = (self.machine.take_gone_over(), self.memory.take_idle_looks());
         let taken = self.take(peer, judged);
-        // Whether it is due takes a look at every worker's stamp.
-        let looks = 3 * self.machine.take_gone_over() + self.memory.take_idle_looks();
+        let looks = self.machine.take_gone_over() + self.memory.take_idle_looks();
         // By itself on its server a job owes nobody anything.
         if !moves_values && self.is_shared() {
             self.work.work(looks);
@@ -704,7 +710,8 @@ impl Loop {
 
     fn take(&mut self, peer: PeerId, judged: Judged) -> Result<(), String> {
         let leaves = matches!(judged.submission(), Submission::Leave);
-        match self.machine.take(judged, &mut self.memory) {
+        let Self { machine, memory, ports, .. } = self;
+        match machine.take(judged, &mut Living { memory, ports }) {
             Ok(()) => {
                 if leaves {
                     self.let_go(peer);

@@ -5,7 +5,7 @@ use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::filter::Coordinates;
+use penstock_kernels::filter::{Behind, Coordinates};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -22,10 +22,12 @@ use std::sync::Arc;
 
 /// Bytes that are worked on between two signs of life: a submission may be about any number of them.
 const BYTES_A_BEAT: usize = 4 << 20;
-/// What a chunk costs that is published though nothing was folded, in looks at a chunk ([`super::pace::Pace::work`]); and the
-/// bytes of it that a filter goes over in the time of one.
-const LOOKS_A_PUBLICATION: usize = 4;
-const FILTERED_A_LOOK: usize = 32;
+/// What a chunk costs that is published though nothing was folded, in looks ([`super::pace::Pace::work`]). What a filter or a flush
+/// goes over then is not in it: each flush of a chunk is behind a fold, which costs as much, and over a job's life a filter goes over
+/// a chunk that rests some thirty times ([`Behind`]).
+const LOOKS_A_PUBLICATION: usize = 8;
+/// Bytes that are worked on in the time that a publication takes at least.
+const BYTES_A_PUBLICATION: usize = 512;
 
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
@@ -57,13 +59,15 @@ struct Life {
     shard: u32,
     /// Bytes since the last sign of it.
     worked: usize,
+    /// Whether there was one since it was asked.
+    long: bool,
 }
 
 impl Life {
     fn work(&mut self, bytes: usize) {
         self.worked += bytes;
         if self.worked >= BYTES_A_BEAT {
-            self.worked = 0;
+            (self.worked, self.long) = (0, true);
             self.flags.beat(self.shard);
         }
     }
@@ -81,18 +85,23 @@ struct TensorMemory {
     published: Vec<Published>,
     /// Likewise: what stands there, as it is sent to several.
     sums: Vec<OncePublished>,
-    /// Likewise, of a filter that holds back: whether it may hold back something now.
-    behind: Vec<bool>,
+    /// Likewise: how far what is seen is behind.
+    behind: Vec<Behind>,
 }
 
 impl Memory {
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
-        let life = Life { flags, shard, worked: 0 };
+        let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, touched, events) = (Numbered::default(), None, None);
         Self { shard, tensors, touched, events, life, folded: false, idle_looks: 0 }
     }
 
-    /// What chunks cost that were published though nothing was folded, in looks at a chunk, since the last call of this.
+    /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
+    pub(super) fn take_long(&mut self) -> bool {
+        std::mem::take(&mut self.life.long)
+    }
+
+    /// What chunks cost that were published though nothing was folded, in looks, since the last call of this.
     pub(super) fn take_idle_looks(&mut self) -> usize {
         std::mem::take(&mut self.idle_looks)
     }
@@ -134,7 +143,7 @@ impl Memory {
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
         let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
-        let behind = vec![false; home.chunks().len()];
+        let behind = vec![Behind::default(); home.chunks().len()];
         let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums, behind };
         self.tensors.insert(id, tensor);
     }
@@ -197,13 +206,13 @@ impl TensorMemory {
         if self.terms.filter.holds_back()
             && let Some(local) = self.home.find(chunk)
         {
-            self.behind[local] = true;
+            self.behind[local].falls();
         }
     }
 
     /// Whether something may have been held back, before all of it passes.
     fn catches_up(&mut self, chunk: u32) -> bool {
-        self.home.find(chunk).is_some_and(|local| std::mem::take(&mut self.behind[local]))
+        self.home.find(chunk).is_some_and(|local| self.behind[local].catches_up())
     }
 }
 
@@ -349,7 +358,6 @@ impl Home for Memory {
             header.begin();
             seen.copy_from_slice(whole);
         }
-        self.idle_looks += bytes / FILTERED_A_LOOK;
         self.life.work(bytes);
         flushed
     }
@@ -362,22 +370,21 @@ impl Home for Memory {
         let TensorMemory { plan, terms, home, behind, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");
         let mut filtered = 0;
-        if behind[local] {
+        if behind[local] != Behind::Not {
             let first = home.start(chunk) / plan.dtype.size() as u64;
             let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
             let whole = whole.expect("it was made for a filter that holds back");
             header.begin();
-            terms.filter.next(Coordinates::of_version(version, first), whole, seen);
-            filtered = seen.len() * terms.filter.passes() as usize;
-            // A value that rests is gone over until all of it has passed, and no more.
-            behind[local] = folded || *whole != *seen;
+            let at = Coordinates::of_version(version, first);
+            let choices = behind[local].publish(&*terms.filter, at, whole, seen);
+            filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
         tensor.published[local] = published;
         if !folded {
-            self.idle_looks += LOOKS_A_PUBLICATION + filtered / FILTERED_A_LOOK;
+            self.idle_looks += LOOKS_A_PUBLICATION;
         }
-        self.life.work(filtered);
+        self.life.work(BYTES_A_PUBLICATION + filtered);
         if let Some(events) = &mut self.events {
             events.push(Event::Published { tensor: id, local });
         }

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 from ... import _core
+from ...arrays import as_array
+from ...first import checksum
+from ...tensor import _as_buffer
 
 _memcmp: Any = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -29,6 +32,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
     integers = _INTEGERS[one.element_size()]
     return torch.equal(one.detach().view(integers), other.detach().view(integers))
+
+
+def sum_of(value: torch.Tensor) -> int:
+    """A checksum of its bits, in the usual order of elements, wherever it is."""
+    return checksum([_as_buffer(as_array(value.detach().contiguous()))])
 
 
 def converted(one: torch.Tensor, other: torch.Tensor) -> bool:

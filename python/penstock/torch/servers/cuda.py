@@ -18,6 +18,7 @@ import torch
 from ...tensor import Tensor
 from ..pinned import PinnedMemory, side_stream
 from .bits import converted, same_bits
+from .transfer import Seen
 
 
 class CudaTransfer:
@@ -41,7 +42,6 @@ class CudaTransfer:
         self._held: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
         self._torn: int | None = None
-        self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it on the device."""
@@ -85,16 +85,19 @@ class CudaTransfer:
             self._sent.result()
             self._sent = None
 
-    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
+    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
         del moves  # what is compared is on the device, and stands still
-        self.receives += 1
         self._torn = into._version
         # The mirror may still be read by the copy that the last `receive` started.
         self._taken.synchronize()
         self._tensor._core.pull_mirror(None, None)
+        if seen is not None:
+            seen.comes(self._mirror.tensor)
         into.copy_(self._mirror.tensor, non_blocking=True)
         self._torn = into._version
+        if seen is not None:
+            seen.came()
         self._taken.record(torch.cuda.current_stream(self._device))
         if self._check:
             if self._received is None:

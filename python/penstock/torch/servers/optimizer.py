@@ -40,12 +40,12 @@ from ..gradients.averaging import CHECK_EVERY
 from ..known import Known
 from ..prefixes import prefixes_of
 from .attendance import Attendance
-from .bits import same_bits
+from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
 from .rules import HOOKS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
 from .state import OnServers
-from .transfer import transfer_for
+from .transfer import Seen, transfer_for
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -114,11 +114,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._filters = filters
-        self._published: dict[Shared, tuple[int, int]] = {}
-        """
-        What a publication that has not returned gave of each parameter, as a checksum, and how often values
-        had been read by then.
-        """
+        self._published: dict[Shared, Seen] = {}
+        """Of a publication that has not returned, on worker 0."""
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._timeout = timeout
@@ -520,14 +517,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def says() -> int:
             said = self._published
             for shared in self._shared.values():
-                parameter, transfer = shared.parameter, shared.transfer
+                now = sum_of(shared.parameter)
                 # What was read behind an earlier call that has not returned counts as what that call gave,
                 # though it may be from later steps. What was read before it, the script has put back.
-                if not (
-                    shared in said and transfer.receives > said[shared][1] and transfer.received(parameter)
-                ):
-                    said[shared] = checksum([_as_buffer(as_array(parameter))]), transfer.receives
-            return checksum(said[shared][0] for shared in self._shared.values())
+                if shared not in said or not said[shared].has(now):
+                    said[shared] = Seen(now)
+            return checksum(said[shared].given for shared in self._shared.values())
 
         def behind() -> None:
             self._pull_all()
@@ -807,7 +802,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for shared in self._shared.values() if which is None else which:
             # With a norm to wait for, what leaves in backward does not change the parameter.
             moves = shared.expected is not None and shared.mean is None
-            shared.transfer.receive(shared.parameter, moves=moves)
+            seen = self._published.get(shared)
+            shared.transfer.receive(shared.parameter, moves=moves, seen=seen)
 
     # -- parameters that come after `distribute`
 

@@ -20,7 +20,32 @@ import torch
 
 from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
-from .bits import converted, over, same_bits
+from .bits import converted, over, same_bits, sum_of
+
+
+class Seen:
+    """
+    Of a publication that has not returned: what a parameter holds as long as the script has not written to
+    it, as checksums.
+    """
+
+    def __init__(self, given: int) -> None:
+        self.given = given
+        """What the publication gave."""
+        self._came: tuple[int, ...] = ()
+        """What was read behind it: the last, and what was about to be."""
+
+    def has(self, now: int) -> bool:
+        """Whether the parameter may hold this without the script's doing."""
+        return now == self.given or now in self._came
+
+    def comes(self, value: torch.Tensor) -> None:
+        """The parameter is about to be filled with this."""
+        self._came = (*self._came, sum_of(value))
+
+    def came(self) -> None:
+        """It was."""
+        self._came = self._came[-1:]
 
 
 class Transfer(Protocol):
@@ -28,8 +53,6 @@ class Transfer(Protocol):
 
     keeps_sent: bool
     """Whether `holds` knows what `send` was given; if not, only what `hold` was."""
-    receives: int
-    """How often the value was read, or began to be."""
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Keeps a copy of a gradient that has not left."""
@@ -45,10 +68,11 @@ class Transfer(Protocol):
     def settle(self) -> None:
         """Returns when everything sent is in the lane and announced."""
 
-    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
+    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
         """
         Fills `into`, of the parameter's shape, with the value; it may be read on its own device at once. With
-        `moves`, the servers' value may change before `received` is asked.
+        `moves`, the servers' value may change before `received` is asked. `seen` notes what came, before
+        `into` has any of it; and `into` never has a part.
         """
 
     def received(self, value: torch.Tensor) -> bool:
@@ -85,7 +109,6 @@ class HostTransfer:
         self._received: torch.Tensor | None = None
         # Of a parameter with a part of what came, as a `receive` has not returned: its version.
         self._torn: int | None = None
-        self.receives = 0
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free; if it is to be filtered, elsewhere."""
@@ -114,17 +137,20 @@ class HostTransfer:
     def settle(self) -> None:
         """`send` is done when it returns."""
 
-    def receive(self, into: torch.Tensor, *, moves: bool) -> None:
-        """Fills `into` in place, or through a copy if it is not contiguous."""
-        self.receives += 1
+    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
+        """Fills `into` in place, or through a copy: if it is not contiguous, or `seen` is to know first."""
         # The bytes change behind autograd's back: a backward through the old value must be noticed as usual.
         torch.autograd.graph.increment_version(into)
         self._torn = into._version
-        if not into.is_contiguous():
+        if seen is not None or not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)
             self._tensor.pull(out=scratch)
+            if seen is not None:
+                seen.comes(scratch)
             into.copy_(scratch)
             self._torn = into._version
+            if seen is not None:
+                seen.came()
         else:
             if into.data_ptr() != self._address:
                 self._view = self._tensor._incoming(into)

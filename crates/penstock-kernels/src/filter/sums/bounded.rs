@@ -85,6 +85,14 @@ impl Filter for Bounded {
         1 + u32::from(self.relative)
     }
 
+    /// Where the bound is half of what it was: so nothing is further behind than twice the bound.
+    fn again_at(&self, clock: u64) -> Option<u64> {
+        match self.decay {
+            Decay::None => None,
+            Decay::Sqrt => Some(clock.saturating_add(1).saturating_mul(4) - 1),
+        }
+    }
+
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
         let low = self.low_at(at.clock);
         let bound = match self.relative {

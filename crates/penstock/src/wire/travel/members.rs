@@ -25,7 +25,7 @@ pub(crate) const KNOWN: Registry = Registry {
         codec::Entry { number: COUNTED.0, name: "counted", codec: &Counted(&Changes) },
         codec::Entry { number: COUNTED_SPARSE.0, name: "counted sparse", codec: &Counted(&Sparse::<4>) },
     ],
-    filters: &[travel::FILTERS[0], travel::FILTERS[1], filter::ALL[2]],
+    filters: &[travel::FILTERS[0], travel::FILTERS[1], filter::ALL[1], filter::ALL[2], filter::ALL[3]],
     sums: sums::ALL,
 };
 pub(crate) const CHANGES: Encoding = Encoding(9);
