@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, ParamSpec, TypeVar, cast
 
 from .bells import Bells
+from .exceptions import OptionError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,8 +44,9 @@ class Pending(Future[T]):
     told = False
     """Whether the caller has heard of that by `clock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line) -> None:
         super().__init__()
+        self._line = line
         self.found: T | None = None
         """What it returned."""
         self._bells = Bells()
@@ -120,6 +122,11 @@ class Pending(Future[T]):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it was over in that time; without one, when it is."""
+        if self._line.is_here and not self.done():
+            raise OptionError(
+                "a callback waited for an asynchronous call that is made when the callback has returned",
+                "wait for it, or call `clock` or `close`, on another thread",
+            )
         return self._bells.wait(self.done, seconds)
 
     def result(self, timeout: float | None = None) -> T:
@@ -181,7 +188,7 @@ class Line:
         Submits a call; the future holds what it returns or raises, and is put into `noted` first. If this
         raises, as a signal handler may, the call is not made, or is being made already.
         """
-        future: Pending[T] = Pending()
+        future: Pending[T] = Pending(self)
 
         def run() -> None:
             # Of this one: where the line ends meanwhile, two threads may come to it.

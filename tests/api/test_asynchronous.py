@@ -212,3 +212,23 @@ def test_the_error_of_a_push_is_told_though_its_clock_was_interrupted(job: ps.Jo
     assert 3 < place < 1000
     assert job.clock() == 1
     assert not job._pushes
+
+
+def test_a_callback_that_waits_for_what_is_made_behind_it_is_told_so(job):
+    w, v = (job.tensor(name, np.zeros(4, np.float32)) for name in "wv")
+    queued, told = threading.Event(), []
+
+    def waits(_):
+        queued.wait(30)
+        for wait in (job.clock, later.result, later.exception):
+            with pytest.raises(ps.exceptions.OptionError, match="when the callback has returned"):
+                wait()
+            told.append(wait)
+
+    w.push_async(np.ones(4, np.float32)).add_done_callback(waits)
+    later = v.push_async(np.ones(4, np.float32))
+    queued.set()
+    later.result(30)
+    job.clock()
+    assert len(told) == 3
+    np.testing.assert_array_equal(v.pull(), np.ones(4))
