@@ -43,6 +43,7 @@ mod given_up;
 mod incoming;
 mod kept;
 mod outgoing;
+mod piece;
 mod spares;
 mod subscriber;
 mod subscribing;

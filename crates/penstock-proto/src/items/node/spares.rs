@@ -1,7 +1,7 @@
 //! Memory of rows on their way that the next ones are taken into: without it every batch would have all of it given by the system
 //! anew, page by page.
 
-use super::taken::{PIECE_BYTES, Piece};
+use super::piece::{PIECE_BYTES, Piece};
 use crate::items::row_memory::Changed;
 
 /// Bytes of values that are held, at most.
