@@ -195,6 +195,8 @@ impl Judged {
 
 /// What a chunk is gone over for beside how far each worker is, in such looks.
 pub const BESIDE_WORKERS: usize = 4;
+/// What a tensor is that a clock looks at, likewise: there may be very many, and what is known of each lies in several places.
+pub const A_TENSOR: usize = 16;
 
 /// State of one chunk.
 #[derive(Debug, Clone, Copy)]
@@ -267,7 +269,7 @@ impl Shard {
     }
 
     /// What clocks and flushes, whoever sent them, had it go over since the last call of this: how far some worker is, so many times.
-    /// A chunk is as many such looks as there are workers, and [`BESIDE_WORKERS`].
+    /// A chunk is as many such looks as there are workers, and [`BESIDE_WORKERS`]; a tensor is [`A_TENSOR`], beside its chunks.
     pub fn take_gone_over(&mut self) -> usize {
         std::mem::take(&mut self.gone_over)
     }
@@ -592,7 +594,8 @@ impl Shard {
                 continue;
             };
             let keeps = tensor.kept_by(&self.clocks);
-            self.gone_over += keeps.map_or_else(|| self.clocks.size() as usize, |before| before + 1);
+            self.gone_over +=
+                A_TENSOR + keeps.map_or_else(|| self.clocks.size() as usize, |before| before + 1);
             if keeps.is_none() {
                 self.advance_all(id, home)?;
             }

@@ -232,6 +232,13 @@ impl<L: Link> RemotePeer<L> {
         wire.link.interest(self.subscriber.has_due() || !wire.writer.is_clear())
     }
 
+    /// The poll watches for nothing any more.
+    pub fn is_unwatched(&mut self) {
+        if let Some(wire) = &mut self.wire {
+            wire.watched = Interest { read: false, write: false };
+        }
+    }
+
     /// What the poll has to watch from now on, if that has changed.
     pub fn change_of_interest(&mut self) -> Option<Interest> {
         let Interest { read, write } = self.interest(self.wire.as_ref()?);
@@ -294,16 +301,16 @@ impl<L: Link> RemotePeer<L> {
         sent
     }
 
-    /// A sign of life, if the link takes one at once. Nothing of memory is sent, which somebody may be at work on.
+    /// A sign of life, if the link takes one at once. Nothing of memory is sent, which somebody may be at work on. Where the link is
+    /// broken, whoever reads or sends next finds that.
     pub fn beat(&mut self) {
-        if self.try_beat().is_err() {
-            self.detach();
-        }
+        let _ = self.try_beat();
     }
 
     fn try_beat(&mut self) -> io::Result<()> {
         let Self { job, wire: Some(wire), subscriber, .. } = self else { return Ok(()) };
-        if !wire.writable || !wire.writer.flush(&mut wire.link)? {
+        // Whether it takes more by now nobody has asked meanwhile.
+        if !wire.writer.flush(&mut wire.link)? {
             return Ok(());
         }
         let mut batch = Batch::new(&mut wire.outgoing);

@@ -57,7 +57,7 @@ impl Pace {
 
     pub(super) fn spend(&mut self, cost: f64) {
         // What was spent before this is not owed beyond the burst: all that is taken at once is, which may have cost any amount.
-        let most = self.burst.max(cost.min(LONGEST * self.rate));
+        let most = self.burst.max(cost.min(LONGEST * self.rate)).max(-self.left);
         self.left = (self.left - cost).clamp(-most, self.burst);
     }
 
@@ -138,6 +138,15 @@ mod tests {
         (0..1000).for_each(|_| pace.work(1 << 30));
         assert!(pace.is_out(now + Duration::from_secs(1)));
         assert!(!pace.is_out(now + Duration::from_secs(61)));
+    }
+
+    #[test]
+    fn what_is_owed_is_not_forgiven_for_what_is_spent_next() {
+        let now = Instant::now();
+        let mut pace = Pace::of_work(now);
+        pace.work(1 << 30);
+        pace.work(1);
+        assert!(pace.is_out(now + Duration::from_secs(30)));
     }
 
     #[test]

@@ -241,6 +241,9 @@ impl<L: Link + AsFd> Remote<L> {
             && let Some(link) = self.link()
         {
             self.watched = epoll::delete(epoll, link).is_err();
+            if !self.watched {
+                self.connection.is_unwatched();
+            }
         }
     }
 
@@ -517,6 +520,7 @@ mod tests {
         assert_eq!(told(Duration::from_secs(30)), 1, "it is told of whatever is asked for");
         remote.leave_poll(&epoll);
         assert_eq!(told(Duration::ZERO), 0);
+        assert!(remote.change_of_interest().is_none(), "it is not watched, and need not be");
         watch(&mut remote, false);
         assert_eq!(told(Duration::from_secs(30)), 1);
         let mut hear = || loop {

@@ -135,8 +135,8 @@ impl Batch {
         if self.rows.is_empty() {
             return spares.give(before);
         }
-        // A few rows do not keep memory for many.
-        if self.values.len() < PIECE_BYTES / 2 {
+        // What does not fill a spare takes no more than it needs: a piece is charged what it keeps.
+        if self.values.len() < PIECE_BYTES / 8 * 7 {
             before = Piece { rows: self.rows.clone(), values: self.values.clone() };
         } else {
             if before.values.capacity() < PIECE_BYTES && self.row_bytes < PIECE_BYTES {
