@@ -37,6 +37,8 @@ class Pending(Future[T]):
     """`CANCELLED`, or who makes the call: whichever came first, as nobody else changes it then."""
     dropped = False
     """Whether `submit` raised: if the call has not begun, nobody makes it."""
+    by: int | None = None
+    """The thread that is about to submit it; None once it has, or has raised."""
     over = False
     """Whether it has ended, or was cancelled."""
     error: BaseException | None = None
@@ -113,6 +115,11 @@ class Pending(Future[T]):
     def running(self) -> bool:
         """As a future's."""
         return self.fate is not None and self.fate is not CANCELLED and not self.over
+
+    @property
+    def waits_for_this_thread(self) -> bool:
+        """Whether a signal handler asks that has interrupted `submit`: the call is made behind it."""
+        return self.by == threading.get_ident()
 
     def done(self) -> bool:
         """As a future's."""
@@ -213,15 +220,17 @@ class Line:
                     # A `threading.Thread` waits by an Event, in which a signal handler may raise too.
                     _thread.start_new_thread(self._serve, ())
                 if noted is not None:
+                    future.by = threading.get_ident()
                     noted.append(future)
                 self._calls.put(run)
+                future.by = None
             if self._ended:
                 # The call itself knows best why it can no longer be made. If the line has ended just now, it
                 # may not come to it.
                 run()
         except BaseException:
             # A statement, behind which no handler can raise.
-            future.dropped = True
+            future.dropped, future.by = True, None
             raise
         return future
 

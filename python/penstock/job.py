@@ -837,6 +837,10 @@ class Job(Sealed):
         True
         """
         limit = Limit(timeout)
+        if self._line.is_here:
+            # In a callback: refused before anything is done.
+            for push in list(self._pushes):
+                push.wait(0)
         try:
             # In a signal handler these may wait for the very call that it interrupts.
             if before_leaving and not self.closed and not _core.is_interrupting():
@@ -888,7 +892,7 @@ class Job(Sealed):
         Waits for the asynchronous pushes. Raises the error of one that failed, and that of the next one at
         the next call. Without a timeout each is bounded by its own deadline.
         """
-        pushes, limit = list(self._pushes), Limit(timeout)
+        pushes, limit = self._pushes_under_way(), Limit(timeout)
         late = sum(not push.wait(limit.left()) for push in pushes)
         failed = [push for push in pushes if push.error is not None and not push.told]
         # Forgotten only now: a signal handler that raised must not leave some that no call waits for.
@@ -904,6 +908,9 @@ class Job(Sealed):
         if late:
             raise self._undelivered(late, timeout)
 
+    def _pushes_under_way(self) -> list[Pending[Any]]:
+        return [push for push in list(self._pushes) if not push.waits_for_this_thread]
+
     def _undelivered(self, pushes: int, waited: float | None) -> NotDelivered:
         return NotDelivered(
             f"worker {self.rank} waited {waited:.3g} s for its asynchronous pushes: not done: {pushes}",
@@ -917,13 +924,13 @@ class Job(Sealed):
             return
         limit = limit or Limit(None)
         left = limit.left()
-        pushes = list(self._pushes)
+        pushes = self._pushes_under_way()
         if late := sum(not push.wait(limit.left()) for push in pushes):
             raise self._undelivered(late, left)
 
     def _has_settled(self) -> bool:
         """Waits for the asynchronous pushes; whether all went well. If not, the next wait raises it."""
-        return all(push.wait() and (push.error is None or push.told) for push in list(self._pushes))
+        return all(push.wait() and (push.error is None or push.told) for push in self._pushes_under_way())
 
     def _orphan(self) -> None:
         """In a forked child: this worker is the parent's, and the child must neither use nor close it."""

@@ -232,3 +232,48 @@ def test_a_callback_that_waits_for_what_is_made_behind_it_is_told_so(job):
     job.clock()
     assert len(told) == 3
     np.testing.assert_array_equal(v.pull(), np.ones(4))
+
+
+@pytest.mark.parametrize("asks", ["clock", "lane", "close"])
+def test_a_handler_that_comes_between_what_submits_a_push_does_not_wait_for_that(asks):
+    """Only the frame that it has interrupted could submit it: it stood for good."""
+    job = ps.init()
+    w = job.tensor("w", np.zeros(4, np.float32))
+    called = []
+
+    class Pushes(list):
+        def append(self, push):
+            super().append(push)
+            # Here a signal handler runs.
+            called.append(asks)
+            {"clock": job.clock, "lane": w.lane, "close": job.close}[asks]()
+
+    job._pushes = Pushes()
+    push = w.push_async(np.ones(4, np.float32))
+    assert called == [asks]
+    if asks == "close":
+        assert isinstance(push.exception(30), ps.exceptions.JobClosed)
+        with pytest.raises(ps.exceptions.JobClosed):
+            job.close()
+    else:
+        push.result(30)
+        job.close()
+
+
+def test_a_job_that_is_closed_in_a_callback_before_what_is_behind_it_goes_on(job):
+    w, v = (job.tensor(name, np.zeros(4, np.float32)) for name in "wv")
+    queued, told = threading.Event(), []
+
+    def closes(_):
+        queued.wait(30)
+        with pytest.raises(ps.exceptions.OptionError, match="when the callback has returned"):
+            job.close()
+        told.append(True)
+
+    w.push_async(np.ones(4, np.float32)).add_done_callback(closes)
+    later = v.push_async(np.ones(4, np.float32))
+    queued.set()
+    later.result(30)
+    assert told
+    job.clock()
+    np.testing.assert_array_equal(v.pull(), np.ones(4))

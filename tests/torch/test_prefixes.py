@@ -192,6 +192,31 @@ def test_what_comes_late_after_a_call_that_failed_has_its_own_value(
     assert late.tolist() == [[5.0, 5.0], [5.0, 5.0]]
 
 
+@pytest.mark.parametrize("place", ["_share", "_load_first_states"])
+def test_a_late_group_whose_taking_in_was_interrupted_has_its_first_state_in_the_next_step(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The servers began with zeros where torch's optimizer begins with others, without a word."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    late = model[0].weight.requires_grad_(False)
+    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    late.requires_grad_(True)
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        monkeypatch.undo()
+        if place == "_share":
+            self._share(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(optimizer), place, interrupted)
+    (0 * model(torch.ones(1, 2))).sum().backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
 def test_a_tensor_that_the_script_declares_after_a_call_that_failed_is_not_the_models(
     job: ps.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

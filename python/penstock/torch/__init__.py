@@ -336,6 +336,7 @@ def distribute(
             timeout=timeout,
         )
         try:
+            distributed.begin()
             _note(model, parameters, distributed)
             prefixes.end(prefix)
             return model, distributed
@@ -364,7 +365,9 @@ def distribute(
     kind, freed, chosen = _kind_of(where, named, options), list[str](), prefix is None
     if prefix is None:
         prefix = prefixes.choose(model, kind)
-        prefixes.begin(prefix, model, kind)
+        # Before all have agreed nothing is declared by it that could differ: a call that one worker corrects
+        # still meets the others'.
+        prefixes.begin(prefix, model, None)
         freed = _freed.setdefault(job, {}).setdefault(kind, [])
         if prefix != FIRST:
             freed += _dropped_by_all(job, kind, timeout)
@@ -378,6 +381,8 @@ def distribute(
         {name: one for name, one in parameters.items() if one.requires_grad},
         _settings(optimizer, parameters, options),
     )
+    if chosen:
+        prefixes.begin(prefix, model, kind)
     averaging = Averaging(
         model,
         parameters,

@@ -23,8 +23,8 @@ class _Begun(NamedTuple):
     """A call that has not returned."""
 
     model: weakref.ref[torch.nn.Module]
-    kind: str
-    """The same for two calls that declare the same tensors."""
+    kind: str | None
+    """The same for two calls that declare the same tensors; None before any was declared."""
 
 
 class Prefixes:
@@ -39,13 +39,13 @@ class Prefixes:
     def choose(self, model: torch.nn.Module, kind: str) -> str:
         """For a model without one: that of the same call, if it has failed before; else the next free one."""
         for prefix, begun in self._begun.items():
-            if begun.model() is model and begun.kind == kind and prefix not in self._used:
+            if begun.model() is model and begun.kind in (None, kind) and prefix not in self._used:
                 return prefix
         while (prefix := _numbered(self._number)) in self._used or prefix in self._begun:
             self._number += 1
         return prefix
 
-    def begin(self, prefix: str, model: torch.nn.Module, kind: str) -> bool:
+    def begin(self, prefix: str, model: torch.nn.Module, kind: str | None) -> bool:
         """
         A call begins to declare tensors: whether one for this model has failed before. Raises OptionError if
         the prefix is that of another.

@@ -127,6 +127,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named: dict[str, torch.Tensor] = {}
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
+        self._fresh: list[Shared] = []
+        """Of them, those whose first state the servers have not been given."""
+        self._is_retry = False
+        """Whether a call that has failed, this one's too, may have declared some of their tensors."""
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._beside = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
         """The model's parameters that the optimizer does not have."""
@@ -155,14 +159,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._rules.append(self._rule_of(group))
         self._clipping = self._clipping_to(clip_norm)
         self._hooked: Any = weakref.WeakSet()
-        try:
-            self._begin()
-        except BaseException:
-            self.let_go()
-            raise
 
-    def _begin(self) -> None:
-        """What every worker does together."""
+    def begin(self) -> None:
+        """What every worker does together. Before this the model has no hooks; if it raises, `let_go`."""
         job, model = self.job, self._model
         self._is_retry = prefixes_of(job).begin(self._prefix, model, self._kind)
         self._attendance = None
@@ -171,6 +170,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._declare()
         self._broadcast_rest()
         self._load_first_states(self._shared.values())
+        self._fresh.clear()
         self._pull_all()
         if job.size > 1:
             job._barrier_of_all(self._timeout, "distributing its model and optimizer")
@@ -691,22 +691,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _mine(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _declare(self) -> list[Shared]:
+    def _declare(self) -> None:
         """
         Makes tensors of the trainable parameters that are not tensors yet: unfrozen since, or of a new group.
         """
-        added = []
-        for number, (group, rule) in enumerate(zip(self.param_groups, self._rules, strict=True)):
-            for index, parameter in enumerate(group["params"]):
-                if id(parameter) in self._shared or not parameter.requires_grad or not parameter.numel():
-                    continue
-                name = self._names.get(id(parameter), f"group{number}.{index}")
-                added.append(self._share(parameter, self._own_name(parameter, name), rule))
-        if added or not self._ready:
-            for part in (self._attendance, self._clipping):
-                if part is not None:
-                    part.take_in(list(self._shared.values()))
-        return added
+        try:
+            for number, (group, rule) in enumerate(zip(self.param_groups, self._rules, strict=True)):
+                for index, parameter in enumerate(group["params"]):
+                    if id(parameter) in self._shared or not parameter.requires_grad or not parameter.numel():
+                        continue
+                    name = self._names.get(id(parameter), f"group{number}.{index}")
+                    self._share(parameter, self._own_name(parameter, name), rule)
+            if self._fresh or not self._ready:
+                for part in (self._attendance, self._clipping):
+                    if part is not None:
+                        part.take_in(list(self._shared.values()))
+        except BaseException:
+            self._is_retry = True
+            raise
 
     def _own_name(self, parameter: torch.Tensor, name: str) -> str:
         """
@@ -721,11 +723,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return mine
 
     def _take_in(self) -> list[Shared]:
-        """Like `_declare`, after the start: with the state that torch's optimizer would start from."""
-        added = self._declare()
-        if added:
-            self._load_first_states(added)
-        return added
+        """
+        Like `_declare`, after the start: with the state that torch's optimizer would start from. Returns what
+        was taken in, also by a call that raised before it had its state.
+        """
+        self._declare()
+        fresh = list(self._fresh)
+        if fresh:
+            self._load_first_states(fresh)
+            self._fresh.clear()
+        return fresh
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
         """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""
@@ -739,7 +746,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 states[shared.parameter] = state
         self._load_states(states)
 
-    def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> Shared:
+    def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> None:
         mean, declaration, filters = None, self._declaration, self._filters
         if self._clipping is not None:
             # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
@@ -761,9 +768,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout=self._timeout,
             **declaration,
         )
-        if (self._is_retry or self._ready) and self.job.rank == 0:
-            # What a call that failed has declared, this one's too, keeps its value and state; these may be
-            # others now. Nobody reads it before all have met.
+        if self._is_retry and self.job.rank == 0:
+            # What a call that failed has declared keeps its value and state; these may be others now. Nobody
+            # reads it before all have met.
             tensor._core.load(-1, _as_buffer(as_array(parameter)), 0, self._timeout)
             for slot in range(len(tensor._core.slots)):
                 nothing = np.zeros(tensor.shape, dtype=tensor._accumulator())
@@ -773,9 +780,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         filtered = self._filters.push is not None
         transfer = transfer_for(parameter, tensor, self._check, mean, filtered=filtered)
         shared = Shared(parameter, name, tensor, rule, transfer, mean)
+        self._fresh.append(shared)
         self._shared[id(parameter)] = shared
         self._delivery.add(shared)
-        return shared
 
     def _broadcast_rest(self) -> None:
         """Broadcasts what the servers hold no value of: frozen parameters and buffers."""

@@ -143,7 +143,7 @@ class HostTransfer:
         torch.autograd.graph.increment_version(into)
         self._torn = into._version
         if seen is not None or not into.is_contiguous():
-            scratch = torch.empty(into.shape, dtype=into.dtype)
+            scratch = torch.empty(into.shape, dtype=into.dtype, device=into.device)
             self._tensor.pull(out=scratch)
             if seen is not None:
                 seen.comes(scratch)
