@@ -233,7 +233,7 @@ impl<L: Link> RemotePeer<L> {
     }
 
     /// The poll watches for nothing any more.
-    pub fn is_unwatched(&mut self) {
+    pub fn left_poll(&mut self) {
         if let Some(wire) = &mut self.wire {
             wire.watched = Interest { read: false, write: false };
         }

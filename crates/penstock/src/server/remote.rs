@@ -242,7 +242,7 @@ impl<L: Link + AsFd> Remote<L> {
         {
             self.watched = epoll::delete(epoll, link).is_err();
             if !self.watched {
-                self.connection.is_unwatched();
+                self.connection.left_poll();
             }
         }
     }
