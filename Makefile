@@ -79,12 +79,14 @@ $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras dev
 	@touch $@
 
+# Types are looked at on one core, and so is much of what clippy does: both at once.
 lint: test-env ## formatting, lints, types
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff format --check --quiet python bench tests examples docs/conf.py
 	$(BIN)/ruff check --quiet python bench tests examples docs/conf.py
-	$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary & types=$$!; \
+	  cargo clippy --workspace --all-targets --quiet -- -D warnings; lints=$$?; \
+	  wait $$types && exit $$lints
 
 format: test-env ## put the formatting right
 	cargo fmt --all
@@ -164,7 +166,7 @@ test-netns: test-env ## jobs on several test hosts (network namespaces; needs ro
 	timeout --verbose 900 $(BIN)/python -m pytest tests/netns
 
 test-python: test-env ## real processes, golden trajectories, the command line, the README's own commands
-	timeout --verbose 1500 $(BIN)/python -m pytest
+	timeout --verbose 1500 $(BIN)/python -m pytest --durations 25
 
 KILLS ?= 1000
 MANAGED ?= 300

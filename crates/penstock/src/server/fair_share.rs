@@ -16,7 +16,7 @@
 //! trip ([`LONG`]) needs more under way than that, and one of the loopback has no queue to overflow: they are left to the kernel.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ const IDLE: f64 = 0.01;
 const STEP: f64 = 1.08;
 /// Largest correction of a share, either way.
 const MOST: f64 = 8.0;
+/// A job that has done nothing for so long is in nobody's way, and nobody in its. Longer than one computes between exchanges.
+const QUIET: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 struct Tenant {
@@ -52,14 +54,43 @@ struct Tenant {
     connections: u32,
     /// Factor on its share.
     correction: f64,
-    /// Bytes that its connections have moved, and as many as at the last look.
-    moved: Arc<AtomicU64>,
-    seen: u64,
+    /// What its presence said at the last look.
+    moved: u64,
+    acted: u64,
+    /// When it was last seen to have done something.
+    last: Instant,
+    presence: Arc<Presence>,
+}
+
+/// What a job's threads say of it, and are told.
+#[derive(Debug, Default)]
+struct Presence {
+    /// Bytes that its connections have moved.
+    moved: AtomicU64,
+    /// At how many looks of its threads there was something to do for its workers.
+    acted: AtomicU64,
+    /// Whether another job has done something lately.
+    beside: AtomicBool,
 }
 
 impl Tenant {
+    /// With this share, and as one that has just done something.
+    fn new(share: f64) -> Self {
+        let presence = Arc::new(Presence::default());
+        Self { share, connections: 0, correction: 1.0, moved: 0, acted: 0, last: Instant::now(), presence }
+    }
+
     fn weight(&self) -> f64 {
         self.share * self.correction
+    }
+}
+
+/// Tells each job whether another has done something lately.
+fn tell_beside(tenants: &HashMap<u64, Tenant>, now: Instant) {
+    let awake = |tenant: &Tenant| now.saturating_duration_since(tenant.last) < QUIET;
+    let all = tenants.values().filter(|tenant| awake(tenant)).count();
+    for tenant in tenants.values() {
+        tenant.presence.beside.store(all > usize::from(awake(tenant)), Ordering::Relaxed);
     }
 }
 
@@ -92,16 +123,17 @@ impl Shares {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A job with this share, above 0; returns what counts the bytes that its connections move.
-    pub(crate) fn admit(&self, job: u64, share: f64) -> Arc<AtomicU64> {
-        let moved = Arc::new(AtomicU64::new(0));
-        let tenant = Tenant { share, connections: 0, correction: 1.0, moved: Arc::clone(&moved), seen: 0 };
+    /// A job with this share, above 0.
+    pub(crate) fn admit(self: &Arc<Self>, job: u64, share: f64) -> Place {
         let mut tenants = self.tenants();
+        let tenant = Tenant::new(share);
+        let presence = Arc::clone(&tenant.presence);
         tenants.insert(job, tenant);
         self.jobs.store(tenants.len() as u64, Ordering::Relaxed);
+        tell_beside(&tenants, Instant::now());
         drop(tenants);
         self.changed();
-        moved
+        Place { shares: Arc::clone(self), job, presence }
     }
 
     /// The job has gone.
@@ -109,6 +141,7 @@ impl Shares {
         let mut tenants = self.tenants();
         tenants.remove(&job);
         self.jobs.store(tenants.len() as u64, Ordering::Relaxed);
+        tell_beside(&tenants, Instant::now());
         drop(tenants);
         self.changed();
     }
@@ -130,15 +163,27 @@ impl Shares {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Corrects the shares by what jobs got since the last look, if it is time.
+    /// Corrects the shares by what jobs got since the last look, and finds out which have done something, if it is time.
     pub(super) fn look(&self, now: Instant) {
         // Another shard is at it: fine.
         let Ok(mut look) = self.look.try_lock() else { return };
         let passed = now.saturating_duration_since(look.at);
         if passed >= LOOK_EVERY {
             look.at = now;
+            self.note_deeds(now);
             self.correct(&mut look.most, passed.as_secs_f64());
         }
+    }
+
+    fn note_deeds(&self, now: Instant) {
+        let mut tenants = self.tenants();
+        for tenant in tenants.values_mut() {
+            let acted = tenant.presence.acted.load(Ordering::Relaxed);
+            if std::mem::replace(&mut tenant.acted, acted) != acted {
+                tenant.last = now;
+            }
+        }
+        tell_beside(&tenants, now);
     }
 
     fn correct(&self, most: &mut f64, seconds: f64) {
@@ -148,8 +193,8 @@ impl Shares {
         }
         let mut got = HashMap::new();
         for (&job, tenant) in tenants.iter_mut() {
-            let moved = tenant.moved.load(Ordering::Relaxed);
-            got.insert(job, (moved - std::mem::replace(&mut tenant.seen, moved)) as f64 / seconds);
+            let moved = tenant.presence.moved.load(Ordering::Relaxed);
+            got.insert(job, (moved - std::mem::replace(&mut tenant.moved, moved)) as f64 / seconds);
         }
         let total: f64 = got.values().sum();
         // While shares are corrected, less may be moved because of just that: the link is not slower.
@@ -195,12 +240,29 @@ impl Shares {
     }
 }
 
-/// One job's place among the tenants, as its shards know it.
+/// One job's place among the tenants, as its threads know it.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(crate) struct Place {
     pub(super) shares: Arc<Shares>,
     pub(super) job: u64,
-    pub(super) moved: Arc<AtomicU64>,
+    presence: Arc<Presence>,
+}
+
+impl Place {
+    /// The job's connections have moved so many bytes.
+    pub(super) fn moved(&self, bytes: u64) {
+        self.presence.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// There was something to do for the job's workers.
+    pub(super) fn acted(&self) {
+        self.presence.acted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether another job has done something in the last minute, as of the last look.
+    pub(super) fn is_beside_another(&self) -> bool {
+        self.presence.beside.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]
@@ -209,7 +271,7 @@ mod tests {
 
     #[test]
     fn jobs_with_equal_shares_have_as_much_under_way_whatever_their_connections() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         shares.admit(1, 1.0);
         shares.admit(2, 1.0);
         shares.count(1, 2);
@@ -225,7 +287,7 @@ mod tests {
     // No connection had less than 16 KiB: with 512 of them a job had twenty times as much under way as the other.
     #[test]
     fn a_hundred_connections_have_no_more_under_way_than_another_jobs_two() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         shares.admit(1, 1.0);
         shares.admit(2, 1.0);
         shares.count(1, 2);
@@ -239,7 +301,7 @@ mod tests {
 
     #[test]
     fn many_connections_have_no_more_under_way_than_few() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         shares.admit(1, 1.0);
         for connections in [1, 7, 24] {
             shares.count(1, connections);
@@ -251,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_job_that_gets_too_little_of_a_full_link_gets_more_until_it_has_its_share() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         let (modest, greedy) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
         shares.count(1, 2);
         shares.count(2, 8);
@@ -263,8 +325,8 @@ mod tests {
             let (a, b) =
                 (2.0 * shares.buffer(1).unwrap() as f64 * 0.66, 8.0 * shares.buffer(2).unwrap() as f64);
             part = a / (a + b);
-            modest.fetch_add((1e7 * part) as u64, Ordering::Relaxed);
-            greedy.fetch_add((1e7 * (1.0 - part)) as u64, Ordering::Relaxed);
+            modest.moved((1e7 * part) as u64);
+            greedy.moved((1e7 * (1.0 - part)) as u64);
             shares.correct(&mut most, 0.1);
         }
         assert!((0.47..0.53).contains(&part), "{part}");
@@ -272,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_job_that_wants_less_than_its_share_costs_the_others_next_to_nothing() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         let (modest, other) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
         shares.count(1, 2);
         shares.count(2, 2);
@@ -282,8 +344,8 @@ mod tests {
             // The modest one moves a tenth of the link, whatever it may; the other fills what its buffers
             // let it fill of the rest.
             let room = (2.0 * shares.buffer(2).unwrap() as f64 / (0.2 * TOTAL)).min(1.0);
-            modest.fetch_add(1_000_000, Ordering::Relaxed);
-            other.fetch_add((9e6 * room) as u64, Ordering::Relaxed);
+            modest.moved(1_000_000);
+            other.moved((9e6 * room) as u64);
             shares.correct(&mut most, 0.1);
             if round > 20 {
                 least = least.min(room);
@@ -294,23 +356,46 @@ mod tests {
 
     #[test]
     fn signs_of_life_alone_take_nothing_of_another_jobs_share() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         let (busy, idle) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
         shares.count(1, 2);
         shares.count(2, 2);
         let before = shares.buffer(1);
         let mut most = 0.0;
         for _ in 0..200 {
-            busy.fetch_add(10_000_000, Ordering::Relaxed);
-            idle.fetch_add(4 * 128, Ordering::Relaxed);
+            busy.moved(10_000_000);
+            idle.moved(4 * 128);
             shares.correct(&mut most, 0.1);
         }
         assert_eq!(shares.buffer(1), before);
     }
 
+    // An honest job was paced to a fiftieth of its speed beside a notebook that slept.
+    #[test]
+    fn a_job_that_has_done_nothing_for_a_minute_is_beside_nobody_until_it_does_something() {
+        let shares = Arc::new(Shares::default());
+        let busy = shares.admit(1, 1.0);
+        assert!(!busy.is_beside_another());
+        let idle = shares.admit(2, 1.0);
+        let come = Instant::now();
+        assert!(busy.is_beside_another() && idle.is_beside_another(), "it has just come");
+        let look = |after: Duration| {
+            busy.acted();
+            shares.look(come + after);
+            (busy.is_beside_another(), idle.is_beside_another())
+        };
+        assert_eq!(look(QUIET / 2), (true, true));
+        assert_eq!(look(2 * QUIET), (false, true));
+        idle.acted();
+        assert_eq!(look(2 * QUIET + LOOK_EVERY), (true, true));
+        assert_eq!(look(4 * QUIET), (false, true));
+        shares.dismiss(1);
+        assert!(!idle.is_beside_another());
+    }
+
     #[test]
     fn a_larger_share_is_a_larger_sum() {
-        let shares = Shares::default();
+        let shares = Arc::new(Shares::default());
         shares.admit(1, 0.75);
         shares.admit(2, 0.25);
         shares.count(1, 2);

@@ -3,6 +3,7 @@
 
 use super::arrivals::Newest;
 use super::bells;
+use super::fair_share::Place;
 use super::shard::Report;
 use super::tables::{PartitionCharges, Sealed};
 use super::{Obituary, StartError};
@@ -104,6 +105,8 @@ pub(super) struct Setup {
     pub(super) lease: Duration,
     /// The server's number.
     pub(super) server: u32,
+    /// The job's place among those behind the same acceptor.
+    pub(super) place: Option<Place>,
 }
 
 pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
@@ -326,6 +329,7 @@ impl Passer {
                 self.keep_vigil();
             }
             if came || sent {
+                self.setup.place.iter().for_each(Place::acted);
                 patience = Patience::new(&Crowd::Taken(true));
                 continue;
             }

@@ -177,11 +177,9 @@ impl Server {
     ) -> Result<Self, StartError> {
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
-        let place = acceptor.as_ref().map(|acceptor| {
-            let (shares, job) = (Arc::clone(acceptor.shares()), job_number(&config.job));
-            let moved = shares.admit(job, share.unwrap_or(1.0));
-            Place { shares, job, moved }
-        });
+        let place = acceptor
+            .as_ref()
+            .map(|acceptor| acceptor.shares().admit(job_number(&config.job), share.unwrap_or(1.0)));
         let others = others(&config, share.is_some());
         let mut threads = Threads::default();
         let shards = start_shards(&config, &shared, place.as_ref(), others, &mut threads)?;

@@ -2,8 +2,9 @@
 //!
 //! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made
 //! a server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since a job's
-//! share of the network is measured by them ([`super::fair_share`]); all else is paced while there is another job. An honest
-//! worker does not notice: what it asks for with each exchange is paid for by the values of the same exchange.
+//! share of the network is measured by them ([`super::fair_share`]); all else is paced while another job does something. Frames
+//! and requests of an honest worker are paid for by the values of the same exchange. What its clocks have a shard go over is not:
+//! a job that keeps gigabytes which rest, and moves little, is slower beside another.
 
 use std::time::{Duration, Instant};
 
@@ -50,9 +51,10 @@ impl Pace {
 
     /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
     /// folding and filtering that is what a shard is for. With a quarter of a core for each of two shards a neighbour took 1.8 times
-    /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now: see `submit_remote`).
-    pub(super) fn of_work(now: Instant) -> Self {
-        Self::new(0.02, 0.25, now)
+    /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now: see `submit_remote`). So all
+    /// `shards` of the job have a fiftieth of all `cores`.
+    pub(super) fn of_work(shards: u32, cores: u32, now: Instant) -> Self {
+        Self::new(0.02 * f64::from(cores) / f64::from(shards.max(1)), 0.25, now)
     }
 
     pub(super) fn spend(&mut self, cost: f64) {
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn whoever_has_spent_far_too_much_is_heard_again_soon() {
         let now = Instant::now();
-        let mut pace = Pace::of_work(now);
+        let mut pace = Pace::of_work(2, 2, now);
         (0..1000).for_each(|_| pace.work(1 << 30));
         assert!(pace.is_out(now + Duration::from_secs(1)));
         assert!(!pace.is_out(now + Duration::from_secs(61)));
@@ -143,7 +145,7 @@ mod tests {
     #[test]
     fn what_is_owed_is_not_forgiven_for_what_is_spent_next() {
         let now = Instant::now();
-        let mut pace = Pace::of_work(now);
+        let mut pace = Pace::of_work(2, 2, now);
         pace.work(1 << 30);
         pace.work(1);
         assert!(pace.is_out(now + Duration::from_secs(30)));

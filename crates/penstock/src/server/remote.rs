@@ -13,7 +13,6 @@ use penstock_proto::remote::home::Subscriber;
 use penstock_proto::shard::Shard;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, what was read ahead of it,
@@ -222,7 +221,7 @@ impl<L: Link> Remote<L> {
     /// So many bytes were moved for the job.
     fn moved(&self, bytes: u64) {
         if let Some(place) = self.place.as_ref().filter(|_| bytes > 0) {
-            place.moved.fetch_add(bytes, Ordering::Relaxed);
+            place.moved(bytes);
         }
     }
 

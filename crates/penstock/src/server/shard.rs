@@ -197,6 +197,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);
+    let work = Pace::of_work(setup.shards, setup.cores, Instant::now());
     let run = Loop {
         setup,
         inbox,
@@ -212,7 +213,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         next_vigil: Instant::now(),
         now: Instant::now(),
         pace: Pace::of_frames(Instant::now()),
-        work: Pace::of_work(Instant::now()),
+        work,
         out: false,
         moved: false,
     };
@@ -290,6 +291,14 @@ impl Loop {
         self.setup.place.as_ref().is_some_and(|place| place.shares.is_shared())
     }
 
+    fn is_beside_another(&self) -> bool {
+        self.setup.place.as_ref().is_some_and(fair_share::Place::is_beside_another)
+    }
+
+    fn note_deed(&self) {
+        self.setup.place.iter().for_each(fair_share::Place::acted);
+    }
+
     fn pin(&self) {
         if let Some(core) = self.setup.core {
             let mut set = rustix::thread::CpuSet::new();
@@ -312,7 +321,7 @@ impl Loop {
             self.now = Instant::now();
             self.keep_to_share();
             let out = [&mut self.pace, &mut self.work].map(|pace| pace.is_out(self.now));
-            self.out = out.contains(&true) && self.is_shared();
+            self.out = out.contains(&true) && self.is_beside_another();
         }
         for place in self.ports.places() {
             busy |= self.take_turn(place);
@@ -596,6 +605,7 @@ impl Loop {
         }
         if taken > 0 {
             self.moved = true;
+            self.note_deed();
             self.tell_who_waits_for_room(place);
         }
         taken > 0
@@ -634,12 +644,13 @@ impl Loop {
                     self.setup.flags.beat(self.setup.index);
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;
+                    self.note_deed();
                     if let Err(what) = self.submit_remote(peer, judged, wanted) {
                         self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
                     // Each may have cost any amount: the next waits until this one is paid for.
-                    self.out |= self.is_shared() && self.work.is_out(self.now);
+                    self.out |= self.is_beside_another() && self.work.is_out(self.now);
                     if self.out {
                         break;
                     }
@@ -673,8 +684,8 @@ impl Loop {
         let _ = (self.machine.take_gone_over(), self.memory.take_idle_looks());
         let taken = self.take(peer, judged);
         let looks = self.machine.take_gone_over() + self.memory.take_idle_looks();
-        // By itself on its server a job owes nobody anything.
-        if !moves_values && self.is_shared() {
+        // By itself on its server, or beside jobs that do nothing, a job owes nobody anything.
+        if !moves_values && self.is_beside_another() {
             self.work.work(looks);
         }
         taken

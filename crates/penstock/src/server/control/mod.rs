@@ -272,8 +272,11 @@ impl Control {
 
     fn turn(&mut self) {
         self.shards.flags.beat(flags::CONTROL);
-        let out = self.pace.is_out(Instant::now())
-            && self.place.as_ref().is_some_and(|place| place.shares.is_shared());
+        let now = Instant::now();
+        let out = self.place.as_ref().is_some_and(|place| {
+            place.shares.look(now);
+            place.is_beside_another()
+        }) && self.pace.is_out(now);
         if out {
             self.draw_breath();
         } else {

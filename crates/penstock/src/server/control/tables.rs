@@ -47,6 +47,7 @@ impl Control {
             control: Arc::clone(&self.shared),
             lease: self.config.options.lease,
             server: self.config.index,
+            place: self.place.clone(),
         };
         let items = items::start(setup)?;
         self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));

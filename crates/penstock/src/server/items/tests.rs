@@ -61,7 +61,7 @@ fn reporting() -> (Passer, thread::Handle<Command>, Receiver<Report>) {
     let (reports, reported) = std::sync::mpsc::channel();
     let control = Arc::new(crate::server::Shared::new().unwrap());
     let (account, lease) = (Account::new(Limits::NONE), Duration::from_secs(60));
-    let setup = Setup { account, reports, control, lease, server: 0 };
+    let setup = Setup { account, reports, control, lease, server: 0, place: None };
     (Passer::new(setup, inbox, epoll, Kept::default()), handle, reported)
 }
 
