@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,9 @@ import pytest
 import penstock as ps
 
 torch = pytest.importorskip("torch")
+
+from penstock.torch.servers.delivery import Delivery
+from penstock.torch.servers.optimizer import DistributedOptimizer
 
 
 def made(fill: float = 0.0) -> tuple[Any, Any]:
@@ -215,6 +220,46 @@ def test_a_late_group_whose_taking_in_was_interrupted_has_its_first_state_in_the
         optimizer.step()
     optimizer.step()
     assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_a_late_parameter_whose_taking_in_is_interrupted_at_any_line_is_stepped_by_its_gradients(
+    job: ps.Job, overlap: Any
+) -> None:
+    """It was noted before it was complete: its gradient never left, and no hook was on it, without a word."""
+    codes = {DistributedOptimizer._share.__code__, Delivery.add.__code__}
+    for place in itertools.count():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+        late = model[0].weight.requires_grad_(False)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        _, optimizer = ps.torch.distribute(model, sgd, where="servers", overlap=overlap)
+        late.requires_grad_(True)
+        expected, left = late.detach().clone(), place
+
+        def at_a_line(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code in codes and event == "line":
+                left -= 1
+                if left < 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return at_a_line
+
+        for _ in range(4):
+            optimizer.zero_grad()
+            late.sum().backward()
+            expected -= 0.5
+            sys.settrace(at_a_line if left == place else None)
+            try:
+                optimizer.step()
+            except KeyboardInterrupt:
+                optimizer.step()
+            finally:
+                sys.settrace(None)
+            torch.testing.assert_close(late.detach(), expected, rtol=0, atol=1e-5, msg=f"line {place}")
+        if left >= 0:
+            break
+    assert place > 20
 
 
 def test_a_tensor_that_the_script_declares_after_a_call_that_failed_is_not_the_models(

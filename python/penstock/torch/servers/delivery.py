@@ -149,6 +149,12 @@ class Shared:
             self.group.refresh()
             self.seen = (gradient, gradient._version, self.tensor._optimizer._packed)
 
+    def release(self) -> None:
+        """Removes its hooks."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
     def gradient_changed(self) -> bool:
         """
         Whether the gradient changed since `remember`, other than by backward: its bits where they are held,
@@ -189,7 +195,8 @@ class Delivery:
         self._looks = overlap is not False
         self._alone = alone
         self._check = check
-        self._all: list[Shared] = []
+        self._all: dict[int, Shared] = {}
+        """By the number of their parameter."""
         self._forgotten = False
         self._apart: tuple[Shared, torch.Tensor] | None = None
         """One whose parameter the script had changed when it was looked at, and what it was then."""
@@ -197,26 +204,31 @@ class Delivery:
         """Others, changed too, that were looked at since."""
 
     def __iter__(self) -> Iterator[Shared]:
-        return iter(self._all)
+        return iter(self._all.values())
 
     def add(self, shared: Shared) -> None:
-        """Takes a parameter in; its hooks stay until `forget`."""
+        """
+        Takes a parameter in; its hooks stay until `forget`. In place of what it was taken in with before, by a
+        call that was interrupted.
+        """
         shared.expected = self._count
         if self._learns:
             self._lessons = max(self._lessons, LEARNING_STEPS)
         parameter = shared.parameter
-        self._all.append(shared)
         before, after = (lambda _: self._before(shared)), (lambda _: self._after(shared))
         shared.handles.append(parameter.register_hook(before))
         shared.handles.append(parameter.register_post_accumulate_grad_hook(after))
+        earlier = self._all.get(id(parameter))
+        # Last: the hooks do nothing until then, and those of an earlier one nothing from then on.
+        self._all[id(parameter)] = shared
+        if earlier is not None:
+            earlier.release()
 
     def forget(self) -> None:
         """Removes the hooks. One whose registration was interrupted does nothing."""
         self._forgotten = True
-        for shared in self._all:
-            for handle in shared.handles:
-                handle.remove()
-            shared.handles = []
+        for shared in self:
+            shared.release()
 
     @property
     def _watches(self) -> bool:
@@ -300,13 +312,17 @@ class Delivery:
         if not self._check or self._alone:
             return None
         return next(
-            (shared for shared in self._all if (ever or shared.moved) and shared.changed()),
+            (shared for shared in self if (ever or shared.moved) and shared.changed()),
             None,
         )
 
     def _is_over(self, shared: Shared) -> bool:
-        """Whether the job has ended, or never had the model: then it is an ordinary one."""
-        return self._forgotten or shared.tensor._job._core.closed
+        """
+        Whether the job has ended, or never had the model: then it is an ordinary one. Or what was taken in is
+        another.
+        """
+        is_mine = self._all.get(id(shared.parameter)) is shared
+        return self._forgotten or not is_mine or shared.tensor._job._core.closed
 
     def send(self, shared: Shared) -> None:
         """
@@ -324,20 +340,20 @@ class Delivery:
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
-        for shared in self._all:
+        for shared in self:
             shared.check()
 
     def finish(self) -> None:
         """Sends what has not left, in `step()`, and learns."""
-        for shared in self._all:
+        for shared in self:
             if shared.left:
                 self._refuse_change(shared)
             elif shared.held or self._watches:
                 self._look_at(shared)
-        for shared in self._all:
+        for shared in self:
             if not shared.left:
                 self.send(shared)
-        for shared in self._all:
+        for shared in self:
             shared.transfer.settle()
         if self._learns:
             self._learn()
@@ -345,14 +361,14 @@ class Delivery:
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
         self._apart = None
-        for shared in self._all:
+        for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
             shared.forget()
 
     def forget_changes(self) -> None:
         """What was changed without a step is everybody's by now."""
         self._apart = None
-        for shared in self._all:
+        for shared in self:
             shared.forget()
 
     def refuse_loss(self) -> None:
@@ -372,7 +388,7 @@ class Delivery:
             )
 
     def _first_gone(self) -> Shared | None:
-        return next((shared for shared in self._all if shared.left), None)
+        return next((shared for shared in self if shared.left), None)
 
     def _refuse_change(self, shared: Shared) -> None:
         if shared.gradient_changed():
@@ -403,13 +419,13 @@ class Delivery:
 
     def _stop_overlapping(self) -> None:
         self._learns, self._lessons = False, 0
-        for shared in self._all:
+        for shared in self:
             shared.expected = None
 
     def _learn(self) -> None:
         if self._lessons > 0:
             self._lessons -= 1
-            for shared in self._all:
+            for shared in self:
                 if self._lessons == 0 and shared.additions:
                     shared.expected = shared.additions
 

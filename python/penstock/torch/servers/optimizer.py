@@ -127,7 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named: dict[str, torch.Tensor] = {}
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
-        self._fresh: list[Shared] = []
+        self._fresh: dict[int, Shared] = {}
         """Of them, those whose first state the servers have not been given."""
         self._is_retry = False
         """Whether a call that has failed, this one's too, may have declared some of their tensors."""
@@ -728,7 +728,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         was taken in, also by a call that raised before it had its state.
         """
         self._declare()
-        fresh = list(self._fresh)
+        fresh = list(self._fresh.values())
         if fresh:
             self._load_first_states(fresh)
             self._fresh.clear()
@@ -780,9 +780,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         filtered = self._filters.push is not None
         transfer = transfer_for(parameter, tensor, self._check, mean, filtered=filtered)
         shared = Shared(parameter, name, tensor, rule, transfer, mean)
-        self._fresh.append(shared)
-        self._shared[id(parameter)] = shared
+        # In place of what a call that was interrupted has made of it.
+        self._fresh[id(parameter)] = shared
         self._delivery.add(shared)
+        # Last: what stands here is not declared again.
+        self._shared[id(parameter)] = shared
 
     def _broadcast_rest(self) -> None:
         """Broadcasts what the servers hold no value of: frozen parameters and buffers."""
