@@ -13,9 +13,6 @@ import penstock as ps
 
 torch = pytest.importorskip("torch")
 
-from penstock.torch.servers.delivery import Delivery
-from penstock.torch.servers.optimizer import DistributedOptimizer
-
 
 def made(fill: float = 0.0) -> tuple[Any, Any]:
     model = torch.nn.Linear(2, 1)
@@ -227,16 +224,16 @@ def test_a_late_parameter_whose_taking_in_is_interrupted_at_any_line_is_stepped_
     job: ps.Job, overlap: Any
 ) -> None:
     """It was noted before it was complete: its gradient never left, and no hook was on it, without a word."""
-    codes = {DistributedOptimizer._share.__code__, Delivery.add.__code__}
     for place in itertools.count():
         model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
         late = model[0].weight.requires_grad_(False)
         sgd = torch.optim.SGD(model.parameters(), lr=0.5)
         _, optimizer = ps.torch.distribute(model, sgd, where="servers", overlap=overlap)
         late.requires_grad_(True)
+        codes = {type(optimizer)._share.__code__, type(optimizer._delivery).add.__code__}
         expected, left = late.detach().clone(), place
 
-        def at_a_line(frame: Any, event: str, _: Any) -> Any:
+        def at_a_line(frame: Any, event: str, _: Any, codes: Any = codes) -> Any:
             nonlocal left
             if frame.f_code in codes and event == "line":
                 left -= 1

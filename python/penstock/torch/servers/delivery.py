@@ -208,8 +208,8 @@ class Delivery:
 
     def add(self, shared: Shared) -> None:
         """
-        Takes a parameter in; its hooks stay until `forget`. In place of what it was taken in with before, by a
-        call that was interrupted.
+        Takes a parameter in, in place of what it was taken in with by a call that was interrupted. Its hooks
+        stay until `forget`.
         """
         shared.expected = self._count
         if self._learns:
