@@ -172,6 +172,7 @@ with ps.init() as job:
         ("register_step_post_hook", clamps, "was changed outside of step()"),
     ):
         model = torch.nn.Linear(3, 1)
+        torch.nn.init.ones_(model.weight)  # a gradient that is long enough to be clipped
         original = torch.optim.SGD(model.parameters(), lr=0.1)
         getattr(original, name)(hook)
         model, optimizer = ps.torch.distribute(model, original, job=job, where="servers")
