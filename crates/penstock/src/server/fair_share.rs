@@ -54,9 +54,8 @@ struct Tenant {
     connections: u32,
     /// Factor on its share.
     correction: f64,
-    /// What its presence said at the last look.
-    moved: u64,
-    acted: u64,
+    /// Bytes that its connections had moved at the last look.
+    seen: u64,
     /// When it was last seen to have done something.
     last: Instant,
     presence: Arc<Presence>,
@@ -67,8 +66,8 @@ struct Tenant {
 struct Presence {
     /// Bytes that its connections have moved.
     moved: AtomicU64,
-    /// At how many looks of its threads there was something to do for its workers.
-    acted: AtomicU64,
+    /// Whether there was something to do for its workers since the last look.
+    acted: AtomicBool,
     /// Whether another job has done something lately.
     beside: AtomicBool,
 }
@@ -77,7 +76,7 @@ impl Tenant {
     /// With this share, and as one that has just done something.
     fn new(share: f64) -> Self {
         let presence = Arc::new(Presence::default());
-        Self { share, connections: 0, correction: 1.0, moved: 0, acted: 0, last: Instant::now(), presence }
+        Self { share, connections: 0, correction: 1.0, seen: 0, last: Instant::now(), presence }
     }
 
     fn weight(&self) -> f64 {
@@ -178,8 +177,7 @@ impl Shares {
     fn note_deeds(&self, now: Instant) {
         let mut tenants = self.tenants();
         for tenant in tenants.values_mut() {
-            let acted = tenant.presence.acted.load(Ordering::Relaxed);
-            if std::mem::replace(&mut tenant.acted, acted) != acted {
+            if tenant.presence.acted.swap(false, Ordering::Relaxed) {
                 tenant.last = now;
             }
         }
@@ -194,7 +192,7 @@ impl Shares {
         let mut got = HashMap::new();
         for (&job, tenant) in tenants.iter_mut() {
             let moved = tenant.presence.moved.load(Ordering::Relaxed);
-            got.insert(job, (moved - std::mem::replace(&mut tenant.moved, moved)) as f64 / seconds);
+            got.insert(job, (moved - std::mem::replace(&mut tenant.seen, moved)) as f64 / seconds);
         }
         let total: f64 = got.values().sum();
         // While shares are corrected, less may be moved because of just that: the link is not slower.
@@ -256,7 +254,10 @@ impl Place {
 
     /// There was something to do for the job's workers.
     pub(super) fn acted(&self) {
-        self.presence.acted.fetch_add(1, Ordering::Relaxed);
+        // Said for every frame, and written once a look: the job's other threads say it too.
+        if !self.presence.acted.load(Ordering::Relaxed) {
+            self.presence.acted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether another job has done something in the last minute, as of the last look.

@@ -51,8 +51,8 @@ impl Pace {
 
     /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
     /// folding and filtering that is what a shard is for. With a quarter of a core for each of two shards a neighbour took 1.8 times
-    /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now: see `submit_remote`). So all
-    /// `shards` of the job have a fiftieth of all `cores`.
+    /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now). So all `shards` of the job
+    /// have a fiftieth of all `cores`.
     pub(super) fn of_work(shards: u32, cores: u32, now: Instant) -> Self {
         Self::new(0.02 * f64::from(cores) / f64::from(shards.max(1)), 0.25, now)
     }
