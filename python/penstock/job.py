@@ -516,6 +516,8 @@ class Job(Sealed):
         PenstockError
             The error of an asynchronous push of this iteration. The iteration is not completed; the next call
             tries again, and raises the error of the next push that failed, if any.
+        OptionError
+            A callback of an asynchronous call asked, which is itself waited for. The job is as it was.
         DeadlineExceeded
             A push of another thread was in progress all the time. The iteration is not completed.
         JobClosed
@@ -817,7 +819,8 @@ class Job(Sealed):
         Raises
         ------
         OptionError
-            `timeout` is not a valid number of seconds. The job is as it was.
+            `timeout` is not a valid number of seconds, or a callback of an asynchronous call asked, which is
+            itself waited for. The job is as it was.
         NotDelivered
             A server had not taken everything in time, or an asynchronous push was still in progress, which
             ends with the job.

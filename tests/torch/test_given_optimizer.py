@@ -332,3 +332,27 @@ with ps.init() as job:
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="needs a PyTorch with Tensor.grad_dtype")
 def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
     spawn_job(2, AVERAGED)
+
+
+@pytest.mark.parametrize("sent", [b"none", 3, {"order": 3, "state": {}}, {"order": [["x"]], "state": {}}])
+def test_a_state_that_is_none_is_refused_and_says_nothing_unprintable(
+    monkeypatch: pytest.MonkeyPatch, sent: Any
+) -> None:
+    """Worker 0 may send anything: its words came to the terminal as they were, or as a KeyError of ours."""
+    import io
+    import types
+
+    from penstock.torch.gradients import script
+
+    data = b"\x1b[2J\n" * 10
+    if not isinstance(sent, bytes):
+        stream = io.BytesIO()
+        torch.save(sent, stream)
+        data = stream.getvalue()
+    monkeypatch.setattr(script, "broadcast_bytes", lambda *_: data)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    other: Any = types.SimpleNamespace(size=2, rank=1)
+    with pytest.raises((ps.exceptions.OptionError, ps.exceptions.GatherConflict)) as caught:
+        script.start_alike(optimizer, {id(parameter): "weight"}, other, "start", None)
+    assert str(caught.value).isprintable()

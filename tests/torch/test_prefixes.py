@@ -361,3 +361,64 @@ def test_a_call_that_failed_has_no_part_in_what_the_script_does_next(
     elif then == "gradients":
         _, optimizer = ps.torch.distribute(model, optimizer, where="gradients")
     torch.testing.assert_close(trained(model, optimizer), trained(expected, alone))
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_changed_call_meets_the_others_or_says_what_would(spawn_job: Any, is_behind: bool) -> None:
+    """
+    A call made again that failed as it waited forgot what had been declared: the changed one had another
+    prefix than that of a worker that had not tried, and no error said why they never met.
+    """
+    spawn_job(
+        2,
+        f"""
+        import pathlib, time, torch, penstock as ps, penstock.torch as front
+        from penstock.exceptions import DeadlineExceeded
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        def fails(**options):
+            try:
+                call(**options)
+                raise AssertionError("the other one came")
+            except DeadlineExceeded as error:
+                return "same new `prefix=`" in "".join(error.__notes__)
+
+        def call(**options):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            return ps.torch.distribute(model, optimizer, where="gradients", **options)
+
+        with ps.init(deadline=20) as job:
+            tried = pathlib.Path(os.environ["TEST_OUT"] + "tried")
+            model = torch.nn.Linear(2, 1)
+            if job.rank == 0:
+                assert not fails(timeout=0.2, prefix="alone")
+                tried.touch()
+            while not tried.exists():
+                time.sleep(0.01)
+            # Behind the declarations, or before them.
+            broadcast, hook = front.broadcast, front.Averaging.hook
+            if job.rank == 1 and {is_behind}:
+                front.broadcast = lambda *given: (broadcast(*given), interrupted())
+            front.Averaging.hook = interrupted
+            try:
+                call(rescale=0.5)
+                raise AssertionError("not interrupted")
+            except KeyboardInterrupt:
+                front.broadcast, front.Averaging.hook = broadcast, hook
+            if {is_behind}:
+                assert fails(rescale=0.25, timeout=0.5)
+                call(rescale=0.25, prefix="another", timeout=10)
+            else:
+                tried = pathlib.Path(os.environ["TEST_OUT"] + "tried again")
+                if job.rank == 0:
+                    assert fails(rescale=0.5, timeout=0.3)
+                    tried.touch()
+                while not tried.exists():
+                    time.sleep(0.01)
+                call(rescale=0.25, timeout=10)
+            model(torch.ones(1, 2)).sum().backward()
+            assert model.bias.grad.tolist() == [0.25]
+        """,
+    )

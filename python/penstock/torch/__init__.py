@@ -336,7 +336,8 @@ def distribute(
             timeout=timeout,
         )
         try:
-            distributed.begin()
+            with prefixes.waiting(model):
+                distributed.begin()
             _note(model, parameters, distributed)
             prefixes.end(prefix)
             return model, distributed
@@ -363,24 +364,25 @@ def distribute(
     named = {**parameters, **dict(model.named_buffers())}
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
     kind, freed, chosen = _kind_of(where, named, options), list[str](), prefix is None
-    if prefix is None:
-        prefix = prefixes.choose(model, kind)
-        # Before all have agreed nothing is declared by it that could differ: a call that one worker corrects
-        # still meets the others'.
-        prefixes.begin(prefix, model, None)
-        freed = _freed.setdefault(job, {}).setdefault(kind, [])
-        if prefix != FIRST:
-            freed += _dropped_by_all(job, kind, timeout)
-    # One that unwraps a model which another keeps would name other tensors.
-    options["memory"] = memory = freed[-1] if freed else prefix
-    broadcast(
-        job,
-        f"{prefix}/start",
-        named,
-        timeout,
-        {name: one for name, one in parameters.items() if one.requires_grad},
-        _settings(optimizer, parameters, options),
-    )
+    with prefixes.waiting(model):
+        if prefix is None:
+            prefix = prefixes.choose(model, kind)
+            # Before all have agreed nothing is declared by it that could differ: a call that one worker
+            # corrects still meets the others'.
+            prefixes.begin(prefix, model, None)
+            freed = _freed.setdefault(job, {}).setdefault(kind, [])
+            if prefix != FIRST:
+                freed += _dropped_by_all(job, kind, timeout)
+        # One that unwraps a model which another keeps would name other tensors.
+        options["memory"] = memory = freed[-1] if freed else prefix
+        broadcast(
+            job,
+            f"{prefix}/start",
+            named,
+            timeout,
+            {name: one for name, one in parameters.items() if one.requires_grad},
+            _settings(optimizer, parameters, options),
+        )
     if chosen:
         prefixes.begin(prefix, model, kind)
     averaging = Averaging(

@@ -7,12 +7,14 @@ as it was. If anything differs, its tensors cannot be declared so, and it is ano
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from ..exceptions import OptionError
+from ..exceptions import DeadlineExceeded, OptionError
 from ..job import Job
 
 FIRST = "model"
@@ -47,8 +49,8 @@ class Prefixes:
 
     def begin(self, prefix: str, model: torch.nn.Module, kind: str | None) -> bool:
         """
-        A call begins to declare tensors: whether one for this model has failed before. Raises OptionError if
-        the prefix is that of another.
+        A call begins, which declares tensors if it has a `kind`. Whether one for this model has failed
+        before. Raises OptionError if the prefix is that of another.
         """
         before = self._begun.get(prefix)
         if prefix in self._used or (before is not None and before.model() is not model):
@@ -57,8 +59,23 @@ class Prefixes:
                 "optimizer state of that model",
                 "pass another prefix, or none: then each model has its own",
             )
-        self._begun[prefix] = _Begun(weakref.ref(model), kind)
+        # What was declared stays declared, however early this call fails.
+        self._begun[prefix] = _Begun(weakref.ref(model), kind or (before and before.kind))
         return before is not None
+
+    @contextlib.contextmanager
+    def waiting(self, model: torch.nn.Module) -> Iterator[None]:
+        """Within a wait for the other workers' calls: why they may not come, where one of ours has failed."""
+        has_failed = any(begun.model() is model for begun in self._begun.values())
+        try:
+            yield
+        except DeadlineExceeded as error:
+            if has_failed:
+                error.add_note(
+                    "hint: a call of `distribute` for this model has raised before; if anything was changed "
+                    "since, give it the same new `prefix=` on every worker"
+                )
+            raise
 
     def end(self, prefix: str) -> None:
         """It returns."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...exceptions import DeadlineExceeded, OptionError
-from ...gather import Gathering
+from ...gather import Gathering, printable, unreadable
 from ...job import Job
 from ..broadcast import broadcast_bytes
 from ..known import Known
@@ -58,7 +58,7 @@ def start_alike(
     Gives every worker rank 0's optimizer state, by the names of parameters: a checkpoint may have been loaded
     there alone. Returns whether it has its parameters in the order of rank 0's. Collective.
 
-    Raises OptionError if the state holds objects that cannot be sent.
+    Raises OptionError if the state holds objects that cannot be sent, GatherConflict if what came is none.
     """
     if job.size == 1:
         return True
@@ -76,12 +76,18 @@ def start_alike(
         sent = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
     except Exception as error:
         raise OptionError(
-            f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: {error}",
+            f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
+            f"{printable(str(error))}",
             "load the optimizer's state on every worker before `distribute`, or after it",
         ) from error
-    theirs, state = sent["order"], sent["state"]
+    try:
+        theirs, state = sent["order"], sent["state"]
+        if state is not None and theirs != mine:
+            state = _in_order(state, theirs, mine)
+    except (LookupError, TypeError, ValueError) as error:
+        raise unreadable(0) from error
     if state is not None:
-        optimizer.load_state_dict(state if theirs == mine else _in_order(state, theirs, mine))
+        optimizer.load_state_dict(state)
     elif optimizer.state:
         optimizer.state.clear()
     return bool(theirs == mine)
