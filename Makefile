@@ -20,7 +20,7 @@ REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb
 # The extra that is downloaded and unpacked while the compiler is at work.
 EXTRA := demo
 
-.PHONY: demo build library install test test-env lint format test-rust test-model test-memory test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
+.PHONY: demo build library install test test-env lint format test-crates test-rust test-model test-memory test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -69,7 +69,7 @@ install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDI
 	cargo build --release --quiet -p penstock-server
 	crates/penstock-capi/install.sh $(CARGO_OUT)/release $(DESTDIR)$(PREFIX)
 
-test: test-env lint test-rust test-model test-fuzz test-memory test-python ## lints, types, and every test but the benchmarks
+test: test-env lint test-crates test-fuzz test-memory test-python ## lints, types, and every test but the benchmarks
 
 # Gigabytes: to unpack them behind the compiler would take minutes.
 test-env: EXTRA := dev
@@ -97,12 +97,17 @@ test-rust: ## unit, property and promise tests of the crates, and the simulator 
 	cargo test --workspace --quiet --no-run
 	$(LIMIT) cargo test --workspace --quiet
 
+# Tests of the crates wait more than they compute: what the models need is left over.
+test-crates: ## test-rust, and test-model beside it
+	cargo test --workspace --quiet --no-run
+	@$(MAKE) --no-print-directory -j2 --output-sync test-rust test-model LEFT_OVER="nice -n 19"
+
 MODEL := -p penstock-fabric --lib --release --quiet
 test-model: export RUSTFLAGS := --cfg loom
 test-model: export CARGO_TARGET_DIR := target/loom
 test-model: ## the lock-free protocols, every interleaving (loom)
-	cargo test $(MODEL) --no-run
-	$(LIMIT) cargo test $(MODEL)
+	$(LEFT_OVER) cargo test $(MODEL) --no-run
+	$(LIMIT) $(LEFT_OVER) cargo test $(MODEL)
 
 REPLAY := --quiet --manifest-path fuzz/Cargo.toml --bin replay
 # Beside the tests' build: what both need of others is compiled once.
