@@ -6,7 +6,7 @@ use crate::rig::*;
 use penstock::worker::{Due, Error, Job, TableDeclaration};
 use penstock_proto::items::Slack;
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_get_that_waits_in_vain_names_row_version_and_producer() {
@@ -98,6 +98,42 @@ fn the_first_get_behind_a_barrier_that_waits_in_vain_says_that_it_waits_for_what
             assert_eq!(get(&table, &[ROWS], None, slack).unwrap(), [1.0], "{propagation}");
             both.wait();
             job.leave(None).unwrap();
+        });
+    }
+}
+
+// Behind calls that took what came, the connection's own thread leaves more to them.
+#[test]
+fn what_no_call_waits_for_comes_soon_behind_quick_exchanges() {
+    for way in [Way::Tcp, Way::Tls] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        cluster.run(|job| {
+            let table = job.table(declaration("U", mine(job), all(job))).unwrap();
+            let (own, other) = (mine(job).start, ROWS * u64::from(1 - job.rank()));
+            for round in 0..20 {
+                let clock = round * 100;
+                for step in clock + 1..clock + 100 {
+                    if job.rank() == 0 {
+                        set(&table, &[own], step as f64, Some(step)).unwrap();
+                    }
+                    assert!(get(&table, &[other], Some(step), None).unwrap()[0] >= step as f64, "{way:?}");
+                    if job.rank() == 1 {
+                        set(&table, &[own], step as f64, Some(step)).unwrap();
+                    }
+                }
+                let last = clock + 100;
+                if job.rank() == 1 {
+                    std::thread::sleep(Duration::from_micros(300 * round));
+                    set(&table, &[own], last as f64, Some(last)).unwrap();
+                    continue;
+                }
+                let since = Instant::now();
+                while get(&table, &[other], None, Some(Slack::Unbounded)).unwrap() != [last as f64] {
+                    assert!(since.elapsed() < Duration::from_secs(5), "{way:?}: it never came");
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+            job.barrier(None).unwrap();
         });
     }
 }

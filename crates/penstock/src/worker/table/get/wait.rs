@@ -110,6 +110,9 @@ impl TableInner {
                 return Ok(());
             }
         }
+        if let Some(remote) = &source.remote {
+            remote.relay.stop_helping();
+        }
         let seat = source.waiters.seat();
         let mut looked = Instant::now();
         let mut circle = Circle::new(&self.job, deadline);

@@ -13,9 +13,16 @@ use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long what comes is left to calls, since one was seen to have taken something: then this thread looks again.
+const LEFT_TO_CALLS: Duration = Duration::from_millis(1);
+/// Bytes that calls took from which on it is not: a connection holds little more, and the next may come while they compute.
+const MOST_LEFT: u64 = 64 << 10;
+/// Times in a row that it passes by, since a call looks just then: signs of life are this thread's to send.
+const MOST_PASSED: u32 = 16;
 
 impl State {
     /// Says that nobody looks for rows of this worker from now on.
@@ -85,15 +92,34 @@ impl Shared {
     /// Listens as long as the connection stands; returns how much it brought.
     fn serve(&self, wire: ItemWire, socket: &OwnedFd) -> u64 {
         let mut heard = 0;
+        // When calls were last seen to have taken what had come.
+        let mut helped: Option<Instant> = None;
+        let (mut is_left, mut rung, mut passed) = (false, false, 0);
         {
             let mut state = lock(&self.state);
             state.wire = Some(wire);
             state.node.connected(HOME);
         }
         while !self.is_over() {
-            let mut state = lock(&self.state);
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                // A call looks at this moment.
+                Err(TryLockError::WouldBlock) if is_left && !rung && passed < MOST_PASSED => {
+                    passed += 1;
+                    rung = self.sleep_beside_calls();
+                    continue;
+                }
+                Err(_) => lock(&self.state),
+            };
+            passed = 0;
             let State { node, wire, .. } = &mut *state;
             let Some(open) = wire else { break };
+            let taken = open.heard() - heard;
+            if taken > MOST_LEFT || is_left && !self.left_to_calls.load(Ordering::Acquire) {
+                helped = None;
+            } else if taken > 0 {
+                helped = Some(Instant::now());
+            }
             let received = open.receive(node, HOME).and_then(|more| open.keep_vigil().map(|()| more));
             heard = open.heard();
             let stands = state.transmit();
@@ -116,8 +142,16 @@ impl Shared {
             }
             let stands = announce_then_look(&mut *state, State::announce, State::transmit);
             let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
+            // Who waits in a call has nothing else to do than to look for what comes: if this thread looked too, each row would
+            // wake it, to find that the row has been taken.
+            is_left = !held && helped.is_some_and(|helped| helped.elapsed() < LEFT_TO_CALLS);
+            self.left_to_calls.store(is_left, Ordering::Release);
             drop(state);
             if !stands {
+                continue;
+            }
+            if is_left {
+                rung = self.sleep_beside_calls();
                 continue;
             }
             let mut flags = PollFlags::IN;
@@ -129,6 +163,17 @@ impl Shared {
             }
         }
         heard
+    }
+
+    /// Sleeps while calls look at what comes; whether it was rung for.
+    fn sleep_beside_calls(&self) -> bool {
+        let mut fds = [PollFd::new(&self.wakeup, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(LEFT_TO_CALLS));
+        let rung = !fds[0].revents().is_empty();
+        if rung {
+            self.wakeup.clear();
+        }
+        rung
     }
 }
 

@@ -29,7 +29,7 @@ use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::peer::PeerId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,9 @@ const HOME: PeerId = PeerId::server(0);
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The same where the home has known for so long.
 const LATE_WORDS: Duration = Duration::from_millis(50);
+
+/// Looks at whether a thread that is soon out again is: some microseconds.
+const TRIES: u32 = 256;
 
 /// Fetches and flushes that a thread waits for, and whether they have come back.
 #[derive(Default)]
@@ -159,6 +162,8 @@ struct Shared {
     answers: Arc<Answers>,
     wakeup: Wakeup,
     stop: AtomicBool,
+    /// Whether the thread leaves what comes to calls that wait.
+    left_to_calls: AtomicBool,
 }
 
 /// The connection and its thread.
@@ -178,6 +183,7 @@ impl Relay {
             answers,
             wakeup: Wakeup::new().map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
+            left_to_calls: AtomicBool::new(false),
             setup,
         });
         let thread = {
@@ -241,8 +247,8 @@ impl Relay {
 
     /// Rows of this worker have changed.
     pub(super) fn kick(&self) {
-        match self.shared.state.try_lock() {
-            Ok(mut state) => {
+        match self.enter() {
+            Some(mut state) => {
                 // As before this relay's own thread sleeps, which is left asleep.
                 let sent = announce_then_look(&mut *state, State::announce, State::transmit)
                     && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
@@ -252,8 +258,21 @@ impl Relay {
                 }
             }
             // The thread inside may have looked before the rows were set.
-            Err(_) => self.shared.ring(),
+            None => self.shared.ring(),
         }
+    }
+
+    /// The node and its connection, unless another thread has them for long. One that leaves what comes to calls is soon out
+    /// again, and would be in again as soon if it were rung for.
+    fn enter(&self) -> Option<MutexGuard<'_, State>> {
+        let tries = if self.shared.left_to_calls.load(Ordering::Acquire) { TRIES } else { 1 };
+        (0..tries).find_map(|_| {
+            let entered = self.shared.state.try_lock().ok();
+            if entered.is_none() {
+                std::hint::spin_loop();
+            }
+            entered
+        })
     }
 
     /// Asks for rows, and waits for them until they have come, or `gone` says that they are no longer set and that all that
@@ -320,6 +339,13 @@ impl Relay {
         }
     }
 
+    /// From a thread that has helped and is about to sleep: the relay's own is to look at what comes.
+    pub(super) fn stop_helping(&self) {
+        if self.shared.left_to_calls.swap(false, Ordering::AcqRel) {
+            self.shared.ring();
+        }
+    }
+
     /// Waits until all rows of a partition that are due here by now have come. `false` if they did not in time: what other
     /// producers set is not waited for. An error as soon as the table no longer `stands`.
     pub(super) fn bring(
@@ -371,7 +397,14 @@ impl Relay {
         let Awaited { answers, number } = answer;
         let has_come = |awaited: &BTreeMap<u64, bool>| awaited.get(number) == Some(&true);
         let mut patience = Patience::new(&Crowd::Taken(true));
-        while patience.pause() && !has_come(&lock(&answers.awaited)) {
+        loop {
+            if !patience.pause() {
+                self.stop_helping();
+                break;
+            }
+            if has_come(&lock(&answers.awaited)) {
+                break;
+            }
             self.help();
         }
         self.shared.setup.fate.untold.tell();
