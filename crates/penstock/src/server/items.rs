@@ -253,6 +253,13 @@ trait Turn {
     }
 }
 
+/// The job does something as long as there are messages for its workers or from them; that they live is none.
+fn note_deeds(wire: &mut ItemWire, place: Option<&Place>) {
+    if wire.take_acted() {
+        place.iter().for_each(|place| place.acted());
+    }
+}
+
 /// The thread, with whom the poll says to hear.
 struct Woken<'a> {
     passer: &'a mut Passer,
@@ -329,7 +336,6 @@ impl Passer {
                 self.keep_vigil();
             }
             if came || sent {
-                self.setup.place.iter().for_each(Place::acted);
                 patience = Patience::new(&Crowd::Taken(true));
                 continue;
             }
@@ -370,6 +376,7 @@ impl Passer {
                         Ok(some) => sent |= some,
                         Err(ended) => lost.push((peer, ended)),
                     }
+                    note_deeds(wire, self.setup.place.as_ref());
                 }
                 self.show_life();
                 next = Bound::Excluded(peer);
@@ -470,7 +477,9 @@ impl Passer {
 
     fn hear(&mut self, peer: PeerId) {
         let Some(Watched { wire, last, .. }) = self.wires.get_mut(&peer) else { return };
-        if let Err(ended) = wire.receive(&mut self.node, peer) {
+        let received = wire.receive(&mut self.node, peer);
+        note_deeds(wire, self.setup.place.as_ref());
+        if let Err(ended) = received {
             return self.end(peer, ended);
         }
         let more = wire.holds_input();

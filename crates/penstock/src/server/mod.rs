@@ -353,7 +353,7 @@ fn start_shards(
             job: config.job.clone(),
             workers: config.workers,
             others,
-            cores: cores.len() as u32,
+            cores: (cores.len() as u32).min(crate::wait::cores()),
             shards: count,
             lease: config.options.lease,
             place: place.cloned(),

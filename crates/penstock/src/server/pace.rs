@@ -19,6 +19,8 @@ const CHUNKS_A_FRAME: f64 = 32.0;
 const MOST_EARNED: f64 = 1.0;
 /// How long a shard takes to look at how far a worker is with a chunk.
 const SECONDS_A_LOOK: f64 = 5e-9;
+/// Most of a core that what is not contributed may take of one shard's.
+const MOST_OF_A_CORE: f64 = 0.05;
 /// Seconds for which nobody waits longer, whatever it was that he had a shard do.
 const LONGEST: f64 = 60.0;
 
@@ -52,9 +54,11 @@ impl Pace {
     /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
     /// folding and filtering that is what a shard is for. With a quarter of a core for each of two shards a neighbour took 1.8 times
     /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now). So all `shards` of the job
-    /// have a fiftieth of all `cores`.
+    /// have a fiftieth of all `cores`, and each at most a twentieth of one: shards of other jobs may stand on the same.
     pub(super) fn of_work(shards: u32, cores: u32, now: Instant) -> Self {
-        Self::new(0.02 * f64::from(cores) / f64::from(shards.max(1)), 0.25, now)
+        let rate = (0.02 * f64::from(cores) / f64::from(shards.max(1))).min(MOST_OF_A_CORE);
+        // What was spent at once is earned again within the longest wait.
+        Self::new(rate, (LONGEST * rate).min(0.25), now)
     }
 
     pub(super) fn spend(&mut self, cost: f64) {
@@ -140,6 +144,31 @@ mod tests {
         (0..1000).for_each(|_| pace.work(1 << 30));
         assert!(pace.is_out(now + Duration::from_secs(1)));
         assert!(!pace.is_out(now + Duration::from_secs(61)));
+    }
+
+    // Its clocks were not paced at all with one shard on 64 cores, and it waited for minutes with many on few.
+    #[test]
+    fn a_shard_takes_little_of_its_core_and_owes_no_more_than_a_minute_whatever_their_numbers() {
+        for (shards, cores) in [(1, 64), (4, 64), (2, 2), (16, 2), (64, 1)] {
+            let now = Instant::now();
+            let mut pace = Pace::of_work(shards, cores, now);
+            pace.work(50_000_000);
+            assert!(
+                pace.is_out(now + Duration::from_millis(1)),
+                "{shards} on {cores}: a quarter of a second"
+            );
+            let mut at = now + Duration::from_secs(61);
+            let mut spent = 0.0;
+            assert!(!pace.is_out(at), "{shards} on {cores}: a minute later");
+            while at < now + Duration::from_secs(161) {
+                if !pace.is_out(at) {
+                    pace.work(100_000);
+                    spent += 100_000.0 * SECONDS_A_LOOK;
+                }
+                at += Duration::from_millis(5);
+            }
+            assert!(spent <= 0.06 * 100.0 + 0.25, "{shards} on {cores}: {spent} s in 100");
+        }
     }
 
     #[test]

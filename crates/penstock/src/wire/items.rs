@@ -32,6 +32,8 @@ pub(crate) struct ItemWire<L = Stream> {
     /// in one turn: something may have come meanwhile.
     unfinished: bool,
     looks_again: bool,
+    /// Whether a message came or was made since it was last asked: signs of life are none.
+    acted: bool,
     /// How long a turn is.
     turn: Duration,
 }
@@ -41,7 +43,7 @@ impl<L: Link> ItemWire<L> {
     pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (reader, writer) = (MessageReader::new(account.clone()), MessageWriter::new(account));
         let (turn, vigil) = (TURN, Vigil::new(lease));
-        Self { stream, reader, writer, vigil, unfinished: false, looks_again: false, turn }
+        Self { stream, reader, writer, vigil, unfinished: false, looks_again: false, acted: false, turn }
     }
 
     /// From now on a turn takes one message.
@@ -56,7 +58,15 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, time_of(self.turn), |message| node.receive(peer, message))
+        self.reader.receive(&mut self.stream, time_of(self.turn), |message| {
+            self.acted = true;
+            node.receive(peer, message)
+        })
+    }
+
+    /// Whether a message, and not only signs of life, has come or was made to be sent since this was last asked.
+    pub(crate) fn take_acted(&mut self) -> bool {
+        std::mem::take(&mut self.acted)
     }
 
     /// Whether more may have come than the last turn had time for: the connection need not say so again.
@@ -68,13 +78,14 @@ impl<L: Link> ItemWire<L> {
     /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
         let (mut has_time, goes_on) = (time_of(self.turn), self.unfinished);
-        let unfinished = &mut self.unfinished;
+        let (unfinished, acted) = (&mut self.unfinished, &mut self.acted);
         let sent = self.writer.transmit(&mut self.stream, has_time, |output| {
             // Batch by batch: it may take long to find the next.
             loop {
                 let before = output.len();
                 let more = node.transmit(peer, output, before + 1);
                 *unfinished = more && output.len() == before;
+                *acted |= output.len() > before;
                 if !more || output.len() >= WRITE || !has_time() {
                     break node.paid(peer);
                 }

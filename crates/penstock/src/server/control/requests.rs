@@ -1,5 +1,6 @@
 //! What workers ask, and their answers.
 
+use super::super::fair_share::Place;
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
 use crate::server::client::{Channel, Received, Unsent};
@@ -89,6 +90,10 @@ impl Control {
         }
         if request.body == Ask::Beat {
             return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
+        }
+        // Workers that only wait for each other say so again and again.
+        if !matches!(request.body, Ask::Waits { .. } | Ask::Missing { .. }) {
+            self.place.iter().for_each(Place::acted);
         }
         if let Some(answer) = self.ask(token, rank, request) {
             self.answer(rank, id, answer);

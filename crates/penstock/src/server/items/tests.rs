@@ -1,3 +1,4 @@
+use super::super::fair_share::Shares;
 use super::*;
 use penstock_fabric::items::partition::make;
 use penstock_proto::account::Limits;
@@ -63,6 +64,32 @@ fn reporting() -> (Passer, thread::Handle<Command>, Receiver<Report>) {
     let (account, lease) = (Account::new(Limits::NONE), Duration::from_secs(60));
     let setup = Setup { account, reports, control, lease, server: 0, place: None };
     (Passer::new(setup, inbox, epoll, Kept::default()), handle, reported)
+}
+
+// The answer to a sign of life came while the thread was awake, once a minute or more often: a job that slept paced its neighbours.
+#[test]
+fn a_job_acts_by_messages_about_rows_and_not_by_signs_of_life() {
+    let (mut passer, _handle) = passer();
+    let shares = Arc::new(Shares::default());
+    let neighbour = shares.admit(1, 1.0);
+    passer.setup.place = Some(shares.admit(2, 1.0));
+    let come = Instant::now();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let ours = Stream::plain(listener.accept().unwrap().0, Duration::from_secs(60)).unwrap();
+    passer.enter(READER, ours);
+    let mut after = |bytes: &[u8], minutes: u64| {
+        theirs.write_all(bytes).unwrap();
+        while !passer.look(Some(Duration::from_secs(10))) {}
+        passer.transmit_all();
+        shares.look(come + Duration::from_secs(60 * minutes));
+        neighbour.is_beside_another()
+    };
+    assert!(!after(&record::length_bytes(0), 2), "by a sign of life");
+    let mut message = Vec::new();
+    Encoder::message(&mut message, &Message::Flush { id: 1 });
+    assert!(after(&message, 4), "not by a message");
+    assert!(!after(&record::length_bytes(0), 6), "by a sign of life behind it");
 }
 
 /// A row that this process cannot map, since what is there is no memory; and the memory.
