@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from typing import Any
@@ -194,15 +195,16 @@ def test_what_comes_late_after_a_call_that_failed_has_its_own_value(
     assert late.tolist() == [[5.0, 5.0], [5.0, 5.0]]
 
 
+@pytest.mark.parametrize("overlap", ["auto", False, 1])
 @pytest.mark.parametrize("place", ["_share", "_load_first_states"])
 def test_a_late_group_whose_taking_in_was_interrupted_has_its_first_state_in_the_next_step(
-    job: ps.Job, monkeypatch: pytest.MonkeyPatch, place: str
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, place: str, overlap: Any
 ) -> None:
     """The servers began with zeros where torch's optimizer begins with others, without a word."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
     late = model[0].weight.requires_grad_(False)
     adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
-    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers", overlap=overlap)
     late.requires_grad_(True)
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -219,9 +221,47 @@ def test_a_late_group_whose_taking_in_was_interrupted_has_its_first_state_in_the
     assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
-@pytest.mark.parametrize("overlap", ["auto", False])
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("overlap", ["auto", False, 1])
+@pytest.mark.parametrize("place", ["_take_in", "_load_first_states"])
+def test_the_gradient_of_a_group_that_an_interrupted_call_added_waits_for_its_first_state(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, place: str, overlap: Any, check: bool
+) -> None:
+    """Where gradients leave in backward it was stepped from zeros, and the state loaded over that step's."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    late = model[0].weight.requires_grad_(False)
+    torch.nn.init.constant_(late, 1.0)
+    rule = functools.partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)
+    options = {"where": "servers", "overlap": overlap, "check": check}
+    _, optimizer = ps.torch.distribute(model, rule(model[1].parameters()), **options)
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        monkeypatch.undo()
+        if place == "_take_in":
+            self._declare()
+        raise KeyboardInterrupt
+
+    late.requires_grad_(True)
+    monkeypatch.setattr(type(optimizer), place, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.add_param_group({"params": [late]})
+    expected = torch.nn.Parameter(torch.ones_like(late))
+    alone = rule([expected])
+    for _ in range(3):
+        for one, of in (late, optimizer), (expected, alone):
+            of.zero_grad()
+            one.square().sum().backward()
+            of.step()
+    torch.testing.assert_close(late.detach(), expected.detach())
+    state, wanted = optimizer.state_dict()["state"][1], alone.state_dict()["state"][0]
+    torch.testing.assert_close(state["sum"], wanted["sum"])
+    assert state["step"] == wanted["step"] == 3
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("overlap", ["auto", False, 1])
 def test_a_late_parameter_whose_taking_in_is_interrupted_at_any_line_is_stepped_by_its_gradients(
-    job: ps.Job, overlap: Any
+    job: ps.Job, overlap: Any, goes_on: bool
 ) -> None:
     """It was noted before it was complete: its gradient never left, and no hook was on it, without a word."""
     for place in itertools.count():
@@ -242,19 +282,24 @@ def test_a_late_parameter_whose_taking_in_is_interrupted_at_any_line_is_stepped_
                     raise KeyboardInterrupt
             return at_a_line
 
-        for _ in range(4):
+        was_interrupted = False
+        for number in range(4):
             optimizer.zero_grad()
             late.sum().backward()
-            expected -= 0.5
-            sys.settrace(at_a_line if left == place else None)
+            sys.settrace(at_a_line if number == 0 else None)
             try:
                 optimizer.step()
             except KeyboardInterrupt:
+                sys.settrace(None)
+                was_interrupted = True
+                if goes_on:
+                    continue
                 optimizer.step()
             finally:
                 sys.settrace(None)
+            expected -= 0.5
             torch.testing.assert_close(late.detach(), expected, rtol=0, atol=1e-5, msg=f"line {place}")
-        if left >= 0:
+        if not was_interrupted:
             break
     assert place > 20
 

@@ -25,7 +25,7 @@ const MOST_OF_A_CORE: f64 = 0.05;
 const LONGEST: f64 = 60.0;
 
 /// What one connection has left to spend.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Pace {
     rate: f64,
     burst: f64,
@@ -84,13 +84,47 @@ impl Pace {
 
     /// Whether it must not be heard for now.
     pub(super) fn is_out(&mut self, now: Instant) -> bool {
+        // At each look: what was earned in the time before a debt is no more than the burst, and pays for nothing of it.
+        let passed = now.saturating_duration_since(self.filled);
+        self.filled = self.filled.max(now);
+        self.left = self.rate.mul_add(passed.as_secs_f64(), self.left).min(self.burst);
         if self.out || self.left <= 0.0 {
-            let passed = now.saturating_duration_since(self.filled);
-            self.filled = now;
-            self.left = self.rate.mul_add(passed.as_secs_f64(), self.left).min(self.burst);
             self.out = self.left < self.rate * BREATH.as_secs_f64();
         }
         self.out
+    }
+}
+
+/// How long a job is kept waiting within a minute before that is worth a word.
+const WORTH_A_WORD: Duration = Duration::from_secs(1);
+
+/// For how long a job was kept waiting within the minute.
+#[derive(Debug)]
+pub(super) struct KeptWaiting {
+    began: Instant,
+    last: Instant,
+    is_out: bool,
+    waited: Duration,
+    told: bool,
+}
+
+impl KeptWaiting {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { began: now, last: now, is_out: false, waited: Duration::ZERO, told: false }
+    }
+
+    /// Whether it is time to say so, once in the minute, given whether it waits from now on.
+    pub(super) fn note(&mut self, is_out: bool, now: Instant) -> bool {
+        if now.saturating_duration_since(self.began) > Duration::from_secs(60) {
+            *self = Self { is_out: self.is_out, last: self.last, ..Self::new(now) };
+        }
+        if self.is_out {
+            self.waited += now.saturating_duration_since(self.last);
+        }
+        (self.last, self.is_out) = (now, is_out);
+        let tells = self.waited >= WORTH_A_WORD && !self.told;
+        self.told |= tells;
+        tells
     }
 }
 
@@ -152,10 +186,10 @@ mod tests {
         for (shards, cores) in [(1, 64), (4, 64), (2, 2), (16, 2), (64, 1)] {
             let now = Instant::now();
             let mut pace = Pace::of_work(shards, cores, now);
-            pace.work(50_000_000);
+            pace.work(60_000_000);
             assert!(
                 pace.is_out(now + Duration::from_millis(1)),
-                "{shards} on {cores}: a quarter of a second"
+                "{shards} on {cores}: more than the burst"
             );
             let mut at = now + Duration::from_secs(61);
             let mut spent = 0.0;
@@ -169,6 +203,32 @@ mod tests {
             }
             assert!(spent <= 0.06 * 100.0 + 0.25, "{shards} on {cores}: {spent} s in 100");
         }
+    }
+
+    // What a minute of rest had earned paid for the first clock, whatever it cost.
+    #[test]
+    fn who_has_rested_pays_for_what_costs_more_than_the_burst() {
+        let now = Instant::now();
+        let mut pace = Pace::of_work(2, 2, now);
+        let later = now + Duration::from_secs(60);
+        assert!(!pace.is_out(later));
+        pace.work(200_000_000);
+        assert!(pace.is_out(later + Duration::from_millis(1)), "a second, and there was a quarter of one");
+        assert!(pace.is_out(later + Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn that_a_job_is_kept_waiting_is_said_once_a_minute() {
+        let now = Instant::now();
+        let mut kept = KeptWaiting::new(now);
+        let mut told = vec![];
+        // It waits a tenth of the time.
+        for look in 0..1200 {
+            if kept.note(look % 10 == 0, now + Duration::from_millis(100 * look)) {
+                told.push(look);
+            }
+        }
+        assert_eq!(told, [91, 691], "behind ten waits of a tenth of a second, in each minute");
     }
 
     #[test]

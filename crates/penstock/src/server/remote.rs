@@ -257,6 +257,10 @@ impl<L: Link + AsFd> Remote<L> {
             let _ = epoll::modify(epoll, link, token, flags);
         } else if read {
             self.watched = epoll::add(epoll, link, token, flags).is_ok();
+            if !self.watched {
+                // It is asked for again.
+                self.connection.left_poll();
+            }
         }
     }
 

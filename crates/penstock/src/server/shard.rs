@@ -5,7 +5,7 @@
 use super::arrivals::Newest;
 use super::bells;
 use super::living::Living;
-use super::pace::Pace;
+use super::pace::{KeptWaiting, Pace};
 use super::ports::{Local, Port, Ports};
 use super::remote::Remote;
 use super::shard_memory::{Memory, Touched};
@@ -214,6 +214,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         now: Instant::now(),
         pace: Pace::of_frames(Instant::now()),
         work,
+        kept: KeptWaiting::new(Instant::now()),
         out: false,
         moved: false,
     };
@@ -251,6 +252,7 @@ struct Loop {
     /// What their clocks, flushes and first values have it go over.
     work: Pace,
     out: bool,
+    kept: KeptWaiting,
     /// Whether something came lately that is worth waiting for more of.
     moved: bool,
 }
@@ -322,6 +324,13 @@ impl Loop {
             self.keep_to_share();
             let out = [&mut self.pace, &mut self.work].map(|pace| pace.is_out(self.now));
             self.out = out.contains(&true) && self.is_beside_another();
+            if self.kept.note(self.out, self.now) {
+                tracing::warn!(
+                    job = %self.setup.job,
+                    shard = self.setup.index,
+                    "waits for its turn beside other jobs: it has this shard do much for iterations that move few values"
+                );
+            }
         }
         for place in self.ports.places() {
             busy |= self.take_turn(place);
@@ -544,6 +553,8 @@ impl Loop {
             let stood = local.inlet.waiting();
             self.take_local_turn(place, stood);
         } else if let Some(remote) = self.ports.remote_at(place) {
+            // The others pay for nothing of it.
+            let before = (self.pace.clone(), self.work.clone(), self.out);
             let until = remote.standing();
             // The poll was asked before, and this is as late as it gets.
             remote.ready(true, false);
@@ -552,6 +563,7 @@ impl Loop {
                 && self.ports.remote_at(place).is_some_and(|remote| remote.received() < until)
                 && self.take_frames(place)
             {}
+            (self.pace, self.work, self.out) = before;
         }
     }
 

@@ -25,7 +25,7 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,9 +209,8 @@ class Delivery:
     def add(self, shared: Shared) -> None:
         """
         Takes a parameter in, in place of what it was taken in with by a call that was interrupted. Its hooks
-        stay until `forget`.
+        stay until `forget`. Until `allow` its gradient leaves in `step()`.
         """
-        shared.expected = self._count
         if self._learns:
             self._lessons = max(self._lessons, LEARNING_STEPS)
         parameter = shared.parameter
@@ -223,6 +222,11 @@ class Delivery:
         self._all[id(parameter)] = shared
         if earlier is not None:
             earlier.release()
+
+    def allow(self, which: Iterable[Shared]) -> None:
+        """The servers have what these start from: their gradients may leave early."""
+        for shared in which:
+            shared.expected = self._count
 
     def forget(self) -> None:
         """Removes the hooks. One whose registration was interrupted does nothing."""

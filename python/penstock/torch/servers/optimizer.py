@@ -171,6 +171,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._broadcast_rest()
         self._load_first_states(self._shared.values())
         self._fresh.clear()
+        self._delivery.allow(self._shared.values())
         self._pull_all()
         if job.size > 1:
             job._barrier_of_all(self._timeout, "distributing its model and optimizer")
@@ -312,6 +313,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
+
+        If a signal handler raises in the middle of it, start from a checkpoint: made again, it may step by
+        some gradients twice.
 
         Parameters
         ----------
@@ -732,6 +736,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if fresh:
             self._load_first_states(fresh)
             self._fresh.clear()
+            # Last: a gradient that came before would be stepped from another state, or be in the load's way.
+            self._delivery.allow(fresh)
         return fresh
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
