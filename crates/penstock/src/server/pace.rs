@@ -187,10 +187,7 @@ mod tests {
             let now = Instant::now();
             let mut pace = Pace::of_work(shards, cores, now);
             pace.work(60_000_000);
-            assert!(
-                pace.is_out(now + Duration::from_millis(1)),
-                "{shards} on {cores}: more than the burst"
-            );
+            assert!(pace.is_out(now + Duration::from_millis(1)), "{shards} on {cores}: more than the burst");
             let mut at = now + Duration::from_secs(61);
             let mut spent = 0.0;
             assert!(!pace.is_out(at), "{shards} on {cores}: a minute later");
