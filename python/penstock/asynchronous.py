@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -129,6 +130,11 @@ class Pending(Future[T]):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it was over in that time; without one, when it is."""
+        if self._line.is_elsewhere and not self.done():
+            raise OptionError(
+                "an asynchronous call that was submitted before this process was forked is its parent's",
+                "wait for it there",
+            )
         if self._line.is_here and not self.done():
             raise OptionError(
                 "a callback waited for an asynchronous call that is made when the callback has returned",
@@ -186,6 +192,8 @@ class Line:
         """Of the thread, for as long as it serves."""
         self._thread: int | None = None
         """Its number."""
+        self._process: int | None = None
+        """The process that it is of, since it was to be started."""
         self._ended = False
 
     def submit(
@@ -217,6 +225,7 @@ class Line:
         try:
             if not self._ended:
                 if self._thread is None:
+                    self._process = os.getpid()
                     # A `threading.Thread` waits by an Event, in which a signal handler may raise too.
                     _thread.start_new_thread(self._serve, ())
                 if noted is not None:
@@ -245,6 +254,11 @@ class Line:
     def is_here(self) -> bool:
         """Whether the calling thread is the one that runs the calls: it cannot wait for them."""
         return threading.get_ident() == self._thread
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the thread runs in the process that this one was forked from."""
+        return self._process is not None and self._process != os.getpid()
 
     def end(self) -> None:
         """Takes no more calls; those that were submitted still run."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +223,29 @@ def test_a_forked_child_cannot_write_its_parents_rows(job: ps.Job) -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     np.testing.assert_array_equal(table.get(0, clock=1), [1.0])
+
+
+def test_an_asynchronous_call_of_the_parent_is_not_waited_for_in_a_forked_child(job: ps.Job) -> None:
+    """No thread makes it there: whoever asked for its result stood for good."""
+    started, goes_on = threading.Event(), threading.Event()
+    job._line.submit(None, lambda: (started.set(), goes_on.wait(20)))
+    pending = job._line.submit(None, lambda: 7)
+    started.wait(20)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            for ask in pending.result, pending.exception:
+                try:
+                    ask()
+                except ps.exceptions.OptionError as error:
+                    code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    goes_on.set()
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.result(20) == 7
 
 
 def test_a_forked_child_may_have_a_job_of_its_own(job: ps.Job) -> None:
