@@ -273,11 +273,12 @@ impl Control {
     fn turn(&mut self) {
         self.shards.flags.beat(flags::CONTROL);
         let now = Instant::now();
-        let out = self.place.as_ref().is_some_and(|place| {
+        let is_beside_another = self.place.as_ref().is_some_and(|place| {
             place.shares.look(now);
             place.is_beside_another()
-        }) && self.pace.is_out(now);
-        if out {
+        });
+        // At each turn, also alone: what is earned beyond the burst is not kept for later.
+        if self.pace.is_out(now) && is_beside_another {
             self.draw_breath();
         } else {
             self.take_what_is_said();
