@@ -93,21 +93,23 @@ format: test-env ## put the formatting right
 	$(BIN)/ruff format --quiet python bench tests examples docs/conf.py
 	$(BIN)/ruff check --quiet --fix python bench tests examples docs/conf.py
 
+# Not told of a jobserver that this make hands to other makes only.
+CARGO := env -u MAKEFLAGS cargo
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
-	cargo test --workspace --quiet --no-run
-	$(LIMIT) cargo test --workspace --quiet
+	$(CARGO) test --workspace --quiet --no-run
+	$(LIMIT) $(CARGO) test --workspace --quiet
 
-# Tests of the crates wait more than they compute: what the models need is left over.
+# Tests of the crates wait more than they compute, so the models run beside them at the lowest priority.
 test-crates: ## test-rust, and test-model beside it
 	cargo test --workspace --quiet --no-run
-	@$(MAKE) --no-print-directory -j2 --output-sync test-rust test-model LEFT_OVER="nice -n 19"
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust test-model LEFT_OVER="nice -n 19"
 
 MODEL := -p penstock-fabric --lib --release --quiet
 test-model: export RUSTFLAGS := --cfg loom
 test-model: export CARGO_TARGET_DIR := target/loom
 test-model: ## the lock-free protocols, every interleaving (loom)
-	$(LEFT_OVER) cargo test $(MODEL) --no-run
-	$(LIMIT) $(LEFT_OVER) cargo test $(MODEL)
+	$(LEFT_OVER) $(CARGO) test $(MODEL) --no-run
+	timeout --verbose 1800 $(LEFT_OVER) $(CARGO) test $(MODEL)
 
 REPLAY := --quiet --manifest-path fuzz/Cargo.toml --bin replay
 # Beside the tests' build: what both need of others is compiled once.

@@ -143,7 +143,10 @@ class Pending(Future[T]):
         return self._bells.wait(self.done, seconds)
 
     def result(self, timeout: float | None = None) -> T:
-        """As a future's. Raises OptionError in a callback of a call before it, for which this one waits."""
+        """
+        As a future's. Raises OptionError if called in the callback of an earlier call, which must return
+        first.
+        """
         error = self.exception(timeout)
         if error is None:
             return cast(T, self.found)

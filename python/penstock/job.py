@@ -517,7 +517,8 @@ class Job(Sealed):
             The error of an asynchronous push of this iteration. The iteration is not completed; the next call
             tries again, and raises the error of the next push that failed, if any.
         OptionError
-            A callback of an asynchronous call asked, which is itself waited for. The job is as it was.
+            It was called from the callback of an asynchronous call that it would have to wait for. The job is
+            as it was.
         DeadlineExceeded
             A push of another thread was in progress all the time. The iteration is not completed.
         JobClosed
@@ -819,8 +820,8 @@ class Job(Sealed):
         Raises
         ------
         OptionError
-            `timeout` is not a valid number of seconds, or a callback of an asynchronous call asked, which is
-            itself waited for. The job is as it was.
+            `timeout` is not a valid number of seconds, or it was called from the callback of an asynchronous
+            call that it would have to wait for. The job is as it was.
         NotDelivered
             A server had not taken everything in time, or an asynchronous push was still in progress, which
             ends with the job.

@@ -334,21 +334,40 @@ def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
     spawn_job(2, AVERAGED)
 
 
-@pytest.mark.parametrize("sent", [b"none", 3, {"order": 3, "state": {}}, {"order": [["x"]], "state": {}}])
-def test_a_state_that_is_none_is_refused_and_says_nothing_unprintable(
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"none",
+        3,
+        {"order": 3, "state": {}},
+        {"order": [["x"]], "state": {}},
+        {"order": [["weight"]], "state": {}},
+        {"order": [["weight"]], "state": 3},
+        {"order": [["weight"]], "state": {"state": 3, "param_groups": 3}},
+    ],
+)
+def test_what_is_no_state_is_refused_and_says_nothing_unprintable(
     monkeypatch: pytest.MonkeyPatch, sent: Any
 ) -> None:
     """Worker 0 may send anything: its words came to the terminal as they were, or as a KeyError of ours."""
     import io
+    import traceback
     import types
+    import zipfile
 
     from penstock.torch.gradients import script
 
-    data = b"\x1b[2J\n" * 10
-    if not isinstance(sent, bytes):
-        stream = io.BytesIO()
-        torch.save(sent, stream)
-        data = stream.getvalue()
+    stream = io.BytesIO()
+    torch.save(sent, stream)
+    data = stream.getvalue()
+    if isinstance(sent, bytes):
+        # An object of a class whose name clears the screen.
+        spoilt = io.BytesIO()
+        with zipfile.ZipFile(stream) as before, zipfile.ZipFile(spoilt, "w") as after:
+            for name in before.namelist():
+                pickled = b"\x80\x02cos\nsys\x1b[2Jtem\n."
+                after.writestr(name, pickled if name.endswith("data.pkl") else before.read(name))
+        data = spoilt.getvalue()
     monkeypatch.setattr(script, "broadcast_bytes", lambda *_: data)
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -356,3 +375,4 @@ def test_a_state_that_is_none_is_refused_and_says_nothing_unprintable(
     with pytest.raises((ps.exceptions.OptionError, ps.exceptions.GatherConflict)) as caught:
         script.start_alike(optimizer, {id(parameter): "weight"}, other, "start", None)
     assert str(caught.value).isprintable()
+    assert "\x1b" not in "".join(traceback.format_exception(caught.value))

@@ -467,3 +467,113 @@ def test_a_changed_call_meets_the_others_or_says_what_would(spawn_job: Any, is_b
             assert model.bias.grad.tolist() == [0.25]
         """,
     )
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_after_a_call_that_failed_other_models_are_told_too_why_workers_may_not_meet(
+    has_failed: bool,
+) -> None:
+    """A worker whose call had not begun numbers its models otherwise from there on."""
+    from penstock.torch.prefixes import Prefixes
+
+    prefixes = Prefixes()
+    for model, _ in (made(), made()):
+        prefixes.begin(prefixes.choose(model, "kind"), model, None)
+        if not has_failed:
+            prefixes.end("model" if "model" not in prefixes._used else "model.1")
+    with pytest.raises(ps.exceptions.DeadlineExceeded) as caught, prefixes.waiting():
+        raise ps.exceptions.DeadlineExceeded("nobody came")
+    assert ("same new `prefix=`" in "".join(getattr(caught.value, "__notes__", []))) == has_failed
+
+
+def test_values_that_an_interrupted_call_did_not_read_are_not_trained(spawn_job: Any) -> None:
+    """A worker's own first values went into the average of gradients, without a word."""
+    spawn_job(
+        2,
+        """
+        import torch, penstock as ps
+        from penstock.torch import DistributedOptimizer
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with ps.init(deadline=20) as job:
+            model = torch.nn.Linear(2, 1, bias=False)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+            _, optimizer = ps.torch.distribute(model, sgd, where="servers")
+            model.late = torch.nn.Parameter(torch.tensor([1.0 + job.rank]))
+            take_in = DistributedOptimizer._take_in
+            if job.rank == 1:
+                DistributedOptimizer._take_in = interrupted
+            try:
+                optimizer.add_param_group({"params": [model.late]})
+                assert job.rank == 0
+            except KeyboardInterrupt:
+                DistributedOptimizer._take_in = take_in
+            model.late.square().sum().backward()
+            try:
+                optimizer.step()
+                assert job.rank == 0
+            except ps.exceptions.OptionError as error:
+                assert "worker 1" in str(error) and model.late.tolist() == [1.0], (error, model.late)
+                optimizer.step()
+            # 1 less the step of half the gradient 2 / 2, as the other worker gave none.
+            assert model.late.tolist() == [0.5], model.late
+            optimizer.zero_grad()
+            model.late.square().sum().backward()
+            optimizer.step()
+            assert model.late.tolist() == [0.0], model.late
+        """,
+    )
+
+
+@pytest.mark.parametrize("when", ["unfrozen", "frozen", "interrupted"])
+def test_a_loaded_state_is_also_that_of_what_is_taken_in_later(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """What was unfrozen before the next step, or frozen still, began with another state, without a word."""
+
+    def trained(model: Any, optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            sum((one.square().sum() for one in model.parameters() if one.requires_grad), start=0).backward()
+            optimizer.step()
+
+    def built() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+        return model, torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+
+    saved, optimizer = built()
+    trained(saved, optimizer, 3)
+    checkpoint = optimizer.state_dict()
+    expected, alone = built()
+    model, given = built()
+    for late in (expected[0].weight, model[0].weight):
+        late.requires_grad_(False)
+    _, ours = ps.torch.distribute(model, given, where="servers")
+    late = model[0].weight
+    if when != "frozen":
+        late.requires_grad_(True)
+        if when == "interrupted":
+
+            def interrupted(*_: Any) -> None:
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(type(ours), "_load_first_states", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ours.step()
+    ours.load_state_dict(checkpoint)
+    alone.load_state_dict(checkpoint)
+    if when == "frozen":
+        trained(model, ours, 1)
+        trained(expected, alone, 1)
+    for one in (late, expected[0].weight):
+        one.requires_grad_(True)
+    trained(model, ours, 2)
+    trained(expected, alone, 2)
+    torch.testing.assert_close(late.detach(), expected[0].weight.detach())
+    theirs = alone.state_dict()["state"]
+    for number, state in ours.state_dict()["state"].items():
+        torch.testing.assert_close(state["sum"], theirs[number]["sum"])

@@ -336,7 +336,7 @@ def distribute(
             timeout=timeout,
         )
         try:
-            with prefixes.waiting(model):
+            with prefixes.waiting():
                 distributed.begin()
             _note(model, parameters, distributed)
             prefixes.end(prefix)
@@ -364,7 +364,7 @@ def distribute(
     named = {**parameters, **dict(model.named_buffers())}
     options = {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes, "check_every": check_every}
     kind, freed, chosen = _kind_of(where, named, options), list[str](), prefix is None
-    with prefixes.waiting(model):
+    with prefixes.waiting():
         if prefix is None:
             prefix = prefixes.choose(model, kind)
             # Before all have agreed nothing is declared by it that could differ: a call that one worker

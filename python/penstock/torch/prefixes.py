@@ -49,8 +49,8 @@ class Prefixes:
 
     def begin(self, prefix: str, model: torch.nn.Module, kind: str | None) -> bool:
         """
-        A call begins, which declares tensors if it has a `kind`. Whether one for this model has failed
-        before. Raises OptionError if the prefix is that of another.
+        Notes that a call begins; with a `kind`, it is about to declare tensors. Returns whether one for this
+        model has failed before. Raises OptionError if the prefix is that of another.
         """
         before = self._begun.get(prefix)
         if prefix in self._used or (before is not None and before.model() is not model):
@@ -64,16 +64,16 @@ class Prefixes:
         return before is not None
 
     @contextlib.contextmanager
-    def waiting(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within a wait for the other workers' calls: why they may not come, where one of ours has failed."""
-        has_failed = any(begun.model() is model for begun in self._begun.values())
+    def waiting(self) -> Iterator[None]:
+        """Within a wait for the other workers' calls: why they may not come, if a call failed before."""
+        has_failed = bool(self._begun)
         try:
             yield
         except DeadlineExceeded as error:
             if has_failed:
                 error.add_note(
-                    "hint: a call of `distribute` for this model has raised before; if anything was changed "
-                    "since, give it the same new `prefix=` on every worker"
+                    "hint: a call of `distribute` has raised before, so workers may have chosen different "
+                    "prefixes: give this one the same new `prefix=` on every worker"
                 )
             raise
 

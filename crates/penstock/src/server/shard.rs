@@ -328,7 +328,7 @@ impl Loop {
                 tracing::warn!(
                     job = %self.setup.job,
                     shard = self.setup.index,
-                    "waits for its turn beside other jobs: it has this shard do much for iterations that move few values"
+                    "its workers are not heard for now, beside other jobs: it has this shard do much for few values"
                 );
             }
         }
@@ -363,6 +363,8 @@ impl Loop {
         }
         self.setup.flags.sleeping(self.setup.index).awake();
         self.now = Instant::now();
+        // Before anything is taken: what was earned asleep pays for nothing beyond the burst.
+        [&mut self.pace, &mut self.work].into_iter().for_each(|pace| _ = pace.is_out(self.now));
         if self.networked && !self.failed {
             self.keep_vigil();
         }

@@ -58,7 +58,8 @@ def start_alike(
     Gives every worker rank 0's optimizer state, by the names of parameters: a checkpoint may have been loaded
     there alone. Returns whether it has its parameters in the order of rank 0's. Collective.
 
-    Raises OptionError if the state holds objects that cannot be sent, GatherConflict if what came is none.
+    Raises OptionError if the state holds objects that cannot be sent, GatherConflict if what came is not a
+    state.
     """
     if job.size == 1:
         return True
@@ -77,15 +78,19 @@ def start_alike(
     except Exception as error:
         raise OptionError(
             f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
-            f"{printable(str(error))}",
+            f"{printable(' '.join(str(error).split()))}",
             "load the optimizer's state on every worker before `distribute`, or after it",
-        ) from error
+        ) from None  # whose words came from there
     try:
         theirs, state = sent["order"], sent["state"]
+        if state is not None and not (
+            isinstance(state["state"], dict) and isinstance(state["param_groups"], list)
+        ):
+            raise TypeError("no state")
         if state is not None and theirs != mine:
             state = _in_order(state, theirs, mine)
-    except (LookupError, TypeError, ValueError) as error:
-        raise unreadable(0) from error
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise unreadable(0) from None
     if state is not None:
         optimizer.load_state_dict(state)
     elif optimizer.state:

@@ -7,6 +7,7 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
@@ -128,6 +129,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
         self._fresh: dict[int, Shared] = {}
+        self._unread: dict[int, torch.Tensor] = {}
+        """Those of a group that was added, until its values have been read."""
         """Of them, those whose first state the servers have not been given."""
         self._is_retry = False
         """Whether a call that has failed, this one's too, may have declared some of their tensors."""
@@ -314,8 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If a signal handler raises in the middle of it, start from a checkpoint: made again, it may step by
-        some gradients twice.
+        If a signal handler raises while it runs, a repeated `step()` may apply some gradients twice: start
+        from a checkpoint.
 
         Parameters
         ----------
@@ -354,6 +357,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
             self._newcomers.look()
         self._take_in()
+        self._read_the_unread()
         self._delivery.finish()
         self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
@@ -486,7 +490,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 owners_of_parameters[parameter] = weakref.ref(self)
                 self._newcomers.accept(parameter)
             self._hook_parts()
+            self._unread.update((id(parameter), parameter) for parameter in group["params"])
             self._pull_all(self._take_in())
+            self._unread.clear()
             frozen = self._labelled(one for one in group["params"] if id(one) not in self._shared)
             if frozen:
                 name = f"{self._prefix}/group {len(self.param_groups) - 1}"
@@ -614,6 +620,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
         for group, rule in zip(saved, self._rules, strict=True):
             _check_same_flags(type(self._original), group, rule)
+        # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
+        self._take_in()
         self._adopt_groups(saved)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
@@ -622,6 +630,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._load_states(states, everything=True)
+        for parameter, state in states.items():
+            if id(parameter) not in self._shared:
+                # It is frozen: that is what it starts from once it is not.
+                self._original.state[parameter] = copy.deepcopy(state)
 
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
@@ -739,6 +751,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Last: a gradient that came before would be stepped from another state, or be in the load's way.
             self._delivery.allow(fresh)
         return fresh
+
+    def _read_the_unread(self) -> None:
+        """
+        Reads what `add_param_group` did not come to read. Raises OptionError if gradients were computed of
+        other values, and leaves those out.
+        """
+        late = [self._shared[number] for number in self._unread if number in self._shared]
+        before = [shared.parameter.detach().clone() for shared in late]
+        self._pull_all(late)
+        self._unread.clear()
+        apart = [
+            shared
+            for shared, value in zip(late, before, strict=True)
+            if shared.parameter.grad is not None and not same_bits(shared.parameter.detach(), value)
+        ]
+        for shared in apart:
+            shared.parameter.grad = None
+            shared.additions, shared.held, shared.seen = 0, False, None
+        if apart:
+            raise OptionError(
+                f"a signal handler raised in `add_param_group` on worker {self.job.rank}, and the gradient "
+                f"of `{apart[0].name}` is of values that this worker alone had",
+                "the parameter has worker 0's values now, and no gradient: call step() again, without it",
+            )
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
         """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""

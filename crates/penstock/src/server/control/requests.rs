@@ -23,11 +23,13 @@ const A_QUESTION: f64 = 10.0;
 /// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
 
+/// Whether it only asks how far the others are, as whoever waits for them does again and again.
+fn is_question(ask: &Ask) -> bool {
+    matches!(ask, Ask::Clocks | Ask::Missing { .. } | Ask::Waits { .. })
+}
+
 fn cost(ask: &Ask) -> f64 {
-    match ask {
-        Ask::Clocks | Ask::Missing { .. } | Ask::Waits { .. } => A_QUESTION,
-        _ => A_REQUEST,
-    }
+    if is_question(ask) { A_QUESTION } else { A_REQUEST }
 }
 
 impl Control {
@@ -91,8 +93,8 @@ impl Control {
         if request.body == Ask::Beat {
             return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
         }
-        // Workers that only wait for each other say so again and again.
-        if !matches!(request.body, Ask::Waits { .. } | Ask::Missing { .. }) {
+        // A job that waits for something does nothing: its neighbours are not to be slower for that.
+        if !is_question(&request.body) {
             self.place.iter().for_each(Place::acted);
         }
         if let Some(answer) = self.ask(token, rank, request) {

@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 const LEFT_TO_CALLS: Duration = Duration::from_millis(1);
 /// Bytes that calls took from which on it is not: a connection holds little more, and the next may come while they compute.
 const MOST_LEFT: u64 = 64 << 10;
-/// Times in a row that it passes by, since a call looks just then: signs of life are this thread's to send.
-const MOST_PASSED: u32 = 16;
+/// Times in a row that it passes by, since a call is at the connection just then: it may be one that only sends.
+const MOST_PASSED: u32 = 2;
 
 impl State {
     /// Says that nobody looks for rows of this worker from now on.
     pub(super) fn announce(&mut self, by: &Announcing) {
-        for id in &self.own {
+        for (id, _) in &self.own {
             if let Some(memory) = self.node.memory(*id) {
                 memory.announce_follower(by);
             }
@@ -95,6 +95,7 @@ impl Shared {
         // When calls were last seen to have taken what had come.
         let mut helped: Option<Instant> = None;
         let (mut is_left, mut rung, mut passed) = (false, false, 0);
+        self.left_to_calls.store(false, Ordering::Release);
         {
             let mut state = lock(&self.state);
             state.wire = Some(wire);
@@ -124,7 +125,11 @@ impl Shared {
             heard = open.heard();
             let stands = state.transmit();
             match received {
-                Ok(true) if stands => continue,
+                Ok(true) if stands => {
+                    // It is not through: this is no time to pass by.
+                    rung = true;
+                    continue;
+                }
                 Ok(_) if stands => {}
                 Err(Ended::Peer(what)) => {
                     self.fail(format!("it broke the protocol: {what}"));
@@ -143,9 +148,15 @@ impl Shared {
             let stands = announce_then_look(&mut *state, State::announce, State::transmit);
             let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
             // Who waits in a call has nothing else to do than to look for what comes: if this thread looked too, each row would
-            // wake it, to find that the row has been taken.
-            is_left = !held && helped.is_some_and(|helped| helped.elapsed() < LEFT_TO_CALLS);
-            self.left_to_calls.store(is_left, Ordering::Release);
+            // wake it, to find that the row has been taken. But where others ask for rows of this worker only this thread hears
+            // them while no call waits.
+            let is_asked = state.own.iter().any(|&(_, asked)| asked);
+            let leaves = !held && !is_asked && helped.is_some_and(|helped| helped.elapsed() < LEFT_TO_CALLS);
+            if leaves != is_left {
+                // A call that stops helping meanwhile has said so, and it stays said.
+                self.left_to_calls.store(leaves, Ordering::Release);
+            }
+            is_left = leaves;
             drop(state);
             if !stands {
                 continue;

@@ -23,7 +23,7 @@ use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::items::waiters::announce_then_look;
 use penstock_proto::Rank;
 use penstock_proto::handshake::Purpose;
-use penstock_proto::items::RowSet;
+use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::peer::PeerId;
@@ -106,8 +106,8 @@ impl Host for Mirrors {
 struct State {
     node: Node<Mirrors>,
     wire: Option<ItemWire>,
-    /// Partitions that this worker writes.
-    own: Vec<PartitionId>,
+    /// Partitions that this worker writes, and whether others ask for their rows.
+    own: Vec<(PartitionId, bool)>,
 }
 
 impl State {
@@ -219,7 +219,8 @@ impl Relay {
     pub(super) fn produce(&self, id: PartitionId, shape: Shape, rows: Rows, waiters: Waiters) {
         let (own, memory) =
             (PeerId::worker(self.shared.setup.rank), PartitionMemory::followed(rows, waiters));
-        lock(&self.shared.state).own.push(id);
+        let asked = shape.propagation != Propagation::Eager;
+        lock(&self.shared.state).own.push((id, asked));
         self.with(|node| node.produce(id, own, shape, memory, Some(HOME)));
     }
 
@@ -241,7 +242,7 @@ impl Relay {
 
     /// No worker uses a table any more.
     pub(super) fn drop_table(&self, table: u32) {
-        lock(&self.shared.state).own.retain(|id| id.table != table);
+        lock(&self.shared.state).own.retain(|(id, _)| id.table != table);
         self.with(|node| node.drop_table(table));
     }
 
