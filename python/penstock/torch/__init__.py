@@ -267,6 +267,8 @@ def distribute(
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
         The workers' models, the settings of their optimizers, or their filters, differ.
+    GatherConflict
+        What worker 0 sent cannot be read.
     OutOfMemory
         The servers have too little shared memory for the model.
     BarrierTimeout
