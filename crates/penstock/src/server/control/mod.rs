@@ -278,7 +278,8 @@ impl Control {
             place.is_beside_another()
         });
         // At each turn, also alone: what is earned beyond the burst is not kept for later.
-        if self.pace.is_out(now) && is_beside_another {
+        let out = self.pace.is_out(now) && is_beside_another;
+        if out {
             self.draw_breath();
         } else {
             self.take_what_is_said();
