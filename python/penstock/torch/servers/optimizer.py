@@ -629,11 +629,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parameter: state_dict["state"].get(index, {})
             for parameter, index in zip(flat, indices, strict=True)
         }
-        self._load_states(states, everything=True)
+        # First: once the others have loaded, nothing may be left that a signal handler could cut off.
         for parameter, state in states.items():
             if id(parameter) not in self._shared:
                 # It is frozen: that is what it starts from once it is not.
                 self._original.state[parameter] = copy.deepcopy(state)
+        self._load_states(states, everything=True)
 
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
