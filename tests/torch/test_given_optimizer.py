@@ -344,6 +344,8 @@ def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
         {"order": [["weight"]], "state": {}},
         {"order": [["weight"]], "state": 3},
         {"order": [["weight"]], "state": {"state": 3, "param_groups": 3}},
+        {"order": [["weight"]], "state": {"state": {}, "param_groups": [1]}},
+        {"order": [["weight"]], "state": {"state": {}, "param_groups": [{"params": []}]}},
     ],
 )
 def test_what_is_no_state_is_refused_and_says_nothing_unprintable(

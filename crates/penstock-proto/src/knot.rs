@@ -18,6 +18,7 @@
 use crate::Rank;
 use crate::text::shorten;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -70,7 +71,7 @@ pub enum Goal {
 }
 
 impl Goal {
-    /// Cuts what a peer may have made too long.
+    /// Cuts what a peer may have made too long, or said twice.
     fn cut(&mut self) {
         let (Self::Barrier { what: text }
         | Self::First { what: text }
@@ -78,6 +79,10 @@ impl Goal {
         | Self::Drop { name: text, .. }
         | Self::Ranks { what: text, .. }) = self;
         shorten(text, MAX_WHAT);
+        if let Self::Ranks { ranks, .. } = self {
+            ranks.sort_unstable();
+            ranks.dedup();
+        }
     }
 
     /// What those that wait for it do.
@@ -133,6 +138,8 @@ struct Wait {
 pub struct Knots {
     waits: BTreeMap<Rank, Wait>,
     looks: u64,
+    /// Who waits for whom, so many times gone over.
+    gone_over: Cell<usize>,
     /// When a circle was told of last.
     told: Option<u64>,
 }
@@ -148,6 +155,11 @@ impl Knots {
             _ => (look, look, false),
         };
         self.waits.insert(rank, Wait { number, goal, alone, told, first, last: look, before });
+    }
+
+    /// How many waits of one worker for one other looking for circles went over since the last call of this.
+    pub fn take_gone_over(&self) -> usize {
+        self.gone_over.take()
     }
 
     /// `rank` no longer waits.
@@ -195,7 +207,9 @@ impl Knots {
         counts: impl Fn(&Wait) -> bool,
     ) -> Option<BTreeMap<Rank, Vec<Rank>>> {
         let counted = |rank: &Rank| self.waits.get(rank).filter(|wait| counts(wait));
+        let note = |needed: &[Rank]| self.gone_over.set(self.gone_over.get() + needed.len());
         let own = needs(rank, &counted(&rank)?.goal);
+        note(&own);
         // Most long waits are for a worker that computes: nothing more is looked at then.
         if !own.iter().any(|needed| counted(needed).is_some()) {
             return None;
@@ -203,15 +217,26 @@ impl Knots {
         let all = self.waits.iter().filter(|(_, wait)| counts(wait));
         let mut members: BTreeMap<Rank, Vec<Rank>> =
             all.map(|(&rank, wait)| (rank, needs(rank, &wait.goal))).collect();
-        loop {
-            let held =
-                |needed: &[Rank], all: &BTreeMap<_, _>| needed.iter().any(|rank| all.contains_key(rank));
-            let free: Vec<Rank> =
-                members.iter().filter(|(_, needed)| !held(needed, &members)).map(|(&rank, _)| rank).collect();
-            if free.is_empty() {
-                break;
+        members.values().for_each(|needed| note(needed));
+        // Who waits for none of them is free, and then whoever waited for none but for those: each wait is gone over once.
+        let mut held: BTreeMap<Rank, usize> = BTreeMap::new();
+        let mut waiters: BTreeMap<Rank, Vec<Rank>> = BTreeMap::new();
+        for (&waiter, needed) in &members {
+            let among = needed.iter().filter(|needed| members.contains_key(needed));
+            held.insert(waiter, among.clone().count());
+            among.for_each(|&needed| waiters.entry(needed).or_default().push(waiter));
+        }
+        let mut free: Vec<Rank> =
+            held.iter().filter(|&(_, &held)| held == 0).map(|(&rank, _)| rank).collect();
+        while let Some(one) = free.pop() {
+            members.remove(&one);
+            for waiter in waiters.remove(&one).unwrap_or_default() {
+                let held = held.get_mut(&waiter).expect("all that wait are there");
+                *held -= 1;
+                if *held == 0 {
+                    free.push(waiter);
+                }
             }
-            free.iter().for_each(|rank| _ = members.remove(rank));
         }
         let began = members.keys().map(|member| self.waits[member].first).max()?;
         let confirmed = members.keys().all(|member| self.waits[member].before > began);
@@ -415,6 +440,24 @@ mod tests {
         assert!(knot.words.len() < 20_000 && knot.words.ends_with("; and so on, 1008 more"));
         let answer = crate::message::Answer::Knot { knot: Some(knot) };
         crate::message::encode(&crate::message::Reply { id: 1, body: answer }).unwrap();
+    }
+
+    // Each question took a round for each of them, over all that each waits for: a second of the control thread's time.
+    #[test]
+    fn each_wait_is_gone_over_once_however_many_wait_for_each_other_in_a_row() {
+        let mut knots = Knots::default();
+        let all = crate::message::MAX_WORKERS;
+        for rank in 0..all - 1 {
+            let ranks = std::iter::repeat_n(rank + 1, all as usize).collect();
+            knots.waits(rank, 1, Goal::Ranks { what: String::new(), ranks }, true);
+        }
+        say(&mut knots, all - 1, 1, &[all]);
+        let _ = knots.take_gone_over();
+        assert_eq!(find(&knots, 0, &[]), None);
+        let gone_over = knots.take_gone_over();
+        assert!(gone_over <= all as usize + 1, "{gone_over}");
+        assert_eq!(find(&knots, all - 1, &[]), None);
+        assert_eq!(knots.take_gone_over(), 1, "it waits for one that does not wait");
     }
 
     /// K-1.

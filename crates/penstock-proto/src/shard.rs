@@ -437,6 +437,11 @@ impl Shard {
         self.clocks.live().filter(behind).collect()
     }
 
+    /// How many times [`missing`](Self::missing) looks at most at how far a worker is with a chunk.
+    pub fn stamps(&self, id: TensorId) -> usize {
+        self.tensors.get(id).map_or(0, |tensor| tensor.stamped.len())
+    }
+
     /// How many contributions of `reader` must have been folded before it is sent a value: out of step, it finds all of its own
     /// in what it reads, even those that wait for a commit. A peer that is not a worker has contributed nothing.
     pub fn promised(&self, reader: PeerId, id: TensorId) -> u64 {

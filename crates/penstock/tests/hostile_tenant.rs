@@ -21,9 +21,10 @@ use penstock_proto::items::rows::RowSet;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::job::job_number;
-use penstock_proto::message::{Ask, MAX_TENSORS, PROTOCOL_VERSION, Request, encode};
+use penstock_proto::message::{Ask, MAX_MESSAGE_BYTES, MAX_TENSORS, PROTOCOL_VERSION, Request, encode};
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::{self, Extent};
+use penstock_proto::record::Records;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
 use penstock_proto::travel::{Filtering, Travel};
@@ -63,11 +64,16 @@ type Attack = fn(SocketAddr) -> Vec<TcpStream>;
 
 /// The same service as the others', where it is the `index`th of two servers of the attacker's job.
 fn service_that_is(index: u32) -> (Service, SocketAddr) {
+    service_where_evil_has((index, 2), 2)
+}
+
+/// The same, where it is one of so many servers of the attacker's job, which has so many workers.
+fn service_where_evil_has((index, servers): (u32, u32), workers: u32) -> (Service, SocketAddr) {
     let (service, address) = service_with(QUOTA);
     assert!(service.delete("evil"));
     let given = [("chunk_bytes", "4KiB"), ("shards", "2"), ("lease", "5"), ("pin", "off")];
     let options = given.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let (name, servers, workers, memory, share) = ("evil".to_owned(), 2, 2, QUOTA, 1.0);
+    let (name, memory, share) = ("evil".to_owned(), QUOTA, 1.0);
     service
         .create(JobConfig { name, secret: EVIL, index, servers, workers, options, memory, share })
         .unwrap();
@@ -398,6 +404,46 @@ fn a_tenant_that_only_asks_is_answered_at_its_pace_beside_another() {
         let most = (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * began.elapsed().as_secs_f64();
         assert!(answered as f64 <= most, "{answered} answers in {:?}", began.elapsed());
     }
+}
+
+/// What came of many workers at once was taken in one turn, and what that was beyond what may be asked at once was forgiven.
+#[test]
+fn workers_that_ask_all_at_once_are_answered_at_the_pace_of_one() {
+    const WORKERS: u32 = 64;
+    const AT_ONCE: usize = 2_000;
+    const A_SECOND: f64 = 200.0;
+    const UNDER_WAY: usize = 100;
+    let (_service, address) = service_where_evil_has((0, 1), WORKERS);
+    let hello = |rank| {
+        let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+        let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
+        asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS });
+        control
+    };
+    let mut controls: Vec<TcpStream> = (0..WORKERS).map(hello).collect();
+    let began = Instant::now();
+    let questions: Vec<u8> = (2..66).flat_map(|id| request(id, Ask::Clocks)).collect();
+    for control in &mut controls {
+        control.write_all(&questions).unwrap();
+        control.set_nonblocking(true).unwrap();
+    }
+    let mut heard: Vec<Records> = controls.iter().map(|_| Records::new(MAX_MESSAGE_BYTES)).collect();
+    let mut answered = 0;
+    while began.elapsed() < Duration::from_secs(3) {
+        for (control, records) in controls.iter_mut().zip(&mut heard) {
+            let mut bytes = [0; 1 << 14];
+            match control.read(&mut bytes) {
+                Ok(read) => records.feed(&bytes[..read]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+            }
+            while records.take().unwrap().is_some() {
+                answered += 1;
+            }
+        }
+        let most = (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * began.elapsed().as_secs_f64();
+        assert!(answered as f64 <= most, "{answered} answers in {:?}", began.elapsed());
+    }
+    assert!(answered >= AT_ONCE, "{answered} answers");
 }
 
 /// Processor time that the attacker's own thread may take, in parts of one processor. What the service

@@ -486,6 +486,9 @@ impl Loop {
             },
             Command::Missing { ticket, id, version } => {
                 let ranks = self.machine.missing(id, version);
+                if self.is_beside_another() {
+                    self.work.work(self.machine.stamps(id));
+                }
                 self.report(Report::Missing { ticket, ranks });
             }
             Command::Clocks { ticket } => {

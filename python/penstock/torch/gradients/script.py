@@ -83,12 +83,12 @@ def start_alike(
         ) from None  # whose words came from there
     try:
         theirs, state = sent["order"], sent["state"]
-        if state is not None and not (
-            isinstance(state["state"], dict) and isinstance(state["param_groups"], list)
-        ):
-            raise TypeError("no state")
-        if state is not None and theirs != mine:
-            state = _in_order(state, theirs, mine)
+        if state is not None:
+            sizes = [len(group["params"]) for group in state["param_groups"]]
+            if not isinstance(state["state"], dict) or sizes != [len(group) for group in mine]:
+                raise TypeError("no state")
+            if theirs != mine:
+                state = _in_order(state, theirs, mine)
     except (AttributeError, LookupError, TypeError, ValueError):
         raise unreadable(0) from None
     if state is not None:

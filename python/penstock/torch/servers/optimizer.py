@@ -129,9 +129,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
         self._fresh: dict[int, Shared] = {}
-        self._unread: dict[int, torch.Tensor] = {}
-        """Those of a group that was added, until its values have been read."""
         """Of them, those whose first state the servers have not been given."""
+        self._unread: dict[int, torch.Tensor] = {}
+        """Parameters of a group that was added, until its values have been read."""
         self._is_retry = False
         """Whether a call that has failed, this one's too, may have declared some of their tensors."""
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

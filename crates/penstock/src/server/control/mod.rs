@@ -16,7 +16,7 @@ use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
 use super::fair_share::Place;
 use super::first_touch::FirstTouch;
-use super::pace::{BREATH, Pace};
+use super::pace::{BREATH, KeptWaiting, Pace};
 use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, items};
@@ -122,6 +122,7 @@ pub(super) struct Control {
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
+    kept: KeptWaiting,
     /// Declarations of tensors that wait for memory.
     declaring: VecDeque<declaring::Declaring>,
     tickets: HashMap<u64, Ticket>,
@@ -224,6 +225,7 @@ impl Control {
             unfinished: Vec::new(),
             place,
             pace: Pace::of_requests(Instant::now()),
+            kept: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
@@ -273,12 +275,11 @@ impl Control {
     fn turn(&mut self) {
         self.shards.flags.beat(flags::CONTROL);
         let now = Instant::now();
-        let is_beside_another = self.place.as_ref().is_some_and(|place| {
-            place.shares.look(now);
-            place.is_beside_another()
-        });
-        // At each turn, also alone: what is earned beyond the burst is not kept for later.
-        let out = self.pace.is_out(now) && is_beside_another;
+        self.place.iter().for_each(|place| place.shares.look(now));
+        let out = self.is_out();
+        if self.kept.note(out, now) {
+            tracing::warn!(job = %self.config.job, "its workers' requests wait for now, beside other jobs: there are too many");
+        }
         if out {
             self.draw_breath();
         } else {
@@ -308,7 +309,14 @@ impl Control {
         }
     }
 
-    /// The job's clients have asked more than they may while there are other jobs: for now only shards and the process are heard.
+    /// Whether the job's clients have asked more than they may while there are other jobs.
+    fn is_out(&mut self) -> bool {
+        // At each look, also alone: what is earned beyond the burst is not kept for later.
+        let out = self.pace.is_out(Instant::now());
+        out && self.place.as_ref().is_some_and(Place::is_beside_another)
+    }
+
+    /// They have: for now only shards and the process are heard.
     fn draw_breath(&self) {
         self.shared.wakeup.sleep(BREATH);
         self.shared.wakeup.clear();
@@ -338,6 +346,8 @@ impl Control {
     /// Waits for events, at most for `longest`, and takes them; whether there may be more.
     fn take_events(&mut self, longest: Duration) -> bool {
         let events = wait::events(&self.epoll, EVENTS, Some(longest));
+        // Before anything is taken: what was earned asleep pays for nothing beyond the burst.
+        self.is_out();
         self.watch_listener(false);
         let full = events.len() == EVENTS;
         for event in events {

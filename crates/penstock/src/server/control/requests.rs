@@ -16,9 +16,11 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// What a request counts for in the job's pace, and one that all shards are asked by, or that is long to answer.
+/// What a request counts for in the job's pace, and one that the shards are asked by.
 pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 10.0;
+/// Waits of one worker for another that are gone over in the time that a request takes.
+const WAITS_A_REQUEST: f64 = 100.0;
 
 /// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
@@ -29,7 +31,7 @@ fn is_question(ask: &Ask) -> bool {
 }
 
 fn cost(ask: &Ask) -> f64 {
-    if is_question(ask) { A_QUESTION } else { A_REQUEST }
+    if matches!(ask, Ask::Clocks | Ask::Missing { .. }) { A_QUESTION } else { A_REQUEST }
 }
 
 impl Control {
@@ -40,7 +42,8 @@ impl Control {
         for _ in 0..REQUESTS {
             // However long each of them takes, this shows that the thread lives.
             self.shards.flags.beat(flags::CONTROL);
-            if since.elapsed() > REQUESTS_WITHIN {
+            // Each may have cost any amount: the next waits until this one is paid for.
+            if since.elapsed() > REQUESTS_WITHIN || self.is_out() {
                 break;
             }
             let Some(client) = self.clients.get_mut(&token) else { return };
@@ -255,6 +258,7 @@ impl Control {
         {
             tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
         }
+        self.pace.spend(self.knots.take_gone_over() as f64 / WAITS_A_REQUEST);
         knot
     }
 

@@ -29,7 +29,7 @@ use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,9 +40,6 @@ const HOME: PeerId = PeerId::server(0);
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The same where the home has known for so long.
 const LATE_WORDS: Duration = Duration::from_millis(50);
-
-/// Looks at whether a thread that is soon out again is: some microseconds.
-const TRIES: u32 = 256;
 
 /// Fetches and flushes that a thread waits for, and whether they have come back.
 #[derive(Default)]
@@ -248,8 +245,8 @@ impl Relay {
 
     /// Rows of this worker have changed.
     pub(super) fn kick(&self) {
-        match self.enter() {
-            Some(mut state) => {
+        match self.shared.state.try_lock() {
+            Ok(mut state) => {
                 // As before this relay's own thread sleeps, which is left asleep.
                 let sent = announce_then_look(&mut *state, State::announce, State::transmit)
                     && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
@@ -259,21 +256,8 @@ impl Relay {
                 }
             }
             // The thread inside may have looked before the rows were set.
-            None => self.shared.ring(),
+            Err(_) => self.shared.ring(),
         }
-    }
-
-    /// The node and its connection, unless another thread has them for long. One that leaves what comes to calls is soon out
-    /// again, and would be in again as soon if it were rung for.
-    fn enter(&self) -> Option<MutexGuard<'_, State>> {
-        let tries = if self.shared.left_to_calls.load(Ordering::Acquire) { TRIES } else { 1 };
-        (0..tries).find_map(|_| {
-            let entered = self.shared.state.try_lock().ok();
-            if entered.is_none() {
-                std::hint::spin_loop();
-            }
-            entered
-        })
     }
 
     /// Asks for rows, and waits for them until they have come, or `gone` says that they are no longer set and that all that
