@@ -486,45 +486,92 @@ def test_after_a_call_that_failed_other_models_are_told_too_why_workers_may_not_
     assert ("same new `prefix=`" in "".join(getattr(caught.value, "__notes__", []))) == has_failed
 
 
-def test_values_that_an_interrupted_call_did_not_read_are_not_trained(spawn_job: Any) -> None:
-    """A worker's own first values went into the average of gradients, without a word."""
+@pytest.mark.parametrize("overlap", ["auto", 1])
+@pytest.mark.parametrize("place", ["_hook_parts", "_take_in", "_pull_all", "_unpack"])
+def test_a_worker_whose_group_was_not_added_to_the_end_trains_no_more(
+    spawn_job: Any, place: str, overlap: Any
+) -> None:
+    """Its own first values went into the gradients of all, without a word."""
     spawn_job(
         2,
-        """
-        import torch, penstock as ps
+        f"""
+        import importlib
+        import pytest, torch, penstock as ps
         from penstock.torch import DistributedOptimizer
 
-        def interrupted(*_):
+        broadcast = importlib.import_module("penstock.torch.broadcast")
+
+        def interrupted(*_, **__):
             raise KeyboardInterrupt
 
         with ps.init(deadline=20) as job:
             model = torch.nn.Linear(2, 1, bias=False)
             sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-            _, optimizer = ps.torch.distribute(model, sgd, where="servers")
-            model.late = torch.nn.Parameter(torch.tensor([1.0 + job.rank]))
-            take_in = DistributedOptimizer._take_in
+            _, optimizer = ps.torch.distribute(
+                model, sgd, where="servers", overlap={overlap!r}, timeout=20
+            )
+            late = torch.nn.Parameter(torch.tensor([1.0 + job.rank]), requires_grad={place != "_unpack"})
+            model.late = late
+            owner = broadcast if {place!r} == "_unpack" else DistributedOptimizer
             if job.rank == 1:
-                DistributedOptimizer._take_in = interrupted
-            try:
-                optimizer.add_param_group({"params": [model.late]})
-                assert job.rank == 0
-            except KeyboardInterrupt:
-                DistributedOptimizer._take_in = take_in
-            model.late.square().sum().backward()
-            try:
-                optimizer.step()
-                assert job.rank == 0
-            except ps.exceptions.OptionError as error:
-                assert "worker 1" in str(error) and model.late.tolist() == [1.0], (error, model.late)
-                optimizer.step()
-            # 1 less the step of half the gradient 2 / 2, as the other worker gave none.
-            assert model.late.tolist() == [0.5], model.late
-            optimizer.zero_grad()
-            model.late.square().sum().backward()
-            optimizer.step()
-            assert model.late.tolist() == [0.0], model.late
+                kept, _ = getattr(owner, {place!r}), setattr(owner, {place!r}, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    optimizer.add_param_group({{"params": [late]}})
+                setattr(owner, {place!r}, kept)
+                late.requires_grad_(True)
+                (late * model(torch.ones(1, 2))).sum().backward()
+                for _ in range(2):
+                    for call in (
+                        optimizer.step,
+                        optimizer.publish,
+                        lambda: optimizer.load_state_dict(sgd.state_dict()),
+                        lambda: optimizer.add_param_group({{"params": [torch.nn.Parameter(torch.ones(1))]}}),
+                    ):
+                        with pytest.raises(ps.exceptions.OptionError, match="on worker 1: what it has"):
+                            call()
+            else:
+                try:
+                    optimizer.add_param_group({{"params": [late]}})
+                except ps.exceptions.PenstockError:
+                    pass  # the other left
         """,
     )
+
+
+@pytest.mark.parametrize("overlap", ["auto", False, 1])
+def test_what_is_set_behind_a_load_of_the_state_that_took_a_parameter_in_is_refused(
+    job: ps.Job, overlap: Any
+) -> None:
+    """It was read over by the next step, without a word."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    late = model[0].weight.requires_grad_(False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, optimizer = ps.torch.distribute(model, sgd, where="servers", overlap=overlap)
+    late.requires_grad_(True)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        late.fill_(1.0)
+    late.sum().backward()
+    with pytest.raises(ps.exceptions.OptionError, match="was changed outside of step"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("what", ["publish", "load_state_dict"])
+def test_a_gradient_is_stepped_by_that_was_computed_before_values_or_a_state_were_loaded(
+    job: ps.Job, what: str
+) -> None:
+    """It was held in the lane, through which the load went: the step said that it held no contribution."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    _, optimizer = ps.torch.distribute(model, sgd, where="servers")
+    model.weight.sum().backward()
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer.publish()
+    if what == "load_state_dict":
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert model.weight.tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize("when", ["unfrozen", "frozen", "interrupted"])

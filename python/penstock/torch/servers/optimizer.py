@@ -130,8 +130,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._shared: dict[int, Shared] = {}
         self._fresh: dict[int, Shared] = {}
         """Of them, those whose first state the servers have not been given."""
-        self._unread: dict[int, torch.Tensor] = {}
-        """Parameters of a group that was added, until its values have been read."""
+        self._unread: dict[int, Shared] = {}
+        """Of them, those that have it, and whose value this worker has not read since."""
+        self._is_cut = False
+        """Whether an `add_param_group` has not come to its end, beside other workers' that may have."""
         self._is_retry = False
         """Whether a call that has failed, this one's too, may have declared some of their tensors."""
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -240,11 +242,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._original.param_groups = groups
             self._follow_groups()
 
+    def _refuse_cut(self) -> None:
+        """Raises OptionError where parameters of an added group may have values of this worker's own."""
+        if self._is_cut:
+            raise OptionError(
+                f"a call of `add_param_group` did not come to its end on worker {self.job.rank}: what it has "
+                "for values of the group, no other worker may have",
+                "end the job, and start again from a checkpoint",
+            )
+
     def _follow_groups(self) -> None:
         """
         Takes over dictionaries that have replaced those of the groups. Raises OptionError if a group came or
-        went otherwise than by `add_param_group`, or a parameter that the servers step left its own.
+        went otherwise than by `add_param_group`, or not to its end, or a parameter that the servers step left
+        its own.
         """
+        self._refuse_cut()
         groups = self.param_groups
         if len(groups) != len(self._rules):
             raise OptionError(
@@ -317,8 +330,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If a signal handler raises while it runs, a repeated `step()` may apply some gradients twice: start
-        from a checkpoint.
+        If a signal handler raises while it runs, a repeated `step()` may apply some gradients twice, and
+        read over values that were set since: start from a checkpoint.
 
         Parameters
         ----------
@@ -357,7 +370,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
             self._newcomers.look()
         self._take_in()
-        self._read_the_unread()
         self._delivery.finish()
         self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
@@ -435,9 +447,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._filters.push is None:
             return
+        self._follow_groups()
         self._delivery.check()
         self._delivery.refuse_between("a flush")
-        self._follow_groups()
         self._refuse_changes()
         now = self.job.iteration
         self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
@@ -462,7 +474,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             As torch's.
         OptionError
             A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
-            added.
+            added. Or an earlier call did not come to its end: with several workers every call for the servers
+            raises this from then on.
         DeclarationConflict
             The workers' groups differ.
         BarrierTimeout
@@ -481,22 +494,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._names.update(
                     {id(parameter): name for name, parameter in self._model.named_parameters()}
                 )
-                self._rules.append(self._rule_of(group))
+                rule = self._rule_of(group)
+                # A worker alone has no other values than its own, and may go on.
+                self._is_cut = self.job.size > 1
+                self._rules.append(rule)
             except BaseException:
                 self.param_groups.pop()
+                self._is_cut = False
                 raise
             # First: where a worker is late the group stays, as torch has no way to take it back.
             for parameter in group["params"]:
                 owners_of_parameters[parameter] = weakref.ref(self)
                 self._newcomers.accept(parameter)
             self._hook_parts()
-            self._unread.update((id(parameter), parameter) for parameter in group["params"])
-            self._pull_all(self._take_in())
-            self._unread.clear()
+            self._take_in()
             frozen = self._labelled(one for one in group["params"] if id(one) not in self._shared)
             if frozen:
                 name = f"{self._prefix}/group {len(self.param_groups) - 1}"
                 broadcast(self.job, name, dict(sorted(frozen.items())), self._timeout)
+            self._is_cut = False
 
     def publish(self) -> None:
         """
@@ -519,6 +535,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         JobClosed
             The job has ended.
         """
+        self._refuse_cut()
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
         self._loaded = None
@@ -549,6 +566,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for shared in self._shared.values():
             core = shared.tensor._core
             array = as_array(shared.parameter)
+            # A load goes through the lane, in which a gradient may be held.
+            shared.held = False
             core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
 
     # -- checkpoints, in torch's own format
@@ -607,8 +626,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Not on worker 0, whose own call has failed; the message has its error. The servers have the old
             state, or a part of the new one: load it again on every worker.
         """
-        self._delivery.refuse_between("a load of the optimizer's state")
         self._follow_groups()
+        self._delivery.refuse_between("a load of the optimizer's state")
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
@@ -662,6 +681,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         def load() -> None:
             for shared, slot, array, steps in arrays():
+                shared.held = False
                 shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
         def says() -> int:
@@ -739,43 +759,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named[mine] = parameter
         return mine
 
-    def _take_in(self) -> list[Shared]:
+    def _take_in(self) -> None:
         """
-        Like `_declare`, after the start: with the state that torch's optimizer would start from. Returns what
-        was taken in, also by a call that raised before it had its state.
+        Like `_declare`, after the start: with the state that torch's optimizer would start from, and worker
+        0's value. Takes up what an interrupted call has left.
         """
         self._declare()
-        fresh = list(self._fresh.values())
-        if fresh:
-            self._load_first_states(fresh)
+        if self._fresh:
+            self._load_first_states(self._fresh.values())
+            self._unread.update(self._fresh)
             self._fresh.clear()
-            # Last: a gradient that came before would be stepped from another state, or be in the load's way.
-            self._delivery.allow(fresh)
-        return fresh
-
-    def _read_the_unread(self) -> None:
-        """
-        Reads what `add_param_group` did not come to read. Raises OptionError if gradients were computed of
-        other values, and leaves those out.
-        """
-        late = [self._shared[number] for number in self._unread if number in self._shared]
-        before = [shared.parameter.detach().clone() for shared in late]
-        self._pull_all(late)
-        self._unread.clear()
-        apart = [
-            shared
-            for shared, value in zip(late, before, strict=True)
-            if shared.parameter.grad is not None and not same_bits(shared.parameter.detach(), value)
-        ]
-        for shared in apart:
-            shared.parameter.grad = None
-            shared.additions, shared.held, shared.seen = 0, False, None
-        if apart:
-            raise OptionError(
-                f"a signal handler raised in `add_param_group` on worker {self.job.rank}, and the gradient "
-                f"of `{apart[0].name}` is of values that this worker alone had",
-                "the parameter has worker 0's values now, and no gradient: call step() again, without it",
-            )
+        if self._unread:
+            self._pull_all(self._unread.values(), moves=True)
+            # Last: a gradient that came before would be of another value, or be stepped from another state.
+            self._delivery.allow(self._unread.values())
+            self._unread.clear()
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
         """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""
@@ -850,12 +848,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
 
     @torch.no_grad()
-    def _pull_all(self, which: Iterable[Shared] | None = None) -> None:
+    def _pull_all(self, which: Iterable[Shared] | None = None, *, moves: bool = False) -> None:
+        """Reads all of them, or `which`. With `moves`, their gradients may leave early from now on."""
         for shared in self._shared.values() if which is None else which:
             # With a norm to wait for, what leaves in backward does not change the parameter.
-            moves = shared.expected is not None and shared.mean is None
+            early = (moves or shared.expected is not None) and shared.mean is None
             seen = self._published.get(shared)
-            shared.transfer.receive(shared.parameter, moves=moves, seen=seen)
+            shared.transfer.receive(shared.parameter, moves=early, seen=seen)
 
     # -- parameters that come after `distribute`
 
