@@ -196,7 +196,7 @@ class Line:
         self._thread: int | None = None
         """Its number."""
         self._process: int | None = None
-        """The process that it is of, since it was to be started."""
+        """The process in which it was started."""
         self._ended = False
 
     def submit(

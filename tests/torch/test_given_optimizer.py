@@ -344,6 +344,7 @@ def test_so_is_one_that_is_averaged(spawn_job: Any) -> None:
         {"order": [["weight"]], "state": {}},
         {"order": [["weight"]], "state": 3},
         {"order": [["weight"]], "state": {"state": 3, "param_groups": 3}},
+        {"order": [["weight"]], "state": {"state": 3, "param_groups": [{"params": [0]}]}},
         {"order": [["weight"]], "state": {"state": {}, "param_groups": [1]}},
         {"order": [["weight"]], "state": {"state": {}, "param_groups": [{"params": []}]}},
     ],
@@ -378,3 +379,30 @@ def test_what_is_no_state_is_refused_and_says_nothing_unprintable(
         script.start_alike(optimizer, {id(parameter): "weight"}, other, "start", None)
     assert str(caught.value).isprintable()
     assert "\x1b" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_state_of_a_form_of_its_own_goes_to_the_class_that_knows_it(spawn_job: Any) -> None:
+    """It was taken for what no worker had sent: wrappers such as Lookahead could not be distributed."""
+    spawn_job(
+        2,
+        """
+        import torch, penstock as ps
+
+        class Wrapper(torch.optim.SGD):
+            def state_dict(self):
+                return {"inner": super().state_dict()}
+
+            def load_state_dict(self, state):
+                super().load_state_dict(state["inner"])
+
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 1, bias=False)
+            optimizer = Wrapper(model.parameters(), lr=0.1, momentum=0.9)
+            if job.rank == 0:
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model, optimizer = ps.torch.distribute(model, optimizer, where="gradients")
+            assert optimizer.state[model.weight]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+        """,
+    )

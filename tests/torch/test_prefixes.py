@@ -527,7 +527,7 @@ def test_a_worker_whose_group_was_not_added_to_the_end_trains_no_more(
                         lambda: optimizer.load_state_dict(sgd.state_dict()),
                         lambda: optimizer.add_param_group({{"params": [torch.nn.Parameter(torch.ones(1))]}}),
                     ):
-                        with pytest.raises(ps.exceptions.OptionError, match="on worker 1: what it has"):
+                        with pytest.raises(ps.exceptions.OptionError, match="cut short on worker 1"):
                             call()
             else:
                 try:
@@ -556,6 +556,85 @@ def test_what_is_set_behind_a_load_of_the_state_that_took_a_parameter_in_is_refu
         optimizer.step()
 
 
+def test_a_parameter_that_a_load_of_the_state_took_in_is_trained(job: ps.Job) -> None:
+    """What its gradient's early leaving made of the servers' value was taken for the script's own change."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    late = model[0].weight.requires_grad_(False)
+    torch.nn.init.constant_(late, 1.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, optimizer = ps.torch.distribute(model, sgd, where="servers", overlap=1)
+    late.requires_grad_(True)
+    optimizer.load_state_dict(optimizer.state_dict())
+    for _ in range(2):
+        optimizer.zero_grad()
+        late.sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(late.detach(), torch.full_like(late, 0.8))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_state_of_another_shape_is_refused_and_changes_nothing(
+    job: ps.Job, before: bool, frozen: bool
+) -> None:
+    """It was repeated to fit, where torch's own step raises."""
+    other = torch.nn.Linear(8, 1, bias=False)
+    adam = torch.optim.Adam(other.parameters(), lr=0.5)
+    other(torch.ones(1, 8)).sum().backward()
+    adam.step()
+    model = torch.nn.Linear(8, 4, bias=False).requires_grad_(not frozen)
+    mine = torch.optim.Adam(model.parameters(), lr=0.1)
+    if before:
+        mine.load_state_dict(adam.state_dict())
+        if not frozen:
+            with pytest.raises(ps.exceptions.ShapeError, match=r"`exp_avg` of parameter `weight`"):
+                ps.torch.distribute(model, mine, where="servers")
+        return
+    _, optimizer = ps.torch.distribute(model, mine, where="servers")
+    with pytest.raises(ps.exceptions.ShapeError, match=r"`exp_avg` of parameter `weight`"):
+        optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert not optimizer.state_dict()["state"].get(0, {}).get("step")
+
+
+def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:
+    """As in torch: what the script did to it was done to the checkpoint too."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    _, optimizer = ps.torch.distribute(model, sgd, where="servers")
+    checkpoint = optimizer.state_dict()
+    optimizer.load_state_dict(checkpoint)
+    optimizer.param_groups[0]["lr"].mul_(0.5)
+    assert float(checkpoint["param_groups"][0]["lr"]) == pytest.approx(0.1)
+
+
+def test_a_load_of_an_empty_state_starts_adagrad_afresh(job: ps.Job) -> None:
+    """It began with zeros, where torch's own and ours at first begin with what was asked for."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+    assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5]]
+
+
+def test_what_the_script_does_to_a_gradient_behind_a_publication_is_noticed(job: ps.Job) -> None:
+    """It was looked for by the version alone, which `.data` does not count."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    _, optimizer = ps.torch.distribute(model, sgd, where="servers")
+    model.weight.sum().backward()
+    optimizer.publish()
+    shared = next(iter(optimizer._delivery))
+    assert shared.held
+    assert not shared.gradient_changed()
+    gradient = model.weight.grad
+    assert gradient is not None
+    gradient.data.mul_(0.5)
+    assert shared.gradient_changed()
+
+
 @pytest.mark.parametrize("what", ["publish", "load_state_dict"])
 def test_a_gradient_is_stepped_by_that_was_computed_before_values_or_a_state_were_loaded(
     job: ps.Job, what: str
@@ -564,14 +643,65 @@ def test_a_gradient_is_stepped_by_that_was_computed_before_values_or_a_state_wer
     model = torch.nn.Linear(2, 1, bias=False)
     sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     _, optimizer = ps.torch.distribute(model, sgd, where="servers")
-    model.weight.sum().backward()
     with torch.no_grad():
         model.weight.fill_(1.0)
     optimizer.publish()
-    if what == "load_state_dict":
-        optimizer.load_state_dict(optimizer.state_dict())
+    model.weight.sum().backward()
+    optimizer.publish() if what == "publish" else optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
     assert model.weight.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("call", ["step", "load"])
+def test_what_is_interrupted_as_all_have_loaded_first_states_is_the_same_call_when_made_again(
+    spawn_job: Any, call: str, rank: int
+) -> None:
+    """It was another one, for which nobody came."""
+    spawn_job(
+        2,
+        f"""
+        import torch, penstock as ps
+
+        class Interrupted(dict):
+            def clear(self):
+                optimizer._fresh = dict(self)
+                raise KeyboardInterrupt
+
+        def built():
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+            return model, torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+
+        def trained(model, optimizer):
+            optimizer.zero_grad()
+            sum(one.square().sum() for one in model.parameters()).backward()
+            optimizer.step()
+
+        with ps.init(deadline=20) as job:
+            saved, alone = built()
+            trained(saved, alone)
+            model, given = built()
+            late = model[0].weight.requires_grad_(False)
+            _, optimizer = ps.torch.distribute(model, given, where="servers")
+            late.requires_grad_(True)
+            if job.rank == {rank}:
+                optimizer._fresh = Interrupted(optimizer._fresh)
+            call = lambda: optimizer.load_state_dict(alone.state_dict())
+            if {call!r} == "step":
+                sum(one.square().sum() for one in model.parameters()).backward()
+                call = optimizer.step
+            try:
+                call()
+                assert job.rank != {rank}
+            except KeyboardInterrupt:
+                call()
+            state = optimizer.state_dict()["state"]
+            for number in range(2):
+                torch.testing.assert_close(state[number]["sum"], alone.state_dict()["state"][number]["sum"])
+            job.barrier()
+        """,
+    )
 
 
 @pytest.mark.parametrize("when", ["unfrozen", "frozen", "interrupted"])

@@ -431,15 +431,17 @@ impl Shard {
         }
         let workers = self.clocks.size() as usize;
         let behind = |&rank: &Rank| {
-            let stamps = tensor.stamped.iter().skip(rank as usize).step_by(workers);
-            self.clocks.of(rank) < version && stamps.copied().any(|stamp| stamp < version)
+            if self.clocks.of(rank) >= version {
+                return false;
+            }
+            // Chunks are looked at only where a push has come in part: this is asked again and again.
+            let (last, count) = tensor.covered[rank as usize];
+            if last < version || count == tensor.chunks.len() {
+                return last < version && !tensor.chunks.is_empty();
+            }
+            tensor.stamped.iter().skip(rank as usize).step_by(workers).any(|&stamp| stamp < version)
         };
         self.clocks.live().filter(behind).collect()
-    }
-
-    /// How many times [`missing`](Self::missing) looks at most at how far a worker is with a chunk.
-    pub fn stamps(&self, id: TensorId) -> usize {
-        self.tensors.get(id).map_or(0, |tensor| tensor.stamped.len())
     }
 
     /// How many contributions of `reader` must have been folded before it is sent a value: out of step, it finds all of its own

@@ -412,7 +412,7 @@ fn workers_that_ask_all_at_once_are_answered_at_the_pace_of_one() {
     const WORKERS: u32 = 64;
     const AT_ONCE: usize = 2_000;
     const A_SECOND: f64 = 200.0;
-    const UNDER_WAY: usize = 100;
+    const UNDER_WAY: usize = 100 + 2 * WORKERS as usize;
     let (_service, address) = service_where_evil_has((0, 1), WORKERS);
     let hello = |rank| {
         let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
@@ -446,12 +446,47 @@ fn workers_that_ask_all_at_once_are_answered_at_the_pace_of_one() {
     assert!(answered >= AT_ONCE, "{answered} answers");
 }
 
+/// The pace is all workers' of a job together: what one of them asked was all that its job could have answered.
+#[test]
+fn a_worker_that_asks_without_end_keeps_no_other_of_its_job_from_being_heard() {
+    let (_service, address) = service_with(QUOTA);
+    let mut flooding = evil_worker(address);
+    let (peer, session) = (PeerId::worker(1), [8; 16]);
+    let mut other = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    asked(&mut other, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2 });
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            flooding.set_nonblocking(true).unwrap();
+            let beats: Vec<u8> = (2..2_002).flat_map(|id| request(id, Ask::Beat)).collect();
+            let (mut sent, mut answers) = (0, [0; 1 << 16]);
+            while !stop.load(Ordering::Relaxed) {
+                sent += flooding.write(&beats[sent..]).unwrap_or(0);
+                sent %= beats.len();
+                let _ = flooding.read(&mut answers);
+            }
+        });
+        // Until what may be asked at once is spent, and then for as long again.
+        let (began, mut id, mut longest) = (Instant::now(), 2, Duration::ZERO);
+        other.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        while began.elapsed() < Duration::from_secs(6) && longest < Duration::from_secs(1) {
+            let asks = Instant::now();
+            say(&mut other, &encode(&Request { id, settled: id, body: Ask::Clocks }).unwrap());
+            let _ = hear(&mut other);
+            longest = longest.max(asks.elapsed());
+            id += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(longest < Duration::from_secs(1), "an answer came after {longest:?}");
+    });
+}
+
 /// Processor time that the attacker's own thread may take, in parts of one processor. What the service
 /// spends on it is not capped.
 const CAP: f64 = 0.1;
 /// Iterations of the other tenant's two workers, and runs of each kind, which take turns.
 const MEASURED: u64 = 20_000;
-/// A run by itself scatters by a fifth, so that the ratio of two medians of fifteen is known to seven hundredths at best.
+/// A run by itself scatters by a third: of fifteen, the ratio of two medians is known to seven hundredths only.
 const RUNS: usize = 61;
 /// How many times as long the other tenant may take.
 const MOST: f64 = 1.10;

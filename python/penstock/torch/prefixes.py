@@ -78,7 +78,7 @@ class Prefixes:
             raise
 
     def end(self, prefix: str) -> None:
-        """It returns."""
+        """Notes that the call has returned."""
         self._used.add(prefix)
         self._begun.pop(prefix, None)
 

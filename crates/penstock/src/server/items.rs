@@ -253,10 +253,10 @@ trait Turn {
     }
 }
 
-/// The job does something as long as there are messages for its workers or from them; that they live is none.
+/// Messages to or from its workers count as something that the job does; signs of life do not.
 fn note_deeds(wire: &mut ItemWire, place: Option<&Place>) {
     if wire.take_acted() {
-        place.iter().for_each(|place| place.acted());
+        place.into_iter().for_each(Place::acted);
     }
 }
 

@@ -19,12 +19,12 @@ const CHUNKS_A_FRAME: f64 = 32.0;
 const MOST_EARNED: f64 = 1.0;
 /// How long a shard takes to look at how far a worker is with a chunk.
 const SECONDS_A_LOOK: f64 = 5e-9;
-/// Most of a core that what is not contributed may take of one shard's.
+/// The largest part of a core that a shard may spend on what is not a contribution.
 const MOST_OF_A_CORE: f64 = 0.05;
 /// Seconds for which nobody waits longer, whatever it was that he had a shard do.
 const LONGEST: f64 = 60.0;
 
-/// What one connection has left to spend.
+/// What one connection, or all of a job's to one thread, have left to spend.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     rate: f64,
@@ -61,6 +61,11 @@ impl Pace {
         Self::new(rate, (LONGEST * rate).min(0.25), now)
     }
 
+    /// What may be spent now; nothing, or less, if it owes.
+    pub(super) fn left(&self) -> f64 {
+        self.left
+    }
+
     pub(super) fn spend(&mut self, cost: f64) {
         // What was spent before this is not owed beyond the burst: all that is taken at once is, which may have cost any amount.
         let most = self.burst.max(cost.min(LONGEST * self.rate)).max(-self.left);
@@ -82,12 +87,17 @@ impl Pace {
         self.spend(looks as f64 * SECONDS_A_LOOK);
     }
 
-    /// Whether it must not be heard for now.
-    pub(super) fn is_out(&mut self, now: Instant) -> bool {
-        // At each look: what was earned in the time before a debt is no more than the burst, and pays for nothing of it.
+    /// What it has earned until `now`. To be called before anything is spent: what was earned in the time before a debt is no more
+    /// than the burst, and pays for nothing of it.
+    pub(super) fn earn(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = self.filled.max(now);
         self.left = self.rate.mul_add(passed.as_secs_f64(), self.left).min(self.burst);
+    }
+
+    /// Whether it must not be heard for now.
+    pub(super) fn is_out(&mut self, now: Instant) -> bool {
+        self.earn(now);
         if self.out || self.left <= 0.0 {
             self.out = self.left < self.rate * BREATH.as_secs_f64();
         }

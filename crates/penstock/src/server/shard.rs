@@ -252,6 +252,7 @@ struct Loop {
     /// What their clocks, flushes and first values have it go over.
     work: Pace,
     out: bool,
+    /// For how long that was so.
     kept: KeptWaiting,
     /// Whether something came lately that is worth waiting for more of.
     moved: bool,
@@ -328,7 +329,7 @@ impl Loop {
                 tracing::warn!(
                     job = %self.setup.job,
                     shard = self.setup.index,
-                    "its workers are not heard for now, beside other jobs: it has this shard do much for few values"
+                    "the job's workers are kept waiting beside other jobs: they have this shard do much for few values"
                 );
             }
         }
@@ -364,7 +365,7 @@ impl Loop {
         self.setup.flags.sleeping(self.setup.index).awake();
         self.now = Instant::now();
         // Before anything is taken: what was earned asleep pays for nothing beyond the burst.
-        [&mut self.pace, &mut self.work].into_iter().for_each(|pace| _ = pace.is_out(self.now));
+        [&mut self.pace, &mut self.work].into_iter().for_each(|pace| pace.earn(self.now));
         if self.networked && !self.failed {
             self.keep_vigil();
         }
@@ -486,9 +487,6 @@ impl Loop {
             },
             Command::Missing { ticket, id, version } => {
                 let ranks = self.machine.missing(id, version);
-                if self.is_beside_another() {
-                    self.work.work(self.machine.stamps(id));
-                }
                 self.report(Report::Missing { ticket, ranks });
             }
             Command::Clocks { ticket } => {
@@ -558,7 +556,7 @@ impl Loop {
             let stood = local.inlet.waiting();
             self.take_local_turn(place, stood);
         } else if let Some(remote) = self.ports.remote_at(place) {
-            // The others pay for nothing of it.
+            // The workers that remain are not charged for it.
             let before = (self.pace.clone(), self.work.clone(), self.out);
             let until = remote.standing();
             // The poll was asked before, and this is as late as it gets.

@@ -32,7 +32,7 @@ pub(crate) struct ItemWire<L = Stream> {
     /// in one turn: something may have come meanwhile.
     unfinished: bool,
     looks_again: bool,
-    /// Whether a message came or was made since it was last asked: signs of life are none.
+    /// Whether a message came or was made since it was last asked: signs of life do not count.
     acted: bool,
     /// How long a turn is.
     turn: Duration,

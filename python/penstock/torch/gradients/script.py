@@ -80,15 +80,16 @@ def start_alike(
             f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
             f"{printable(' '.join(str(error).split()))}",
             "load the optimizer's state on every worker before `distribute`, or after it",
-        ) from None  # whose words came from there
+        ) from None  # its message is worker 0's, as it came
     try:
         theirs, state = sent["order"], sent["state"]
-        if state is not None:
+        # A class may have states of a form of its own, which only it can judge.
+        if state is not None and type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
             sizes = [len(group["params"]) for group in state["param_groups"]]
             if not isinstance(state["state"], dict) or sizes != [len(group) for group in mine]:
                 raise TypeError("no state")
-            if theirs != mine:
-                state = _in_order(state, theirs, mine)
+        if state is not None and theirs != mine:
+            state = _in_order(state, theirs, mine)
     except (AttributeError, LookupError, TypeError, ValueError):
         raise unreadable(0) from None
     if state is not None:

@@ -25,6 +25,7 @@ end.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,6 +199,8 @@ class Delivery:
         self._all: dict[int, Shared] = {}
         """By the number of their parameter."""
         self._forgotten = False
+        self.keeps_back = False
+        """Whether nothing leaves before `step()`: values may be this worker's alone."""
         self._apart: tuple[Shared, torch.Tensor] | None = None
         """One whose parameter the script had changed when it was looked at, and what it was then."""
         self._beside: set[int] = set()
@@ -227,6 +230,16 @@ class Delivery:
         """The servers have what these start from: their gradients may leave early."""
         for shared in which:
             shared.expected = self._count
+
+    @contextlib.contextmanager
+    def aside(self, shared: Shared) -> Iterator[None]:
+        """Around a load, which goes through the lane: a gradient is held there again behind it, if it was."""
+        if shared.held:
+            self._look_at(shared)
+        held, shared.held = shared.held, False
+        yield
+        if held:
+            shared.hold()
 
     def forget(self) -> None:
         """Removes the hooks. One whose registration was interrupted does nothing."""
@@ -271,7 +284,7 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        if shared.additions == shared.expected:
+        if shared.additions == shared.expected and not self.keeps_back:
             if self._check and not shared.transfer.keeps_sent:
                 shared.hold()
             self.send(shared)

@@ -13,15 +13,15 @@ import math
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 
-from ...arrays import Array, as_array
+from ...arrays import Array, as_array, dtype_name
 from ...consistency import BSP, Consistency, parse, spelled
-from ...exceptions import OptionError, SettingsError, not_to_be_sent
+from ...exceptions import OptionError, SettingsError, ShapeError, not_to_be_sent
 from ...filters import Filters, HeldBack
 from ...first import Deed, checksum
 from ...job import Job
@@ -132,8 +132,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Of them, those whose first state the servers have not been given."""
         self._unread: dict[int, Shared] = {}
         """Of them, those that have it, and whose value this worker has not read since."""
-        self._is_cut = False
-        """Whether an `add_param_group` has not come to its end, beside other workers' that may have."""
         self._is_retry = False
         """Whether a call that has failed, this one's too, may have declared some of their tensors."""
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -174,8 +172,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._attendance = Attendance(job, self._prefix, self._timeout)
         self._declare()
         self._broadcast_rest()
-        self._load_first_states(self._shared.values())
-        self._fresh.clear()
+        self._load_first_states(self._shared.values(), self._fresh.clear)
         self._delivery.allow(self._shared.values())
         self._pull_all()
         if job.size > 1:
@@ -244,18 +241,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_cut(self) -> None:
         """Raises OptionError where parameters of an added group may have values of this worker's own."""
-        if self._is_cut:
+        if self._delivery.keeps_back:
             raise OptionError(
-                f"a call of `add_param_group` did not come to its end on worker {self.job.rank}: what it has "
-                "for values of the group, no other worker may have",
+                f"a call of `add_param_group` was cut short on worker {self.job.rank}: its values of the "
+                "group may be its own alone",
                 "end the job, and start again from a checkpoint",
             )
 
     def _follow_groups(self) -> None:
         """
         Takes over dictionaries that have replaced those of the groups. Raises OptionError if a group came or
-        went otherwise than by `add_param_group`, or not to its end, or a parameter that the servers step left
-        its own.
+        went otherwise than by `add_param_group`, if one of those was cut short, or if a parameter that the
+        servers step left its own.
         """
         self._refuse_cut()
         groups = self.param_groups
@@ -331,7 +328,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
         If a signal handler raises while it runs, a repeated `step()` may apply some gradients twice, and
-        read over values that were set since: start from a checkpoint.
+        overwrite values that were set since: start from a checkpoint.
 
         Parameters
         ----------
@@ -474,8 +471,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             As torch's.
         OptionError
             A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
-            added. Or an earlier call did not come to its end: with several workers every call for the servers
-            raises this from then on.
+            added. Or an earlier call was cut short: with several workers every later step, load, publication
+            or group raises this.
+        DtypeError
+            A parameter is not float32, float64, float16 or bfloat16. The group was not added.
         DeclarationConflict
             The workers' groups differ.
         BarrierTimeout
@@ -495,13 +494,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     {id(parameter): name for name, parameter in self._model.named_parameters()}
                 )
                 rule = self._rule_of(group)
-                # A worker alone has no other values than its own, and may go on.
-                self._is_cut = self.job.size > 1
-                self._rules.append(rule)
             except BaseException:
                 self.param_groups.pop()
-                self._is_cut = False
                 raise
+            # A worker alone has no other values than its own, and may go on.
+            self._delivery.keeps_back = self.job.size > 1
+            self._rules.append(rule)
             # First: where a worker is late the group stays, as torch has no way to take it back.
             for parameter in group["params"]:
                 owners_of_parameters[parameter] = weakref.ref(self)
@@ -512,7 +510,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if frozen:
                 name = f"{self._prefix}/group {len(self.param_groups) - 1}"
                 broadcast(self.job, name, dict(sorted(frozen.items())), self._timeout)
-            self._is_cut = False
+            self._delivery.keeps_back = False
 
     def publish(self) -> None:
         """
@@ -566,9 +564,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for shared in self._shared.values():
             core = shared.tensor._core
             array = as_array(shared.parameter)
-            # A load goes through the lane, in which a gradient may be held.
-            shared.held = False
-            core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
+            with self._delivery.aside(shared):
+                core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
 
     # -- checkpoints, in torch's own format
     # -----------------------------------------------------------------------
@@ -604,7 +601,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Load a state that this class or plain torch saved. Collective: every worker calls it, and rank 0's
-        arrays count.
+        arrays count. Of a parameter that is frozen each worker keeps its own until it is unfrozen.
 
         Parameters
         ----------
@@ -618,8 +615,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             It has other groups. Nothing was loaded.
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
+        ShapeError
+            A state is of a parameter of another shape. Nothing was loaded.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
+        DeclarationConflict, OutOfMemory
+            As for `step`: parameters that were unfrozen since the last one become tensors here.
         BarrierTimeout
             Not every worker called it in time.
         FirstFailed
@@ -632,22 +633,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        saved = state_dict["param_groups"]
+        # As torch: a rate that is a tensor stays the dictionary's own.
+        saved = copy.deepcopy(state_dict["param_groups"])
         sizes = [len(group["params"]) for group in self.param_groups]
         found = [len(group["params"]) for group in saved]
         if found != sizes:
             raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
         for group, rule in zip(saved, self._rules, strict=True):
             _check_same_flags(type(self._original), group, rule)
-        # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
-        self._take_in()
-        self._adopt_groups(saved)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
         states = {
             parameter: state_dict["state"].get(index, {})
             for parameter, index in zip(flat, indices, strict=True)
         }
+        self._check_shapes(states)
+        # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
+        self._take_in()
+        self._adopt_groups(saved)
         # First: once the others have loaded, nothing may be left that a signal handler could cut off.
         for parameter, state in states.items():
             if id(parameter) not in self._shared:
@@ -655,14 +658,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._original.state[parameter] = copy.deepcopy(state)
         self._load_states(states, everything=True)
 
+    def _check_shapes(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+        """Raises ShapeError for a state that is not of its parameter's shape: NumPy would repeat it."""
+        for parameter, state in states.items():
+            for name, array in state.items():
+                if (
+                    isinstance(array, torch.Tensor)
+                    and name != "step"
+                    and array.shape not in (parameter.shape, torch.Size())
+                ):
+                    shape = tuple(array.shape)
+                    raise ShapeError(
+                        f"`{name}` of parameter `{self._names.get(id(parameter), '')}`: expected the "
+                        f"parameter's shape {tuple(parameter.shape)}, got {shape}",
+                        "load the state of a model of the same shapes",
+                    )
+
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         for mine, theirs in zip(self.param_groups, groups, strict=True):
             mine.update({name: value for name, value in theirs.items() if name != "params"})
 
-    def _load_states(self, states: dict[torch.Tensor, dict[str, Any]], *, everything: bool = False) -> None:
+    def _load_states(
+        self,
+        states: dict[torch.Tensor, dict[str, Any]],
+        *,
+        everything: bool = False,
+        behind: Callable[[], None] = lambda: None,
+    ) -> None:
         """
-        Loads rank 0's torch states into the servers. With `everything`, parameters without state start
-        afresh.
+        Loads rank 0's torch states into the servers, and does what is `behind` that. With `everything`,
+        parameters without state start afresh.
         """
         if self._clipping is not None:
             self._clipping.forget_steps()
@@ -674,15 +699,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         def arrays() -> Iterator[tuple[Shared, int, Array, int]]:
             for shared in self._shared.values():
-                state = states.get(shared.parameter, {})
+                state = states.get(shared.parameter) or (self._fresh_state(shared) if everything else {})
                 if state or everything:
                     for slot, array in self._arrays_of(shared, state):
                         yield shared, slot, array, steps_of(state)
 
         def load() -> None:
             for shared, slot, array, steps in arrays():
-                shared.held = False
-                shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
+                with self._delivery.aside(shared):
+                    shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
         def says() -> int:
             return checksum(
@@ -693,8 +718,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for after in hooks.values():
                 after(self)
 
-        deed = Deed(what, load, says, hooks=call_hooks)
+        deed = Deed(what, load, says, behind, call_hooks)
         self.job._firsts.do(self.job._core, deed, self._timeout, self._timeout)
+
+    def _fresh_state(self, shared: Shared) -> dict[str, Any]:
+        """What torch's optimizer starts from, if that is not zeros."""
+        start = shared.group.options().get("initial_accumulator_value")
+        if start is None:
+            return {}
+        return {"step": 0, "sum": torch.full_like(shared.parameter, float(start))}
 
     def _arrays_of(self, shared: Shared, state: dict[str, Any]) -> Iterator[tuple[int, Array]]:
         for slot, name in enumerate(shared.tensor._core.slots):
@@ -766,26 +798,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._declare()
         if self._fresh:
-            self._load_first_states(self._fresh.values())
-            self._unread.update(self._fresh)
-            self._fresh.clear()
+
+            def loaded() -> None:
+                self._unread.update(self._fresh)
+                self._fresh.clear()
+
+            # A part of what all do together: behind that an interrupted call would be another one.
+            self._load_first_states(self._fresh.values(), loaded)
         if self._unread:
-            self._pull_all(self._unread.values(), moves=True)
+            self._pull_all(self._unread.values(), early=True)
             # Last: a gradient that came before would be of another value, or be stepped from another state.
             self._delivery.allow(self._unread.values())
             self._unread.clear()
 
-    def _load_first_states(self, which: Iterable[Shared]) -> None:
+    def _load_first_states(self, which: Iterable[Shared], behind: Callable[[], None] = lambda: None) -> None:
         """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""
         states = {}
         for shared in which:
-            state = self._original.state.get(shared.parameter, {})
-            start = shared.group.options().get("initial_accumulator_value")
-            if not state and start is not None:
-                state = {"step": 0, "sum": torch.full_like(shared.parameter, float(start))}
+            state = self._original.state.get(shared.parameter) or self._fresh_state(shared)
             if state:
                 states[shared.parameter] = state
-        self._load_states(states)
+        self._check_shapes(states)
+        self._load_states(states, behind=behind)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> None:
         mean, declaration, filters = None, self._declaration, self._filters
@@ -848,13 +882,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
 
     @torch.no_grad()
-    def _pull_all(self, which: Iterable[Shared] | None = None, *, moves: bool = False) -> None:
-        """Reads all of them, or `which`. With `moves`, their gradients may leave early from now on."""
+    def _pull_all(self, which: Iterable[Shared] | None = None, *, early: bool = False) -> None:
+        """Reads all of them, or `which`. With `early`, their gradients may leave in backward from now on."""
         for shared in self._shared.values() if which is None else which:
             # With a norm to wait for, what leaves in backward does not change the parameter.
-            early = (moves or shared.expected is not None) and shared.mean is None
+            moves = (early or shared.expected is not None) and shared.mean is None
             seen = self._published.get(shared)
-            shared.transfer.receive(shared.parameter, moves=early, seen=seen)
+            shared.transfer.receive(shared.parameter, moves=moves, seen=seen)
 
     # -- parameters that come after `distribute`
 
@@ -864,7 +898,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return not self.job.closed and not self._is_gone
 
     def _check_group(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raises OptionError for a Parameter that the optimizer may not have."""
+        """Raises OptionError or DtypeError for a Parameter that the optimizer may not have."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for parameter in parameters:
             if isinstance(parameter, torch.nn.UninitializedParameter):
@@ -883,6 +917,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"parameter `{names.get(id(parameter), '')}` is distributed already",
                     "let one optimizer step it; `ps.torch.unwrap` ends what averages its gradient",
                 )
+            if parameter.requires_grad:
+                dtype_name(parameter.dtype)
 
     def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:
         """Raises OptionError for a step that another optimizer is about to take of the model's parameters."""

@@ -206,12 +206,8 @@ impl Control {
     pub(super) fn look_at_leases(&mut self) {
         let (now, lease_ms) = (self.clock.now(), self.lease_ms());
         if self.ended.is_none() {
-            // A worker that has reported the job's failure says nothing more, and is no longer judged by its silence; nor is one
-            // whose words lie there unread.
-            let is_unread = |token: &u64| self.unfinished.contains(token);
-            let expected = |(rank, worker): &(&Rank, &mut Worker)| {
-                !self.hearsay.contains_key(rank) && !worker.client.as_ref().is_some_and(is_unread)
-            };
+            // A worker that has reported the job's failure says nothing more, and is no longer judged by its silence.
+            let expected = |(rank, _): &(&Rank, &mut Worker)| !self.hearsay.contains_key(rank);
             let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
             let silent: Vec<Rank> = self.workers.iter_mut().filter(expected).filter_map(silent).collect();
             for rank in silent {
@@ -220,14 +216,13 @@ impl Control {
         }
         self.partings.retain(|_, until| now <= *until);
         let partings = &self.partings;
-        let unfinished = &self.unfinished;
-        self.clients.retain(|token, client| match (client.peer, client.parting) {
+        self.clients.retain(|_, client| match (client.peer, client.parting) {
             (None, Some(peer)) => match client.channel {
                 Channel::Remote(_) => partings.contains_key(&peer),
                 // It has left, and hangs up.
                 Channel::Local(_) => now.saturating_sub(client.since) <= lease_ms,
             },
-            (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS || unfinished.contains(token),
+            (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
             (Some(_), _) => true,
         });
     }

@@ -147,7 +147,7 @@ impl Control {
         }
         if !again {
             // However many tensors a model has: the memory of each is paid for.
-            self.pace.spend(-A_REQUEST);
+            self.spent -= A_REQUEST;
         }
         let entry = self.catalog.get(id)?;
         // Before anything else can fail: a worker is given a lane once.

@@ -117,11 +117,14 @@ pub(super) struct Control {
     items: Option<items::Handle>,
     sealed: Vec<(PeerId, Sealed)>,
     bells: Bells,
-    /// Clients that had more to say when their turn was over.
+    /// Clients that may have had more to say when their turn was over.
     unfinished: Vec<u64>,
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
+    /// What they have asked that is not taken off it yet.
+    spent: f64,
+    /// For how long they were not heard, as they had asked more.
     kept: KeptWaiting,
     /// Declarations of tensors that wait for memory.
     declaring: VecDeque<declaring::Declaring>,
@@ -225,6 +228,7 @@ impl Control {
             unfinished: Vec::new(),
             place,
             pace: Pace::of_requests(Instant::now()),
+            spent: 0.0,
             kept: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
             tickets: HashMap::new(),
@@ -278,16 +282,17 @@ impl Control {
         self.place.iter().for_each(|place| place.shares.look(now));
         let out = self.is_out();
         if self.kept.note(out, now) {
-            tracing::warn!(job = %self.config.job, "its workers' requests wait for now, beside other jobs: there are too many");
+            tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
         }
+        let mut heard = false;
         if out {
             self.draw_breath();
         } else {
-            self.take_what_is_said();
+            heard = self.take_what_is_said();
         }
         self.take_orders();
         self.take_reports();
-        if !out {
+        if heard {
             // Workers whose words lie there unread are not called silent.
             self.look_at_leases();
         }
@@ -311,18 +316,25 @@ impl Control {
 
     /// Whether the job's clients have asked more than they may while there are other jobs.
     fn is_out(&mut self) -> bool {
-        // At each look, also alone: what is earned beyond the burst is not kept for later.
+        // All at once: what was asked within one turn is owed, however much it is.
+        self.pace.spend(std::mem::take(&mut self.spent));
+        // Also alone: what is earned beyond the burst is not kept for later.
         let out = self.pace.is_out(Instant::now());
-        out && self.place.as_ref().is_some_and(Place::is_beside_another)
+        out && self.is_beside_another()
     }
 
-    /// They have: for now only shards and the process are heard.
+    fn is_beside_another(&self) -> bool {
+        self.place.as_ref().is_some_and(Place::is_beside_another)
+    }
+
+    /// While the job's clients have asked too much: only shards and the process are heard.
     fn draw_breath(&self) {
         self.shared.wakeup.sleep(BREATH);
         self.shared.wakeup.clear();
     }
 
-    fn take_what_is_said(&mut self) {
+    /// Takes what clients have said; whether each of those that had said something was heard.
+    fn take_what_is_said(&mut self) -> bool {
         let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || self.is_declaring();
         let mut longest = if busy { Duration::ZERO } else { look_every(self.config.options.lease) };
         // However long a lease is: what is waited for here ends by itself, and sooner.
@@ -330,24 +342,28 @@ impl Control {
         if self.full || ends || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
-        // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
+        // Something of each worker that lies in the sockets is read before leases are judged: after a pause of this process that
+        // is much. Only where the job's pace does not allow it some remain that are not heard.
+        let mut all = false;
         for _ in 0..ROUNDS {
-            if !self.take_events(longest) {
+            all = !self.take_events(longest);
+            if all || self.is_out() {
                 break;
             }
             longest = Duration::ZERO;
         }
-        // Bytes that TLS has already decrypted do not wake the poll again.
+        // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn.
         for client in std::mem::take(&mut self.unfinished) {
             self.serve(client);
         }
+        all
     }
 
     /// Waits for events, at most for `longest`, and takes them; whether there may be more.
     fn take_events(&mut self, longest: Duration) -> bool {
         let events = wait::events(&self.epoll, EVENTS, Some(longest));
         // Before anything is taken: what was earned asleep pays for nothing beyond the burst.
-        self.is_out();
+        self.pace.earn(Instant::now());
         self.watch_listener(false);
         let full = events.len() == EVENTS;
         for event in events {

@@ -1,9 +1,9 @@
 //! What workers ask, and their answers.
 
-use super::super::fair_share::Place;
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
 use crate::server::client::{Channel, Received, Unsent};
+use crate::server::fair_share::Place;
 use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
 use penstock_proto::account::{Exhausted, Resource};
@@ -14,13 +14,14 @@ use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::cell::Cell;
 use std::time::Instant;
 
-/// What a request counts for in the job's pace, and one that the shards are asked by.
+/// What a request counts for in the job's pace, and what a question to the shards does.
 pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 10.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
-const WAITS_A_REQUEST: f64 = 100.0;
+const WAITS_A_REQUEST: f64 = 1000.0;
 
 /// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
@@ -31,19 +32,31 @@ fn is_question(ask: &Ask) -> bool {
 }
 
 fn cost(ask: &Ask) -> f64 {
-    if matches!(ask, Ask::Clocks | Ask::Missing { .. }) { A_QUESTION } else { A_REQUEST }
+    match ask {
+        Ask::Clocks | Ask::Missing { .. } => A_QUESTION,
+        _ => A_REQUEST,
+    }
 }
 
 impl Control {
+    /// How many requests of a client are taken in a turn. Beside another job so few that all clients together owe little after
+    /// it: whatever some of them ask, each is heard in each turn, and the next is soon.
+    fn most_of_each(&self) -> usize {
+        if !self.is_beside_another() {
+            return REQUESTS;
+        }
+        let questions = self.pace.left() / A_QUESTION / self.clients.len() as f64;
+        (questions as usize).clamp(1, REQUESTS)
+    }
+
     /// Takes what a client asks; of one that asks without end only some, so that the others, and the end of the job,
     /// get their turn.
     pub(super) fn serve(&mut self, token: u64) {
         let since = Instant::now();
-        for _ in 0..REQUESTS {
+        for _ in 0..self.most_of_each() {
             // However long each of them takes, this shows that the thread lives.
             self.shards.flags.beat(flags::CONTROL);
-            // Each may have cost any amount: the next waits until this one is paid for.
-            if since.elapsed() > REQUESTS_WITHIN || self.is_out() {
+            if since.elapsed() > REQUESTS_WITHIN {
                 break;
             }
             let Some(client) = self.clients.get_mut(&token) else { return };
@@ -66,7 +79,7 @@ impl Control {
     }
 
     fn take(&mut self, token: u64, request: Request) {
-        self.pace.spend(cost(&request.body));
+        self.spent += cost(&request.body);
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
         if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
@@ -244,12 +257,22 @@ impl Control {
         self.knots.waits(rank, wait, goal, alone);
         let (members, missing) = (self.roster.members(), self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
+        // These, and for each wait for a table, go over all workers.
+        let all = self.config.workers as usize;
+        let beside = Cell::new(2 * all);
+        let for_a_table = || beside.set(beside.get() + all);
         let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
             Goal::First { what } => self.firsts.needs(rank, what, &members),
-            Goal::Table { name } => self.tables.awaited_by(rank, name, &members.live),
-            Goal::Drop { id, .. } => self.tables.users(*id, &members.live),
+            Goal::Table { name } => {
+                for_a_table();
+                self.tables.awaited_by(rank, name, &members.live)
+            }
+            Goal::Drop { id, .. } => {
+                for_a_table();
+                self.tables.users(*id, &members.live)
+            }
             Goal::Ranks { ranks, .. } => ranks.clone(),
         };
         let knot = self.knots.find(rank, needs);
@@ -258,7 +281,7 @@ impl Control {
         {
             tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
         }
-        self.pace.spend(self.knots.take_gone_over() as f64 / WAITS_A_REQUEST);
+        self.spent += (self.knots.take_gone_over() + beside.get()) as f64 / WAITS_A_REQUEST;
         knot
     }
 

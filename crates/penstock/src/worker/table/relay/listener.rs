@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long what comes is left to calls, since one was seen to have taken something: then this thread looks again.
 const LEFT_TO_CALLS: Duration = Duration::from_millis(1);
-/// Bytes that calls took from which on it is not: a connection holds little more, and the next may come while they compute.
+/// Once calls have taken more bytes than this in that time nothing is left to them: a connection holds little more, and the next
+/// may come while they compute.
 const MOST_LEFT: u64 = 64 << 10;
 /// Times in a row that it passes by, since a call is at the connection just then: it may be one that only sends.
 const MOST_PASSED: u32 = 2;
@@ -126,7 +127,7 @@ impl Shared {
             let stands = state.transmit();
             match received {
                 Ok(true) if stands => {
-                    // It is not through: this is no time to pass by.
+                    // It is not through: the next turn must take the lock.
                     rung = true;
                     continue;
                 }
@@ -153,7 +154,8 @@ impl Shared {
             let is_asked = state.own.iter().any(|&(_, asked)| asked);
             let leaves = !held && !is_asked && helped.is_some_and(|helped| helped.elapsed() < LEFT_TO_CALLS);
             if leaves != is_left {
-                // A call that stops helping meanwhile has said so, and it stays said.
+                // A call that stops helping meanwhile has said so, and it stays said. One that did so just before the first
+                // `true` waits for a look of this thread, a millisecond at most.
                 self.left_to_calls.store(leaves, Ordering::Release);
             }
             is_left = leaves;
