@@ -106,6 +106,15 @@ class Firsts:
             raise
         # From here to the caller's next call there is nothing in which a signal handler could raise.
 
+    def forget(self, what: str) -> None:
+        """
+        The caller knows that its last call for it was done, though a signal handler may have raised before it
+        returned: the next is another one.
+        """
+        line = self._lines.get(what)
+        if line is not None:
+            line.begun = None
+
     def _do(
         self, core: _core.Job, line: _Line, deed: Deed, timeout: float | None, then: float | None
     ) -> None:

@@ -520,6 +520,7 @@ def test_a_worker_whose_group_was_not_added_to_the_end_trains_no_more(
                 setattr(owner, {place!r}, kept)
                 late.requires_grad_(True)
                 (late * model(torch.ones(1, 2))).sum().backward()
+                assert not any(shared.left for shared in optimizer._delivery)
                 for _ in range(2):
                     for call in (
                         optimizer.step,
@@ -609,7 +610,7 @@ def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job
 
 
 def test_a_load_of_an_empty_state_starts_adagrad_afresh(job: ps.Job) -> None:
-    """It began with zeros, where torch's own and ours at first begin with what was asked for."""
+    """It began with zeros, where it begins with what was asked for at first."""
     model = torch.nn.Linear(2, 1, bias=False)
     adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
@@ -653,11 +654,12 @@ def test_a_gradient_is_stepped_by_that_was_computed_before_values_or_a_state_wer
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("call", ["step", "load"])
 def test_what_is_interrupted_as_all_have_loaded_first_states_is_the_same_call_when_made_again(
-    spawn_job: Any, call: str, rank: int
+    spawn_job: Any, call: str, rank: int, behind: bool
 ) -> None:
-    """It was another one, for which nobody came."""
+    """It was another one, for which nobody came, or the next was taken for it."""
     spawn_job(
         2,
         f"""
@@ -665,7 +667,7 @@ def test_what_is_interrupted_as_all_have_loaded_first_states_is_the_same_call_wh
 
         class Interrupted(dict):
             def clear(self):
-                optimizer._fresh = dict(self)
+                optimizer._fresh = {{}} if {behind} else dict(self)
                 raise KeyboardInterrupt
 
         def built():
@@ -699,6 +701,10 @@ def test_what_is_interrupted_as_all_have_loaded_first_states_is_the_same_call_wh
             state = optimizer.state_dict()["state"]
             for number in range(2):
                 torch.testing.assert_close(state[number]["sum"], alone.state_dict()["state"][number]["sum"])
+            # Another one begins.
+            model.late = torch.nn.Parameter(torch.ones(1))
+            optimizer.add_param_group({{"params": [model.late]}})
+            assert optimizer.state_dict()["state"][2]["sum"].tolist() == [0.5]
             job.barrier()
         """,
     )

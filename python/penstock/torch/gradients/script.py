@@ -84,19 +84,31 @@ def start_alike(
     try:
         theirs, state = sent["order"], sent["state"]
         # A class may have states of a form of its own, which only it can judge.
-        if state is not None and type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        is_torchs = type(optimizer).state_dict is torch.optim.Optimizer.state_dict
+        if state is not None and is_torchs:
             sizes = [len(group["params"]) for group in state["param_groups"]]
             if not isinstance(state["state"], dict) or sizes != [len(group) for group in mine]:
                 raise TypeError("no state")
-        if state is not None and theirs != mine:
-            state = _in_order(state, theirs, mine)
+            if theirs != mine:
+                state = _in_order(state, theirs, mine)
     except (AttributeError, LookupError, TypeError, ValueError):
         raise unreadable(0) from None
+    if state is not None and theirs != mine and not is_torchs:
+        raise _in_another_order(optimizer)
     if state is not None:
         optimizer.load_state_dict(state)
     elif optimizer.state:
         optimizer.state.clear()
     return bool(theirs == mine)
+
+
+def _in_another_order(optimizer: torch.optim.Optimizer) -> OptionError:
+    return OptionError(
+        f"this worker's {type(optimizer).__name__} has its parameters in another order than worker 0's, and "
+        "a state goes by their places: it would be another parameter's here or there",
+        "give the optimizer its parameters in the same order on every worker; a state in torch's own form "
+        "may also be loaded before `distribute`, which sends worker 0's by name",
+    )
 
 
 def _in_order(state: dict[str, Any], theirs: list[list[str]], mine: list[list[str]]) -> dict[str, Any]:
@@ -186,12 +198,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
 
     def before_load(loading: torch.optim.Optimizer, _: Any) -> None:
         if averaging.watches and not same_order:
-            raise OptionError(
-                f"this worker's {type(loading).__name__} has its parameters in another order than worker "
-                "0's, and a state goes by their places: it would be another parameter's here or there",
-                "give the optimizer its parameters in the same order on every worker, or load before "
-                "`distribute`, which sends worker 0's state by name",
-            )
+            raise _in_another_order(loading)
 
     ours: tuple[tuple[Callable[[Any], Any], Any], ...] = (
         (optimizer.register_step_pre_hook, before_step),

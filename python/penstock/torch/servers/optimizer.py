@@ -44,7 +44,7 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
-from .rules import HOOKS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
+from .rules import HOOKS, SLOTS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
 from .state import OnServers
 from .transfer import Seen, transfer_for
 
@@ -485,6 +485,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # The constructor of the base class adds the original's groups one by one, which are there.
         if self.__dict__.get("_ready"):
             self._follow_groups()
+            # A worker alone has no other values than its own, and may go on.
+            several = self.job.size > 1
             super().add_param_group(param_group)
             group = self.param_groups[-1]
             try:
@@ -497,8 +499,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             except BaseException:
                 self.param_groups.pop()
                 raise
-            # A worker alone has no other values than its own, and may go on.
-            self._delivery.keeps_back = self.job.size > 1
+            self._delivery.keeps_back = several
             self._rules.append(rule)
             # First: where a worker is late the group stays, as torch has no way to take it back.
             for parameter in group["params"]:
@@ -648,25 +649,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._check_shapes(states)
+        for parameter, state in states.items():
+            if id(parameter) not in self._shared or id(parameter) in self._fresh:
+                # It is frozen, or begins only now: that is what it starts from.
+                self._original.state[parameter] = copy.deepcopy(state)
         # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
         self._take_in()
         self._adopt_groups(saved)
-        # First: once the others have loaded, nothing may be left that a signal handler could cut off.
-        for parameter, state in states.items():
-            if id(parameter) not in self._shared:
-                # It is frozen: that is what it starts from once it is not.
-                self._original.state[parameter] = copy.deepcopy(state)
         self._load_states(states, everything=True)
+
+    @property
+    def _first_states(self) -> str:
+        """What worker 0 does for all where parameters begin."""
+        return f"{self._prefix}: the optimizer's state"
 
     def _check_shapes(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
         """Raises ShapeError for a state that is not of its parameter's shape: NumPy would repeat it."""
         for parameter, state in states.items():
             for name, array in state.items():
-                if (
-                    isinstance(array, torch.Tensor)
-                    and name != "step"
-                    and array.shape not in (parameter.shape, torch.Size())
-                ):
+                # What the rules do not know stays with torch's optimizer, of any shape.
+                known = name in SLOTS and isinstance(array, torch.Tensor)
+                if known and array.shape != parameter.shape:
                     shape = tuple(array.shape)
                     raise ShapeError(
                         f"`{name}` of parameter `{self._names.get(id(parameter), '')}`: expected the "
@@ -691,7 +694,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._clipping is not None:
             self._clipping.forget_steps()
-        what = f"{self._prefix}: the optimizer's state"
+        what = self._first_states
         hooks: dict[int, Callable[[Any], None]] = {}
         if everything:
             hooks = self._optimizer_load_state_dict_post_hooks
@@ -797,7 +800,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         0's value. Takes up what an interrupted call has left.
         """
         self._declare()
-        if self._fresh:
+        if not self._fresh:
+            # All that were given their first states are through with it.
+            self.job._firsts.forget(self._first_states)
+        else:
 
             def loaded() -> None:
                 self._unread.update(self._fresh)
@@ -917,7 +923,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"parameter `{names.get(id(parameter), '')}` is distributed already",
                     "let one optimizer step it; `ps.torch.unwrap` ends what averages its gradient",
                 )
-            if parameter.requires_grad:
+            if parameter.requires_grad and parameter.numel():
                 dtype_name(parameter.dtype)
 
     def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:

@@ -24,6 +24,10 @@ HOOKS = tuple(
     for when in ("pre", "post")
 )
 """Where torch has an optimizer's hooks."""
+SLOTS = frozenset(
+    ("momentum_buffer", "sum", "square_avg", "grad_avg", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+)
+"""What torch's states call the slots of the servers' rules, which are as large as the parameter."""
 _METHODS = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
 """That a script calls on the optimizer that `distribute` returns, in place of the original's."""
 
