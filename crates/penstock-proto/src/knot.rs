@@ -162,6 +162,10 @@ impl Knots {
         self.gone_over.take()
     }
 
+    fn note(&self, times: usize) {
+        self.gone_over.set(self.gone_over.get() + times);
+    }
+
     /// `rank` no longer waits.
     pub fn end(&mut self, rank: Rank) {
         self.waits.remove(&rank);
@@ -207,9 +211,8 @@ impl Knots {
         counts: impl Fn(&Wait) -> bool,
     ) -> Option<BTreeMap<Rank, Vec<Rank>>> {
         let counted = |rank: &Rank| self.waits.get(rank).filter(|wait| counts(wait));
-        let note = |times: usize| self.gone_over.set(self.gone_over.get() + times);
         let own = needs(rank, &counted(&rank)?.goal);
-        note(own.len() + 1);
+        self.note(own.len() + 1);
         // Most long waits are for a worker that computes: nothing more is looked at then.
         if !own.iter().any(|needed| counted(needed).is_some()) {
             return None;
@@ -223,7 +226,7 @@ impl Knots {
         // For how many of them each waits, and which wait for it.
         let (mut held, mut waiters) = (vec![0_usize; waiting.len()], vec![Vec::new(); waiting.len()]);
         for (waiter, (_, needed)) in waiting.iter().enumerate() {
-            note(needed.len() + 1);
+            self.note(needed.len() + 1);
             for needed in needed.iter().filter_map(|&rank| *places.get(rank as usize)?) {
                 held[waiter] += 1;
                 waiters[needed].push(waiter);
@@ -233,7 +236,7 @@ impl Knots {
         let mut free: Vec<usize> = (0..held.len()).filter(|&place| held[place] == 0).collect();
         while let Some(one) = free.pop() {
             let freed = std::mem::take(&mut waiters[one]);
-            note(freed.len());
+            self.note(freed.len());
             for waiter in freed {
                 held[waiter] -= 1;
                 if held[waiter] == 0 {
@@ -254,6 +257,8 @@ impl Knots {
         let mut groups: Vec<(&Goal, Vec<Rank>, Vec<Rank>)> = Vec::new();
         for (rank, needed) in members {
             let goal = &self.waits[&rank].goal;
+            // Each may be long, and another only at its end.
+            self.note(10 * groups.len());
             match groups.iter_mut().find(|(same, who, _)| *same == goal && !needed.contains(&who[0])) {
                 Some((_, who, all)) => {
                     who.push(rank);

@@ -429,18 +429,11 @@ impl Shard {
         if tensor.unloaded > 0 {
             return vec![0];
         }
-        let workers = self.clocks.size() as usize;
-        let behind = |&rank: &Rank| {
-            if self.clocks.of(rank) >= version {
-                return false;
-            }
-            // Chunks are looked at only where a push has come in part: this is asked again and again.
-            let (last, count) = tensor.covered[rank as usize];
-            if last < version || count == tensor.chunks.len() {
-                return last < version && !tensor.chunks.is_empty();
-            }
-            tensor.stamped.iter().skip(rank as usize).step_by(workers).any(|&stamp| stamp < version)
-        };
+        // What it stamps is its clock, so no stamp is beyond a version that its clock has not reached.
+        let behind = |&rank: &Rank| self.clocks.of(rank) < version && !tensor.pushed_whole(rank, version);
+        if tensor.chunks.is_empty() {
+            return Vec::new();
+        }
         self.clocks.live().filter(behind).collect()
     }
 

@@ -21,6 +21,8 @@ const MOST_EARNED: f64 = 1.0;
 const SECONDS_A_LOOK: f64 = 5e-9;
 /// The largest part of a core that a shard may spend on what is not a contribution.
 const MOST_OF_A_CORE: f64 = 0.05;
+/// Requests to the control thread.
+pub(super) const REQUESTS_A_SECOND: f64 = 2_000.0;
 /// Seconds for which nobody waits longer, whatever it was that he had a shard do.
 const LONGEST: f64 = 60.0;
 
@@ -48,7 +50,7 @@ impl Pace {
 
     /// For requests to the control thread; one that asks the shards counts for several.
     pub(super) fn of_requests(now: Instant) -> Self {
-        Self::new(2_000.0, 20_000.0, now)
+        Self::new(REQUESTS_A_SECOND, 20_000.0, now)
     }
 
     /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
@@ -59,6 +61,11 @@ impl Pace {
         let rate = (0.02 * f64::from(cores) / f64::from(shards.max(1))).min(MOST_OF_A_CORE);
         // What was spent at once is earned again within the longest wait.
         Self::new(rate, (LONGEST * rate).min(0.25), now)
+    }
+
+    /// Nothing is owed any more.
+    pub(super) fn forgive(&mut self) {
+        (self.left, self.out) = (self.left.max(0.0), false);
     }
 
     /// What may be spent now; nothing, or less, if it owes.

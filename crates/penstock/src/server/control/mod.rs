@@ -16,7 +16,7 @@ use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
 use super::fair_share::Place;
 use super::first_touch::FirstTouch;
-use super::pace::{BREATH, KeptWaiting, Pace};
+use super::pace::{self, BREATH, KeptWaiting, Pace};
 use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, items};
@@ -58,6 +58,8 @@ const EVENTS: usize = 64;
 const REQUESTS: usize = 64;
 /// Longest time for one client's requests before others get their turn; the last request may overrun it.
 const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
+/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less.
+const MOST_OWED: Duration = Duration::from_secs(2);
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -284,15 +286,14 @@ impl Control {
         if self.kept.note(out, now) {
             tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
         }
-        let mut heard = false;
         if out {
             self.draw_breath();
         } else {
-            heard = self.take_what_is_said();
+            self.take_what_is_said();
         }
         self.take_orders();
         self.take_reports();
-        if heard {
+        if !out {
             // Workers whose words lie there unread are not called silent.
             self.look_at_leases();
         }
@@ -316,11 +317,22 @@ impl Control {
 
     /// Whether the job's clients have asked more than they may while there are other jobs.
     fn is_out(&mut self) -> bool {
-        // All at once: what was asked within one turn is owed, however much it is.
-        self.pace.spend(std::mem::take(&mut self.spent));
-        // Also alone: what is earned beyond the burst is not kept for later.
+        // What was asked within a turn is owed for a while that no worker takes for the loss of this server.
+        let longest = MOST_OWED.min(self.config.options.lease / 4);
+        let owes = pace::REQUESTS_A_SECOND * longest.as_secs_f64();
+        self.pace.spend(std::mem::take(&mut self.spent).min(self.pace.left() + owes));
         let out = self.pace.is_out(Instant::now());
-        out && self.is_beside_another()
+        if self.is_beside_another() {
+            return out;
+        }
+        // By itself a job owes nobody anything, also later.
+        self.pace.forgive();
+        false
+    }
+
+    /// Whether nothing is left to them beside other jobs, after what was asked in this turn.
+    fn has_spent_all(&self) -> bool {
+        self.is_beside_another() && self.pace.left() <= self.spent
     }
 
     fn is_beside_another(&self) -> bool {
@@ -333,8 +345,7 @@ impl Control {
         self.shared.wakeup.clear();
     }
 
-    /// Takes what clients have said; whether each of those that had said something was heard.
-    fn take_what_is_said(&mut self) -> bool {
+    fn take_what_is_said(&mut self) {
         let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || self.is_declaring();
         let mut longest = if busy { Duration::ZERO } else { look_every(self.config.options.lease) };
         // However long a lease is: what is waited for here ends by itself, and sooner.
@@ -342,12 +353,11 @@ impl Control {
         if self.full || ends || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
-        // Something of each worker that lies in the sockets is read before leases are judged: after a pause of this process that
-        // is much. Only where the job's pace does not allow it some remain that are not heard.
-        let mut all = false;
-        for _ in 0..ROUNDS {
-            all = !self.take_events(longest);
-            if all || self.is_out() {
+        // Something of each worker whose words lie in the sockets is read before leases are judged: after a pause of this process
+        // that is many.
+        for round in 1..=ROUNDS {
+            let each_was_heard = round * EVENTS >= self.clients.len();
+            if !self.take_events(longest) || each_was_heard && self.has_spent_all() {
                 break;
             }
             longest = Duration::ZERO;
@@ -356,7 +366,6 @@ impl Control {
         for client in std::mem::take(&mut self.unfinished) {
             self.serve(client);
         }
-        all
     }
 
     /// Waits for events, at most for `longest`, and takes them; whether there may be more.

@@ -39,13 +39,13 @@ fn cost(ask: &Ask) -> f64 {
 }
 
 impl Control {
-    /// How many requests of a client are taken in a turn. Beside another job so few that all clients together owe little after
-    /// it: whatever some of them ask, each is heard in each turn, and the next is soon.
+    /// How many requests of a client are taken at once. Beside another job so few that all clients together owe little for them:
+    /// whatever some of them ask, each is heard in each turn, and the next turn is soon.
     fn most_of_each(&self) -> usize {
         if !self.is_beside_another() {
             return REQUESTS;
         }
-        let questions = self.pace.left() / A_QUESTION / self.clients.len() as f64;
+        let questions = (self.pace.left() - self.spent) / A_QUESTION / self.clients.len() as f64;
         (questions as usize).clamp(1, REQUESTS)
     }
 
@@ -255,6 +255,9 @@ impl Control {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal, alone);
+        if self.has_spent_all() {
+            return None; // it asks again, and then there may be enough left for a search
+        }
         let (members, missing) = (self.roster.members(), self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
         // These, and for each wait for a table, go over all workers.
