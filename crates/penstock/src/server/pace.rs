@@ -3,8 +3,8 @@
 //! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made
 //! a server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since a job's
 //! share of the network is measured by them ([`super::fair_share`]); all else is paced while another job does something. Frames
-//! and requests of an honest worker are paid for by the values of the same exchange. What its clocks have a shard go over is not:
-//! a job that keeps gigabytes which rest, and moves little, is slower beside another.
+//! of an honest worker are paid for by the values of the same exchange. What its clocks have a shard go over is not: a job that
+//! keeps gigabytes which rest, and moves little, is slower beside another.
 
 use std::time::{Duration, Instant};
 
