@@ -799,11 +799,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Like `_declare`, after the start: with the state that torch's optimizer would start from, and worker
         0's value. Takes up what an interrupted call has left.
         """
-        self._declare()
         if not self._fresh:
-            # All that were given their first states are through with it.
+            # All that were given their first states are through with it: what begins now is another call.
             self.job._firsts.forget(self._first_states)
-        else:
+        self._declare()
+        if self._fresh:
 
             def loaded() -> None:
                 self._unread.update(self._fresh)

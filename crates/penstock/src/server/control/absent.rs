@@ -191,7 +191,7 @@ impl Control {
     }
 
     pub(in crate::server) fn go_on_without(&mut self, rank: Rank) {
-        self.knots.end(rank);
+        self.end_wait(rank);
         if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
             items.send(items::Command::Silence(bell));
         }

@@ -58,8 +58,9 @@ const EVENTS: usize = 64;
 const REQUESTS: usize = 64;
 /// Longest time for one client's requests before others get their turn; the last request may overrun it.
 const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
-/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less.
-const MOST_OWED: Duration = Duration::from_secs(2);
+/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less. Well
+/// below [`wait::ASK_WITHIN`]: an asker that is answered later takes this server for silent.
+const MOST_OWED: Duration = Duration::from_millis(500);
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -124,6 +125,10 @@ pub(super) struct Control {
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
+    /// Whose searches for circles were left to a later look, as there was nothing left; and whether the first of them was made in
+    /// this turn all the same.
+    unsearched: VecDeque<Rank>,
+    searched: bool,
     /// What they have asked that is not taken off it yet.
     spent: f64,
     /// For how long they were not heard, as they had asked more.
@@ -230,6 +235,8 @@ impl Control {
             unfinished: Vec::new(),
             place,
             pace: Pace::of_requests(Instant::now()),
+            unsearched: VecDeque::new(),
+            searched: false,
             spent: 0.0,
             kept: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
@@ -283,6 +290,7 @@ impl Control {
         let now = Instant::now();
         self.place.iter().for_each(|place| place.shares.look(now));
         let out = self.is_out();
+        self.searched = false;
         if self.kept.note(out, now) {
             tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
         }

@@ -245,18 +245,39 @@ impl Control {
         Ok((Answer::State, fds.into_iter().collect()))
     }
 
+    /// A worker no longer waits.
+    pub(super) fn end_wait(&mut self, rank: Rank) {
+        self.knots.end(rank);
+        self.unsearched.retain(|&waits| waits != rank);
+    }
+
+    /// Whether a worker's search for a circle is made now. One in a turn is, whatever is left, in the order in which they were put
+    /// off: in a job that always asks too much its workers are heard in one order, and the last would never have theirs.
+    fn may_search(&mut self, rank: Rank) -> bool {
+        let before = self.unsearched.iter().position(|&waits| waits == rank);
+        if self.has_spent_all() && (self.searched || before != Some(0)) {
+            if before.is_none() {
+                self.unsearched.push_back(rank);
+            }
+            return false;
+        }
+        self.searched |= self.has_spent_all();
+        before.map(|place| self.unsearched.remove(place));
+        true
+    }
+
     /// Notes what a worker still waits for; the circle that the wait is part of.
     fn wait_in_circles(&mut self, rank: Rank, wait: u64, goal: Option<Goal>, alone: bool) -> Option<Knot> {
         let Some(mut goal) = goal else {
-            self.knots.end(rank);
+            self.end_wait(rank);
             return None;
         };
         if let Goal::Ranks { ranks, .. } = &mut goal {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal, alone);
-        if self.has_spent_all() {
-            return None; // it asks again, and then there may be enough left for a search
+        if !self.may_search(rank) {
+            return None; // it asks again
         }
         let (members, missing) = (self.roster.members(), self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
@@ -322,7 +343,7 @@ impl Control {
 
     fn tell(&mut self, told: Vec<Told>) {
         for (rank, request, heard) in told {
-            self.knots.end(rank);
+            self.end_wait(rank);
             self.answer(rank, request, Ok((Answer::First(heard), Vec::new())));
         }
     }
@@ -342,7 +363,7 @@ impl Control {
                 None => return Vec::new(),
             },
         };
-        self.knots.end(rank); // its wait was in vain
+        self.end_wait(rank); // its wait was in vain
         // An answer to the one request that has none: repeated on another connection, it is not taken for a new one.
         self.answer(rank, request, Ok((Answer::Missing { ranks: ranks.clone() }, Vec::new())));
         ranks
@@ -351,7 +372,7 @@ impl Control {
     /// A worker that has gone, and is not lost so far, waits for nothing: no other passes the barrier as if it stood there, nor
     /// is in a circle with it.
     pub(in crate::server) fn stand_aside(&mut self, rank: Rank) {
-        self.knots.end(rank);
+        self.end_wait(rank);
         self.roster.withdraw(rank);
         self.firsts.stand_aside(rank);
         if let Some(worker) = self.workers.get_mut(&rank) {
@@ -370,7 +391,7 @@ impl Control {
         let Some(ranks) = self.roster.pass_barrier() else { return };
         let left: Vec<Rank> = self.roster.members().left.into_iter().collect();
         for &rank in &ranks {
-            self.knots.end(rank);
+            self.end_wait(rank);
             if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
                 let (ranks, left) = (ranks.clone(), left.clone());
                 self.answer(rank, request, Ok((Answer::BarrierPassed { ranks, left }, Vec::new())));
