@@ -26,7 +26,7 @@ class Deed(NamedTuple):
     """Its name. Deeds of one name are done one after the other."""
     act: Callable[[], None]
     says: Callable[[], int]
-    """A checksum of it, on worker 0."""
+    """A checksum of it, on worker 0. If that cannot be told, worker 0 could not do it."""
     behind: Callable[[], None] = lambda: None
     """What every worker does when it is done. Doing it twice does no harm."""
     hooks: Callable[[], None] = lambda: None
@@ -87,7 +87,7 @@ class Firsts:
                         "make it from one thread, or with a longer timeout",
                         waited=limit.waited(),
                     )
-                self._do(core, line, deed, limit.left(), then)
+                self._do(core, line, deed, handlers, limit.left(), then)
                 begun, line.begun = line.begun, None
             finally:
                 if line.turn.holder is ticket:
@@ -116,21 +116,39 @@ class Firsts:
             line.begun = None
 
     def _do(
-        self, core: _core.Job, line: _Line, deed: Deed, timeout: float | None, then: float | None
+        self,
+        core: _core.Job,
+        line: _Line,
+        deed: Deed,
+        handlers: Handlers,
+        timeout: float | None,
+        then: float | None,
     ) -> None:
         # What the others give does not count.
-        says = deed.says() if core.rank == 0 else 0
+        says, unread = 0, None
+        if core.rank == 0:
+            try:
+                says = deed.says()
+            except Exception as error:
+                if handlers.raised(error):
+                    raise
+                # The others come, and are told.
+                unread = error
         done = core.done_by_first(deed.what)
         begun = line.begun
-        if begun is None or begun.before == done or begun.says != says:
+        if unread is not None or begun is None or begun.before == done or begun.says != says:
             line.begun = _Begun(done, says)
             try:
                 if core.begin_by_first(deed.what, timeout, then):
+                    if unread is not None:
+                        raise unread
                     deed.act()
                     core.end_by_first(deed.what, then)
             except BaseException as error:
                 # This waits for nothing, so Ctrl-C ends the call at once. What is done by then stays done.
                 core.fail_by_first(deed.what, f"{type(error).__name__}: {error}")
+                if unread is not None and error is not unread:
+                    raise error from unread
                 raise
         deed.behind()
 

@@ -598,6 +598,48 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(
     assert not optimizer.state_dict()["state"].get(0, {}).get("step")
 
 
+def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job: Any) -> None:
+    """They waited for it until their timeout, and were told nothing of what it was."""
+    saved = spawn_job(
+        3,
+        """
+        import copy, time, torch, penstock as ps
+
+        with ps.init() as job:
+            model = torch.nn.Linear(3, 2)
+            adam = torch.optim.Adam(model.parameters(), lr=0.1)
+            model, optimizer = ps.torch.distribute(model, adam, where="servers")
+            for _ in range(2):
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            good = copy.deepcopy(optimizer.state_dict())
+            bad = copy.deepcopy(good)
+            if job.rank == 0:
+                bad["state"][1]["step"] = "two"
+            since = time.monotonic()
+            try:
+                optimizer.load_state_dict(bad)
+                failure = ""
+            except (ValueError, ps.exceptions.FirstFailed) as error:
+                failure = f"{type(error).__name__}: {error}"
+            took = time.monotonic() - since
+            optimizer.load_state_dict(good)
+            steps = [int(state["step"]) for state in optimizer.state_dict()["state"].values()]
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            save(failure=failure, took=took, steps=steps, w=model.weight.detach().numpy())
+        """,
+    )
+    assert str(saved[0]["failure"]).startswith("ValueError: invalid literal")
+    for result in saved:
+        assert result["took"] < 10, "the deadline is 60 s"
+        assert result["steps"].tolist() == [2, 2]
+        np.testing.assert_array_equal(result["w"], saved[0]["w"])
+    for result in saved[1:]:
+        assert str(result["failure"]).startswith("FirstFailed: ")
+        assert "worker 0 failed: ValueError: invalid literal" in str(result["failure"])
+
+
 def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:
     """As in torch: what the script did to it was done to the checkpoint too."""
     model = torch.nn.Linear(2, 1, bias=False)
@@ -618,6 +660,52 @@ def test_a_load_of_an_empty_state_starts_adagrad_afresh(job: ps.Job) -> None:
     optimizer.step()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
     assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5]]
+
+
+class _Interrupts(dict[int, Any]):
+    """Parameters without a state so far, where Ctrl-C comes when they have theirs."""
+
+    def clear(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_distribute_interrupted_behind_the_first_states_gives_them_again(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers' states were set to zero, and what gives them the first ones was taken for done."""
+    kind = ps.torch.DistributedOptimizer
+    declare = kind._declare
+
+    def declares(self: Any) -> None:
+        declare(self)
+        self._fresh = _Interrupts(self._fresh)
+
+    monkeypatch.setattr(kind, "_declare", declares)
+    model = torch.nn.Linear(2, 1, bias=False)
+    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        ps.torch.distribute(model, adagrad, where="servers")
+    monkeypatch.undo()
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    assert optimizer.state_dict()["state"][0]["sum"].tolist() == [[0.5, 0.5]]
+
+
+def test_what_is_unfrozen_behind_an_interrupted_load_starts_from_its_own_state(job: ps.Job) -> None:
+    """Of the same shape, it was taken for what the interrupted call had given its state."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 1, bias=False) for _ in range(3)))
+    _, second, third = model.parameters()
+    second.requires_grad_(False)
+    third.requires_grad_(False)
+    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    second.requires_grad_(True)
+    optimizer._fresh = _Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer._fresh = {}  # in the middle of which it came
+    third.requires_grad_(True)
+    optimizer.step()
+    assert [state["sum"].tolist() for state in optimizer.state_dict()["state"].values()] == [[[0.5, 0.5]]] * 3
 
 
 def test_what_the_script_does_to_a_gradient_behind_a_publication_is_noticed(job: ps.Job) -> None:

@@ -41,7 +41,7 @@ pub(crate) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(2);
 /// The least that they have for it, however short the wait was: one that lives answers within that, over
 /// the network and under load.
-const ASK_AT_LEAST: Duration = Duration::from_millis(250);
+pub(crate) const ASK_AT_LEAST: Duration = Duration::from_millis(250);
 
 /// Looks in vain at what another writes, between two yields.
 const LOOKS_A_YIELD: u64 = 16;

@@ -13,6 +13,7 @@ use penstock::service::{JobConfig, Service};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::error::JobFailure;
 use penstock_proto::frame::{Body, Header};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::control::{PART_BYTES, TableAsk};
@@ -21,7 +22,10 @@ use penstock_proto::items::rows::RowSet;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::job::job_number;
-use penstock_proto::message::{Ask, MAX_MESSAGE_BYTES, MAX_TENSORS, PROTOCOL_VERSION, Request, encode};
+use penstock_proto::knot::Goal;
+use penstock_proto::message::{
+    Answer, Ask, MAX_MESSAGE_BYTES, MAX_TENSORS, PROTOCOL_VERSION, Reply, Request, decode, encode,
+};
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::{self, Extent};
 use penstock_proto::record::Records;
@@ -408,19 +412,14 @@ fn a_tenant_that_only_asks_is_answered_at_its_pace_beside_another() {
 
 /// What came of many workers at once was taken in one turn, and what that was beyond what may be asked at once was forgiven.
 #[test]
-fn workers_that_ask_all_at_once_are_answered_at_the_pace_of_one() {
+fn workers_that_ask_all_at_once_are_answered_at_a_pace_too() {
     const WORKERS: u32 = 64;
     const AT_ONCE: usize = 2_000;
-    const A_SECOND: f64 = 200.0;
+    /// Each is heard once in a turn, and a turn that so many have asked in is followed by a fifth of a second.
+    const A_SECOND: f64 = WORKERS as f64 / 0.2;
     const UNDER_WAY: usize = 100 + 2 * WORKERS as usize;
     let (_service, address) = service_where_evil_has((0, 1), WORKERS);
-    let hello = |rank| {
-        let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-        let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
-        asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS });
-        control
-    };
-    let mut controls: Vec<TcpStream> = (0..WORKERS).map(hello).collect();
+    let mut controls = evil_workers(address, WORKERS);
     let began = Instant::now();
     let questions: Vec<u8> = (2..66).flat_map(|id| request(id, Ask::Clocks)).collect();
     for control in &mut controls {
@@ -479,6 +478,81 @@ fn a_worker_that_asks_without_end_keeps_no_other_of_its_job_from_being_heard() {
         stop.store(true, Ordering::Relaxed);
         assert!(longest < Duration::from_secs(1), "an answer came after {longest:?}");
     });
+}
+
+/// So many workers of the other job that have said hello; their control connections.
+fn evil_workers(address: SocketAddr, workers: u32) -> Vec<TcpStream> {
+    let hello = |rank| {
+        let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+        let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
+        asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: workers });
+        control
+    };
+    (0..workers).map(hello).collect()
+}
+
+/// Each such question had a server go over all workers, and cost what a beat does.
+#[test]
+fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
+    const WORKERS: u32 = 1_000;
+    /// A question counts for itself and for two looks at all workers. Where nothing is left it is answered without a search.
+    const AT_ONCE: u64 = 20_000 / 3;
+    const A_SECOND: f64 = 2_000.0;
+    const UNDER_WAY: u64 = 100;
+    let (_service, address) = service_where_evil_has((0, 1), WORKERS);
+    let (peer, session) = (PeerId::worker(0), [7; 16]);
+    let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS });
+    let goal = Goal::Ranks { what: "`w`".to_owned(), ranks: (1..WORKERS).collect() };
+    let (began, mut answered) = (Instant::now(), 0);
+    while answered < 2 * AT_ONCE {
+        let ids = answered + 2..answered + 22;
+        let waits = |id| request(id, Ask::Waits { wait: 1, goal: Some(goal.clone()), alone: true });
+        let questions: Vec<u8> = ids.clone().flat_map(waits).collect();
+        control.write_all(&questions).unwrap();
+        ids.for_each(|_| drop(hear(&mut control).unwrap()));
+        answered += 20;
+        let most = (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * began.elapsed().as_secs_f64();
+        assert!(answered as f64 <= most, "{answered} answers in {:?}", began.elapsed());
+    }
+}
+
+/// More workers than the control thread hears in one look at the sockets, and all that they may ask is spent: each is heard all the
+/// same, and the one that says nothing is noticed.
+#[test]
+fn of_many_workers_that_ask_too_much_the_silent_one_is_lost_and_no_other() {
+    const WORKERS: u32 = 100;
+    const SILENT: u32 = WORKERS - 1;
+    let (_service, address) = service_where_evil_has((0, 1), WORKERS);
+    let mut controls = evil_workers(address, WORKERS);
+    let began = Instant::now();
+    // Beats too, so that nobody else is silent.
+    let questions: Vec<u8> =
+        (2..130).map(|id| request(id, if id % 2 == 0 { Ask::Clocks } else { Ask::Beat })).flatten().collect();
+    let mut sent = vec![0; WORKERS as usize];
+    let mut heard: Vec<Records> = controls.iter().map(|_| Records::new(MAX_MESSAGE_BYTES)).collect();
+    controls.iter_mut().for_each(|control| control.set_nonblocking(true).unwrap());
+    let mut failure = None;
+    while failure.is_none() {
+        assert!(began.elapsed() < Duration::from_secs(30), "its lease is 5 s, and nobody was lost");
+        for (rank, (control, records)) in controls.iter_mut().zip(&mut heard).enumerate() {
+            if rank as u32 != SILENT {
+                sent[rank] += control.write(&questions[sent[rank]..]).unwrap_or(0);
+                sent[rank] %= questions.len();
+            }
+            let mut bytes = [0; 1 << 14];
+            let read = control.read(&mut bytes).unwrap_or(0);
+            records.feed(&bytes[..read]);
+            while let Some(message) = records.take().unwrap() {
+                if let Answer::Failed(told) = decode::<Reply>(message).unwrap().body {
+                    failure = Some(told);
+                }
+            }
+        }
+    }
+    let took = began.elapsed();
+    assert!(matches!(failure, Some(JobFailure::WorkerLost { rank: SILENT, .. })), "{failure:?}");
+    assert!(took < Duration::from_secs(12), "{failure:?} after {took:?}");
 }
 
 /// Processor time that the attacker's own thread may take, in parts of one processor. What the service

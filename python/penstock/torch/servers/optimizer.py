@@ -167,6 +167,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What every worker does together. Before this the model has no hooks; if it raises, `let_go`."""
         job, model = self.job, self._model
         self._is_retry = prefixes_of(job).begin(self._prefix, model, self._kind)
+        if self._is_retry:
+            # Each state begins with zeros again, so what all do about the first ones does too.
+            job._firsts.forget(self._first_states)
         self._attendance = None
         if job.size > 1 and self._consistency == BSP():
             self._attendance = Attendance(job, self._prefix, self._timeout)
@@ -617,7 +620,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
         ShapeError
-            A state is of a parameter of another shape. Nothing was loaded.
+            A state is of a parameter of another shape. Nothing was loaded. These three each worker finds in its
+            own dictionary: where only some do, the others wait for them until their timeout.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
         DeclarationConflict, OutOfMemory

@@ -7,6 +7,7 @@
 mod absent;
 mod declaring;
 mod entry;
+mod put_off;
 mod requests;
 mod tables;
 
@@ -35,6 +36,7 @@ use penstock_proto::knot::Knots;
 use penstock_proto::membership::{Member, Roster};
 use penstock_proto::message::{Answer, LEFT, MAX_MESSAGE_BYTES, Reply, encode};
 use penstock_proto::peer::PeerId;
+use put_off::PutOff;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -58,9 +60,10 @@ const EVENTS: usize = 64;
 const REQUESTS: usize = 64;
 /// Longest time for one client's requests before others get their turn; the last request may overrun it.
 const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
-/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less. Well
-/// below [`wait::ASK_WITHIN`]: an asker that is answered later takes this server for silent.
-const MOST_OWED: Duration = Duration::from_millis(500);
+/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less. Below
+/// [`wait::ASK_AT_LEAST`]: an asker that is answered later takes this server for silent.
+const MOST_OWED: Duration = Duration::from_millis(200);
+const _: () = assert!(MOST_OWED.as_millis() < wait::ASK_AT_LEAST.as_millis());
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -125,10 +128,8 @@ pub(super) struct Control {
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
-    /// Whose searches for circles were left to a later look, as there was nothing left; and whether the first of them was made in
-    /// this turn all the same.
-    unsearched: VecDeque<Rank>,
-    searched: bool,
+    /// Whose searches for circles wait for that.
+    put_off: PutOff,
     /// What they have asked that is not taken off it yet.
     spent: f64,
     /// For how long they were not heard, as they had asked more.
@@ -235,8 +236,7 @@ impl Control {
             unfinished: Vec::new(),
             place,
             pace: Pace::of_requests(Instant::now()),
-            unsearched: VecDeque::new(),
-            searched: false,
+            put_off: PutOff::default(),
             spent: 0.0,
             kept: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
@@ -290,7 +290,7 @@ impl Control {
         let now = Instant::now();
         self.place.iter().for_each(|place| place.shares.look(now));
         let out = self.is_out();
-        self.searched = false;
+        self.put_off.begin_turn();
         if self.kept.note(out, now) {
             tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
         }
@@ -361,6 +361,7 @@ impl Control {
         if self.full || ends || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
+        let unfinished = std::mem::take(&mut self.unfinished);
         // Something of each worker whose words lie in the sockets is read before leases are judged: after a pause of this process
         // that is many.
         for round in 1..=ROUNDS {
@@ -370,9 +371,12 @@ impl Control {
             }
             longest = Duration::ZERO;
         }
-        // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn.
-        for client in std::mem::take(&mut self.unfinished) {
-            self.serve(client);
+        // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn, and
+        // once: who was heard above and has more to say is heard again in the next.
+        for client in unfinished {
+            if !self.unfinished.contains(&client) {
+                self.serve(client);
+            }
         }
     }
 

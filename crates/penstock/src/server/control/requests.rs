@@ -248,22 +248,7 @@ impl Control {
     /// A worker no longer waits.
     pub(super) fn end_wait(&mut self, rank: Rank) {
         self.knots.end(rank);
-        self.unsearched.retain(|&waits| waits != rank);
-    }
-
-    /// Whether a worker's search for a circle is made now. One in a turn is, whatever is left, in the order in which they were put
-    /// off: in a job that always asks too much its workers are heard in one order, and the last would never have theirs.
-    fn may_search(&mut self, rank: Rank) -> bool {
-        let before = self.unsearched.iter().position(|&waits| waits == rank);
-        if self.has_spent_all() && (self.searched || before != Some(0)) {
-            if before.is_none() {
-                self.unsearched.push_back(rank);
-            }
-            return false;
-        }
-        self.searched |= self.has_spent_all();
-        before.map(|place| self.unsearched.remove(place));
-        true
+        self.put_off.end(rank);
     }
 
     /// Notes what a worker still waits for; the circle that the wait is part of.
@@ -276,7 +261,9 @@ impl Control {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal, alone);
-        if !self.may_search(rank) {
+        if !self.has_spent_all() {
+            self.put_off.end(rank);
+        } else if !self.put_off.lets_through(rank, self.clock.now()) {
             return None; // it asks again
         }
         let (members, missing) = (self.roster.members(), self.roster.missing_at_barrier());
