@@ -620,8 +620,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
         ShapeError
-            A state is of a parameter of another shape. Nothing was loaded. These three each worker finds in its
-            own dictionary: where only some do, the others wait for them until their timeout.
+            A state is of a parameter of another shape. Nothing was loaded. These three each worker finds in
+            its own dictionary: where only some do, the others wait for them until their timeout.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
         DeclarationConflict, OutOfMemory
