@@ -528,7 +528,7 @@ fn of_many_workers_that_ask_too_much_the_silent_one_is_lost_and_no_other() {
     let began = Instant::now();
     // Beats too, so that nobody else is silent.
     let questions: Vec<u8> =
-        (2..130).map(|id| request(id, if id % 2 == 0 { Ask::Clocks } else { Ask::Beat })).flatten().collect();
+        (2..130).flat_map(|id| request(id, if id % 2 == 0 { Ask::Clocks } else { Ask::Beat })).collect();
     let mut sent = vec![0; WORKERS as usize];
     let mut heard: Vec<Records> = controls.iter().map(|_| Records::new(MAX_MESSAGE_BYTES)).collect();
     controls.iter_mut().for_each(|control| control.set_nonblocking(true).unwrap());
