@@ -26,7 +26,7 @@ class Deed(NamedTuple):
     """Its name. Deeds of one name are done one after the other."""
     act: Callable[[], None]
     says: Callable[[], int]
-    """A checksum of it, on worker 0. If that cannot be told, worker 0 could not do it."""
+    """A checksum of it, on worker 0. If this raises, the others hear that worker 0 could not do it."""
     behind: Callable[[], None] = lambda: None
     """What every worker does when it is done. Doing it twice does no harm."""
     hooks: Callable[[], None] = lambda: None
@@ -125,32 +125,43 @@ class Firsts:
         then: float | None,
     ) -> None:
         # What the others give does not count.
-        says, unread = 0, None
+        says = 0
         if core.rank == 0:
             try:
                 says = deed.says()
             except Exception as error:
-                if handlers.raised(error):
-                    raise
-                # The others come, and are told.
-                unread = error
+                if not handlers.raised(error):
+                    why = f"{type(error).__name__}: {error}"
+                    self._cannot(core, line, deed.what, why, timeout, then)
+                raise
         done = core.done_by_first(deed.what)
         begun = line.begun
-        if unread is not None or begun is None or begun.before == done or begun.says != says:
+        if begun is None or begun.before == done or begun.says != says:
             line.begun = _Begun(done, says)
             try:
                 if core.begin_by_first(deed.what, timeout, then):
-                    if unread is not None:
-                        raise unread
                     deed.act()
                     core.end_by_first(deed.what, then)
             except BaseException as error:
                 # This waits for nothing, so Ctrl-C ends the call at once. What is done by then stays done.
                 core.fail_by_first(deed.what, f"{type(error).__name__}: {error}")
-                if unread is not None and error is not unread:
-                    raise error from unread
                 raise
         deed.behind()
+
+    def _cannot(
+        self, core: _core.Job, line: _Line, what: str, why: str, timeout: float | None, then: float | None
+    ) -> None:
+        """Worker 0 cannot even tell what it is to do: the others come, and hear why."""
+        done = core.done_by_first(what)
+        try:
+            core.begin_by_first(what, timeout, then)
+            # Only now: where nobody comes, it may have been the call that is over for the others.
+            line.begun = _Begun(done, 0)
+        except BaseException as missed:
+            missed.add_note(f"worker 0 could not have done it anyway: {why}")
+            raise
+        finally:
+            core.fail_by_first(what, why)
 
 
 def checksum(parts: Iterable[Any]) -> int:

@@ -51,3 +51,55 @@ def test_a_call_whose_hook_fails_ends_itself_alone() -> None:
     assert core.calls == 2
     firsts.do(core, plain, None)
     assert core.calls == 3
+
+
+class First(Core):
+    """Worker 0's: the others come as often as they are let."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.come = 0
+        self.failed: list[str] = []
+
+    def begin_by_first(self, what: str, timeout: float | None, then: float | None) -> bool:
+        if not self.come:
+            raise TimeoutError
+        self.come -= 1
+        return True
+
+    def end_by_first(self, what: str, then: float | None) -> None:
+        self.done += 1
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+    def fail_by_first(self, what: str, why: str) -> None:
+        self.failed.append(why)
+
+
+def test_a_repetition_that_cannot_be_read_leaves_the_call_that_is_over_for_the_others() -> None:
+    core, firsts, done = First(), Firsts(), []
+    plain = Deed("load", lambda: None, lambda: 7, lambda: done.append("behind"))
+
+    def unread() -> int:
+        raise MemoryError("it is large")
+
+    core.come, core.interrupts = 1, True
+    with pytest.raises(KeyboardInterrupt):
+        firsts.do(core, plain, None)
+    core.interrupts = False
+    # Nobody comes to what is over for them.
+    with pytest.raises(TimeoutError) as missed:
+        firsts.do(core, plain._replace(says=unread), None)
+    assert missed.value.__notes__ == ["worker 0 could not have done it anyway: MemoryError: it is large"]
+    firsts.do(core, plain, None)
+    assert (core.done, done) == (1, ["behind"])
+    # Where they come they are told, and the next is another call.
+    core.come = 1
+    with pytest.raises(MemoryError):
+        firsts.do(core, plain._replace(says=unread), None)
+    assert core.failed[-1] == "MemoryError: it is large"
+    core.come = 1
+    firsts.do(core, plain, None)
+    assert core.done == 2

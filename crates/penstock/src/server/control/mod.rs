@@ -60,10 +60,10 @@ const EVENTS: usize = 64;
 const REQUESTS: usize = 64;
 /// Longest time for one client's requests before others get their turn; the last request may overrun it.
 const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
-/// How long a job is not heard at most for what its clients have asked in one turn; a quarter of a lease, if that is less. Below
-/// [`wait::ASK_AT_LEAST`]: an asker that is answered later takes this server for silent.
+/// How long a job is not heard at most for what its clients have asked in one turn, but for a breath or two; a quarter of a lease, if
+/// that is less. Below [`wait::ASK_AT_LEAST`]: who puts one question at a time takes a server that answers later for silent.
 const MOST_OWED: Duration = Duration::from_millis(200);
-const _: () = assert!(MOST_OWED.as_millis() < wait::ASK_AT_LEAST.as_millis());
+const _: () = assert!(MOST_OWED.as_millis() + 2 * BREATH.as_millis() < wait::ASK_AT_LEAST.as_millis());
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -371,8 +371,7 @@ impl Control {
             }
             longest = Duration::ZERO;
         }
-        // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn, and
-        // once: who was heard above and has more to say is heard again in the next.
+        // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn.
         for client in unfinished {
             if !self.unfinished.contains(&client) {
                 self.serve(client);
@@ -391,6 +390,8 @@ impl Control {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 WAKEUP => self.shared.wakeup.clear(),
+                // It was heard in this turn, and has more to say: in the next.
+                client if self.unfinished.contains(&client) => {}
                 client => self.serve(client),
             }
         }
