@@ -132,7 +132,7 @@ class Firsts:
             except Exception as error:
                 if not handlers.raised(error):
                     why = f"{type(error).__name__}: {error}"
-                    self._cannot(core, line, deed.what, why, timeout, then)
+                    self._cannot(core, deed.what, why, timeout, then)
                 raise
         done = core.done_by_first(deed.what)
         begun = line.begun
@@ -149,14 +149,14 @@ class Firsts:
         deed.behind()
 
     def _cannot(
-        self, core: _core.Job, line: _Line, what: str, why: str, timeout: float | None, then: float | None
+        self, core: _core.Job, what: str, why: str, timeout: float | None, then: float | None
     ) -> None:
-        """Worker 0 cannot even tell what it is to do: the others come, and hear why."""
-        done = core.done_by_first(what)
+        """
+        Worker 0 cannot even tell what it is to do: the others come, and hear why. What was begun before stays
+        noted: it may be what is over for them.
+        """
         try:
             core.begin_by_first(what, timeout, then)
-            # Only now: where nobody comes, it may have been the call that is over for the others.
-            line.begun = _Begun(done, 0)
         except BaseException as missed:
             missed.add_note(f"worker 0 could not have done it anyway: {why}")
             raise

@@ -78,9 +78,10 @@ class First(Core):
         self.failed.append(why)
 
 
-def test_a_repetition_that_cannot_be_read_leaves_the_call_that_is_over_for_the_others() -> None:
+@pytest.mark.parametrize("come", [False, True])
+def test_a_repetition_that_cannot_be_read_leaves_the_call_that_is_over_for_the_others(come: bool) -> None:
     core, firsts, done = First(), Firsts(), []
-    plain = Deed("load", lambda: None, lambda: 7, lambda: done.append("behind"))
+    plain = Deed("load", lambda: done.append("v"), lambda: 7, lambda: done.append("behind"))
 
     def unread() -> int:
         raise MemoryError("it is large")
@@ -89,17 +90,19 @@ def test_a_repetition_that_cannot_be_read_leaves_the_call_that_is_over_for_the_o
     with pytest.raises(KeyboardInterrupt):
         firsts.do(core, plain, None)
     core.interrupts = False
-    # Nobody comes to what is over for them.
-    with pytest.raises(TimeoutError) as missed:
-        firsts.do(core, plain._replace(says=unread), None)
-    assert missed.value.__notes__ == ["worker 0 could not have done it anyway: MemoryError: it is large"]
+    if come:
+        # To their next call of that name, and are told.
+        core.come = 1
+        with pytest.raises(MemoryError):
+            firsts.do(core, plain._replace(says=unread), None)
+        assert core.failed[-1] == "MemoryError: it is large"
+        core.come = 1
+    else:
+        with pytest.raises(TimeoutError) as missed:
+            firsts.do(core, plain._replace(says=unread), None)
+        assert missed.value.__notes__ == ["worker 0 could not have done it anyway: MemoryError: it is large"]
     firsts.do(core, plain, None)
-    assert (core.done, done) == (1, ["behind"])
-    # Where they come they are told, and the next is another call.
+    assert done == ["v", "behind"], "it is over for them, and not done again"
     core.come = 1
-    with pytest.raises(MemoryError):
-        firsts.do(core, plain._replace(says=unread), None)
-    assert core.failed[-1] == "MemoryError: it is large"
-    core.come = 1
-    firsts.do(core, plain, None)
-    assert core.done == 2
+    firsts.do(core, plain._replace(act=lambda: done.append("u"), says=lambda: 8), None)
+    assert done == ["v", "behind", "u", "behind"]

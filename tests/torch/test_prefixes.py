@@ -640,34 +640,6 @@ def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job:
         assert "worker 0 failed: ValueError: invalid literal" in str(result["failure"])
 
 
-def test_a_state_that_cannot_be_written_is_told_to_all(spawn_job: Any) -> None:
-    """Only worker 0 heard: the others waited for it until the deadline."""
-    saved = spawn_job(
-        2,
-        """
-        import time, torch, penstock as ps
-
-        with ps.init() as job:
-            model = torch.nn.Linear(3, 2)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-            if job.rank == 0:
-                sgd.state[model.weight]["mine"] = lambda: None
-            since, said = time.monotonic(), ""
-            try:
-                ps.torch.distribute(model, sgd)
-            except ps.exceptions.OptionError as error:
-                said = str(error)
-            took = time.monotonic() - since
-            sgd.state.clear()
-            ps.torch.distribute(model, sgd)
-            save(said=said, took=took)
-        """,
-    )
-    for result in saved:
-        assert str(result["said"]).startswith("the state of SGD on worker 0 holds what cannot be sent: ")
-        assert result["took"] < 10
-
-
 def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:
     """As in torch: what the script did to it was done to the checkpoint too."""
     model = torch.nn.Linear(2, 1, bias=False)

@@ -64,28 +64,23 @@ def start_alike(
     if job.size == 1:
         return True
     mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    data = unsent = None
+    data = None
     if job.rank == 0:
         stream = io.BytesIO()
-        try:
-            torch.save({"order": mine, "state": optimizer.state_dict() if optimizer.state else None}, stream)
-        except Exception as error:
-            # The others come, and hear of it.
-            stream, unsent = io.BytesIO(), f"{type(error).__name__}: {error}"
-            torch.save({"unsent": unsent}, stream)
+        torch.save({"order": mine, "state": optimizer.state_dict() if optimizer.state else None}, stream)
         data = stream.getvalue()
     received = broadcast_bytes(job, name, data, timeout)
-    if unsent is not None:
-        raise _not_sent(optimizer, unsent)
     if job.rank == 0:
         return True
     # Only tensors and plain values are accepted: nothing that another process sends is run here.
     try:
         sent = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
     except Exception as error:
-        raise _not_sent(optimizer, str(error)) from None  # its message is worker 0's, as it came
-    if isinstance(sent, dict) and "unsent" in sent:
-        raise _not_sent(optimizer, str(sent["unsent"]))
+        raise OptionError(
+            f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
+            f"{printable(' '.join(str(error).split()))}",
+            "load the optimizer's state on every worker before `distribute`, or after it",
+        ) from None  # its message is worker 0's, as it came
     try:
         theirs, state = sent["order"], sent["state"]
         # A class may have states of a form of its own, which only it can judge.
@@ -105,14 +100,6 @@ def start_alike(
     elif optimizer.state:
         optimizer.state.clear()
     return bool(theirs == mine)
-
-
-def _not_sent(optimizer: torch.optim.Optimizer, why: str) -> OptionError:
-    return OptionError(
-        f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
-        f"{printable(' '.join(why.split()))}",
-        "load the optimizer's state on every worker before `distribute`, or after it",
-    )
 
 
 def _in_another_order(optimizer: torch.optim.Optimizer) -> OptionError:

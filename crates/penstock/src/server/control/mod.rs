@@ -365,7 +365,8 @@ impl Control {
         // Something of each worker whose words lie in the sockets is read before leases are judged: after a pause of this process
         // that is many.
         for round in 1..=ROUNDS {
-            let each_was_heard = round * EVENTS >= self.clients.len();
+            // The listener and the wake-up take places too.
+            let each_was_heard = round * EVENTS >= self.clients.len() + 2;
             if !self.take_events(longest) || each_was_heard && self.has_spent_all() {
                 break;
             }
