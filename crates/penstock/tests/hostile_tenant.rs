@@ -397,16 +397,32 @@ fn a_tenant_that_only_asks_is_answered_at_its_pace_beside_another() {
     const UNDER_WAY: u64 = 100;
     let (_service, address) = service_with(QUOTA);
     let mut control = evil_worker(address);
+    let asks = AT_ONCE + UNDER_WAY + 2 * A_SECOND as u64;
+    are_answered_at_a_pace(
+        &mut control,
+        asks,
+        || Ask::Clocks,
+        |took| (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took,
+    );
+}
+
+/// Asks so many questions, and is answered no more of them than are allowed within so many seconds.
+fn are_answered_at_a_pace(
+    control: &mut TcpStream,
+    asks: u64,
+    question: impl Fn() -> Ask,
+    most: impl Fn(f64) -> f64,
+) {
     let (began, mut answered) = (Instant::now(), 0);
-    while answered < AT_ONCE + UNDER_WAY + 2 * A_SECOND as u64 {
+    while answered < asks {
         // Many at once: to wait for each answer would itself be a pace.
         let ids = answered + 2..answered + 22;
-        let questions: Vec<u8> = ids.clone().flat_map(|id| request(id, Ask::Clocks)).collect();
+        let questions: Vec<u8> = ids.clone().flat_map(|id| request(id, question())).collect();
         control.write_all(&questions).unwrap();
-        ids.for_each(|_| drop(hear(&mut control).unwrap()));
+        ids.for_each(|_| drop(hear(control).unwrap()));
         answered += 20;
-        let most = (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * began.elapsed().as_secs_f64();
-        assert!(answered as f64 <= most, "{answered} answers in {:?}", began.elapsed());
+        let took = began.elapsed();
+        assert!(answered as f64 <= most(took.as_secs_f64()), "{answered} answers in {took:?}");
     }
 }
 
@@ -505,17 +521,10 @@ fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
     let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
     asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS });
     let goal = Goal::Ranks { what: "`w`".to_owned(), ranks: (1..WORKERS).collect() };
-    let (began, mut answered) = (Instant::now(), 0);
-    while answered < 2 * AT_ONCE {
-        let ids = answered + 2..answered + 22;
-        let waits = |id| request(id, Ask::Waits { wait: 1, goal: Some(goal.clone()), alone: true });
-        let questions: Vec<u8> = ids.clone().flat_map(waits).collect();
-        control.write_all(&questions).unwrap();
-        ids.for_each(|_| drop(hear(&mut control).unwrap()));
-        answered += 20;
-        let most = (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * began.elapsed().as_secs_f64();
-        assert!(answered as f64 <= most, "{answered} answers in {:?}", began.elapsed());
-    }
+    let waits = || Ask::Waits { wait: 1, goal: Some(goal.clone()), alone: true };
+    are_answered_at_a_pace(&mut control, 2 * AT_ONCE, waits, |took| {
+        (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took
+    });
 }
 
 /// More workers than the control thread hears in one look at the sockets, and all that they may ask is spent: each is heard all the
