@@ -26,7 +26,10 @@ class Deed(NamedTuple):
     """Its name. Deeds of one name are done one after the other."""
     act: Callable[[], None]
     says: Callable[[], int]
-    """A checksum of it, on worker 0. If this raises, the others hear that worker 0 could not do it."""
+    """
+    A checksum of it, on worker 0. If it cannot be read, the others hear that worker 0 could not do it; an
+    exception of a signal handler is told to nobody.
+    """
     behind: Callable[[], None] = lambda: None
     """What every worker does when it is done. Doing it twice does no harm."""
     hooks: Callable[[], None] = lambda: None
@@ -108,8 +111,8 @@ class Firsts:
 
     def forget(self, what: str) -> None:
         """
-        The caller knows that its last call for it was done, though a signal handler may have raised before it
-        returned: the next is another one.
+        The next call is another one: the last was done, though a signal handler may have raised before it
+        returned, or what it did is gone.
         """
         line = self._lines.get(what)
         if line is not None:

@@ -106,9 +106,22 @@ impl Pace {
     pub(super) fn is_out(&mut self, now: Instant) -> bool {
         self.earn(now);
         if self.out || self.left <= 0.0 {
-            self.out = self.left < self.rate * BREATH.as_secs_f64();
+            self.out = self.left < self.enough();
         }
         self.out
+    }
+
+    /// What it must have earned to be heard again.
+    fn enough(&self) -> f64 {
+        self.rate * BREATH.as_secs_f64()
+    }
+
+    /// How long it will not be heard, if it spends nothing meanwhile, as of the last look at what it has earned.
+    pub(super) fn out_for(&self) -> Duration {
+        match self.out {
+            true => Duration::from_secs_f64(((self.enough() - self.left) / self.rate).max(0.0)),
+            false => Duration::ZERO,
+        }
     }
 }
 

@@ -44,8 +44,10 @@ use std::time::{Duration, Instant};
 const TURN: u64 = 16;
 /// Frames taken from one worker on another host before the next worker's turn.
 const FRAMES: usize = 32;
-/// Longest sleep while a worker is held back.
+/// Longest sleep while a worker is held back for another.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The same while all are for what they have spent: where the other job falls silent they may be heard sooner.
+const LOOK_BESIDE: Duration = Duration::from_millis(100);
 /// Tokens of the connections of peers on other hosts, in the shard's poll: this and the port's place.
 const CONNECTIONS: u64 = 1 << 32;
 
@@ -355,12 +357,8 @@ impl Loop {
         let sleeping = self.setup.flags.sleeping(self.setup.index);
         sleeping.announce();
         if !self.has_work() {
-            let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
-            // A paused peer waits for others, and one of those may stop sending, which rings no bell: so look again soon. And a
-            // shard that sleeps still has to show that it lives.
-            let paused = self.ports.iter().any(paused);
-            let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
-            self.poll(longest);
+            // A shard that sleeps still has to show that it lives.
+            self.poll(look_every(self.setup.lease).min(self.until_heard()));
         }
         self.setup.flags.sleeping(self.setup.index).awake();
         self.now = Instant::now();
@@ -368,6 +366,19 @@ impl Loop {
         [&mut self.pace, &mut self.work].into_iter().for_each(|pace| pace.earn(self.now));
         if self.networked && !self.failed {
             self.keep_vigil();
+        }
+    }
+
+    /// How long it may sleep for peers that it does not hear now.
+    fn until_heard(&self) -> Duration {
+        let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
+        if self.out && !self.failed {
+            self.pace.out_for().max(self.work.out_for()).min(LOOK_BESIDE)
+        } else if self.ports.iter().any(paused) {
+            // Such a peer waits for others, and one of those may stop sending, which rings no bell.
+            LOOK_AGAIN
+        } else {
+            Duration::MAX
         }
     }
 

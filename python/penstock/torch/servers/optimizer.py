@@ -620,8 +620,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
         ShapeError
-            A state is of a parameter of another shape. Nothing was loaded. These three each worker finds in
-            its own dictionary: where only some do, the others wait for them until their timeout.
+            A state is of a parameter of another shape. Nothing was loaded.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
         DeclarationConflict, OutOfMemory
@@ -631,6 +630,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         FirstFailed
             Not on worker 0, whose own call has failed; the message has its error. The servers have the old
             state, or a part of the new one: load it again on every worker.
+        Exception
+            On worker 0, whatever reading a state raised that is no state, such as a `ValueError` of a step
+            count that is no number; the others' `FirstFailed` has it. The groups' settings are the new ones
+            by then, the servers have the old state.
+
+        Notes
+        -----
+        The first three each worker finds in its own dictionary: where only some do, the others wait for them
+        until their timeout.
         """
         self._follow_groups()
         self._delivery.refuse_between("a load of the optimizer's state")

@@ -128,12 +128,12 @@ pub(super) struct Control {
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
-    /// Whose searches for circles wait for that.
-    put_off: PutOff,
     /// What they have asked that is not taken off it yet.
     spent: f64,
     /// For how long they were not heard, as they had asked more.
     kept: KeptWaiting,
+    /// Searches for circles that were put off, as nothing was left.
+    put_off: PutOff,
     /// Declarations of tensors that wait for memory.
     declaring: VecDeque<declaring::Declaring>,
     tickets: HashMap<u64, Ticket>,
@@ -374,9 +374,7 @@ impl Control {
         }
         // Bytes that TLS has already decrypted do not wake the poll again. Whatever the others asked, each is heard in each turn.
         for client in unfinished {
-            if !self.unfinished.contains(&client) {
-                self.serve(client);
-            }
+            self.serve(client);
         }
     }
 
@@ -391,8 +389,6 @@ impl Control {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 WAKEUP => self.shared.wakeup.clear(),
-                // It was heard in this turn, and has more to say: in the next.
-                client if self.unfinished.contains(&client) => {}
                 client => self.serve(client),
             }
         }

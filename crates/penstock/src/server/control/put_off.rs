@@ -3,7 +3,8 @@
 use penstock_proto::Rank;
 use std::collections::VecDeque;
 
-/// Who still waits asks again sooner, in milliseconds, where its last question was answered in time.
+/// Who still waits asks again sooner, in milliseconds, where its last questions were answered within 750 each: a look of two
+/// questions every half second. One that is answered later may lose its place, and asks for another.
 const ASKS_AGAIN_MS: u64 = 2_000;
 
 /// Whose searches were put off. One in a turn is made all the same, in the order in which they were put off: in a job that always

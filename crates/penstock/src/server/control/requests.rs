@@ -17,9 +17,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// What a request counts for in the job's pace, and what a question to the shards does.
+/// What a request counts for in the job's pace, and what a question to the shards does: it wakes this thread twice, and a shard,
+/// and each time a core is taken from somebody.
 pub(super) const A_REQUEST: f64 = 1.0;
-const A_QUESTION: f64 = 10.0;
+const A_QUESTION: f64 = 20.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
 const WAITS_A_REQUEST: f64 = 1000.0;
 
@@ -52,6 +53,9 @@ impl Control {
     /// Takes what a client asks; of one that asks without end only some, so that the others, and the end of the job,
     /// get their turn.
     pub(super) fn serve(&mut self, token: u64) {
+        if self.unfinished.contains(&token) {
+            return; // it was heard in this turn, and has more to say: in the next
+        }
         let since = Instant::now();
         for _ in 0..self.most_of_each() {
             // However long each of them takes, this shows that the thread lives.
@@ -73,9 +77,7 @@ impl Control {
                 Ok(request) => self.take(token, request),
             }
         }
-        if !self.unfinished.contains(&token) {
-            self.unfinished.push(token);
-        }
+        self.unfinished.push(token);
     }
 
     fn take(&mut self, token: u64, request: Request) {
