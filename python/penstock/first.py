@@ -4,7 +4,8 @@ What worker 0 does for all workers, such as a load, while the others wait for it
 A call that raises has not returned, and is to be made again: then it is the same call. But it may be over for
 the others, as a signal handler can raise behind its end. So a worker notes a call before it begins, until it
 has returned. If the next one finds it noted, and done by then, it does what is behind it; on worker 0 only if
-it would do the same once more. If it would not, the script has gone on, and that is the next call.
+it would do the same once more. If it would not, or if this worker has completed an iteration meanwhile, the
+script has gone on, and that is the next call.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class _Begun(NamedTuple):
 
     before: int
     """How often this was done before it."""
+    iteration: int
+    """In which it was made."""
     says: int
 
 
@@ -134,20 +137,19 @@ class Firsts:
                 says = deed.says()
             except Exception as error:
                 if not handlers.raised(error):
-                    why = f"{type(error).__name__}: {error}"
-                    self._cannot(core, deed.what, why, timeout, then)
+                    self._cannot(core, deed.what, _words(error), timeout, then)
                 raise
-        done = core.done_by_first(deed.what)
+        now = _Begun(core.done_by_first(deed.what), core.iteration, says)
         begun = line.begun
-        if begun is None or begun.before == done or begun.says != says:
-            line.begun = _Begun(done, says)
+        if begun is None or begun.before == now.before or begun[1:] != now[1:]:
+            line.begun = now
             try:
                 if core.begin_by_first(deed.what, timeout, then):
                     deed.act()
                     core.end_by_first(deed.what, then)
             except BaseException as error:
                 # This waits for nothing, so Ctrl-C ends the call at once. What is done by then stays done.
-                core.fail_by_first(deed.what, f"{type(error).__name__}: {error}")
+                core.fail_by_first(deed.what, _words(error))
                 raise
         deed.behind()
 
@@ -165,6 +167,11 @@ class Firsts:
             raise
         finally:
             core.fail_by_first(what, why)
+
+
+def _words(error: BaseException) -> str:
+    """For the others. A name of a file that is no UTF-8 is in Python's text as what cannot be sent."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
 
 
 def checksum(parts: Iterable[Any]) -> int:

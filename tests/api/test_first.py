@@ -15,6 +15,7 @@ class Core:
     def __init__(self) -> None:
         self.done = 0
         self.calls = 0
+        self.iteration = 0
         self.interrupts = False
 
     def done_by_first(self, what: str) -> int:
@@ -51,6 +52,19 @@ def test_a_call_whose_hook_fails_ends_itself_alone() -> None:
     assert core.calls == 2
     firsts.do(core, plain, None)
     assert core.calls == 3
+
+
+def test_a_call_that_was_interrupted_is_another_one_once_an_iteration_was_completed() -> None:
+    """Worker 0 gives the same values again, after training in between: nothing was loaded."""
+    core, firsts = Core(), Firsts()
+    load = Deed("load", lambda: None, lambda: 0)
+    core.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        firsts.do(core, load, None)
+    core.interrupts = False
+    core.iteration += 1
+    firsts.do(core, load, None)
+    assert core.calls == 2
 
 
 class First(Core):
@@ -106,3 +120,17 @@ def test_a_repetition_that_cannot_be_read_leaves_the_call_that_is_over_for_the_o
     core.come = 1
     firsts.do(core, plain._replace(act=lambda: done.append("u"), says=lambda: 8), None)
     assert done == ["v", "behind", "u", "behind"]
+
+
+def test_an_error_whose_text_no_file_could_hold_is_told_to_the_others() -> None:
+    """They heard nothing, and worker 0 another error than its own."""
+    core, firsts = First(), Firsts()
+    core.come = 2
+
+    def fails() -> int:
+        raise ValueError("file \udcff")
+
+    for deed in (Deed("load", lambda: None, fails), Deed("load", fails, lambda: 7)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="file"):
+            firsts.do(core, deed, None)
+        assert core.failed.pop() == "ValueError: file \\udcff"

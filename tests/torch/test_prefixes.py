@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.first import Firsts
 
 torch = pytest.importorskip("torch")
 
@@ -616,6 +618,7 @@ def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job:
             bad = copy.deepcopy(good)
             if job.rank == 0:
                 bad["state"][1]["step"] = "two"
+            bad["param_groups"][0]["lr"] = 0.7
             since = time.monotonic()
             try:
                 optimizer.load_state_dict(bad)
@@ -623,21 +626,116 @@ def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job:
             except (ValueError, ps.exceptions.FirstFailed) as error:
                 failure = f"{type(error).__name__}: {error}"
             took = time.monotonic() - since
+            rate = optimizer.param_groups[0]["lr"]
             optimizer.load_state_dict(good)
             steps = [int(state["step"]) for state in optimizer.state_dict()["state"].values()]
             model(torch.ones(1, 3)).sum().backward()
             optimizer.step()
-            save(failure=failure, took=took, steps=steps, w=model.weight.detach().numpy())
+            save(failure=failure, took=took, rate=rate, steps=steps, w=model.weight.detach().numpy())
         """,
     )
     assert str(saved[0]["failure"]).startswith("ValueError: invalid literal")
     for result in saved:
         assert result["took"] < 10, "the deadline is 60 s"
+        assert result["rate"] == 0.1, "nothing of it was loaded"
         assert result["steps"].tolist() == [2, 2]
         np.testing.assert_array_equal(result["w"], saved[0]["w"])
     for result in saved[1:]:
         assert str(result["failure"]).startswith("FirstFailed: ")
         assert "worker 0 failed: ValueError: invalid literal" in str(result["failure"])
+
+
+def test_a_state_that_cannot_be_read_leaves_what_frozen_parameters_start_from(job: ps.Job) -> None:
+    """A script that catches the error trained on with the settings, and the states, of what was of no use."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 1, bias=False) for _ in range(2)))
+    _, second = model.parameters()
+    second.requires_grad_(False)
+    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    _, optimizer = ps.torch.distribute(model, adagrad, where="servers")
+    bad = copy.deepcopy(optimizer.state_dict())
+    bad["param_groups"][0]["lr"] = 0.7
+    bad["state"][0]["step"] = "two"
+    bad["state"][1]["sum"].fill_(9)
+    with pytest.raises(ValueError, match="invalid literal"):
+        optimizer.load_state_dict(bad)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert [state["sum"].tolist() for state in optimizer.state_dict()["state"].values()] == [[[0.5, 0.5]]] * 2
+    second.requires_grad_(True)
+    optimizer.step()
+    assert optimizer.state_dict()["state"][1]["sum"].tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("what", ["publish", "load"])
+def test_what_was_interrupted_behind_its_end_is_done_again_after_a_step(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The same values were given again, after training: none was loaded, and the model was overwritten."""
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    _, optimizer = ps.torch.distribute(model, adam, where="servers")
+    best = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    do = Firsts._do
+
+    def load() -> None:
+        if what == "publish":
+            model.load_state_dict(best[0])
+        else:
+            optimizer.load_state_dict(best[1])
+
+    def interrupted(*arguments: Any) -> None:
+        do(*arguments)
+        raise KeyboardInterrupt
+
+    def steps(state: dict[str, Any]) -> list[int]:
+        return [int(of["step"]) for of in state["state"].values()]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Firsts, "_do", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert steps(optimizer.state_dict()) == [1, 1]
+    load()
+    if what == "publish":
+        assert torch.equal(model.weight, best[0]["weight"])
+    else:
+        assert steps(optimizer.state_dict()) == steps(best[1])
+
+
+def test_a_loaded_group_has_what_torchs_has(job: ps.Job) -> None:
+    """What the checkpoint lacks stayed: with an `initial_lr` from before, a scheduler's rates were others."""
+
+    def loaded(*, distributed: bool) -> list[dict[str, Any]]:
+        model = torch.nn.Linear(2, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if distributed:
+            _, optimizer = ps.torch.distribute(model, optimizer, where="servers")
+        optimizer.param_groups[0]["mine"] = 1
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        state = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.5).state_dict()
+        # As a torch saved it that did not have them.
+        del state["param_groups"][0]["maximize"], state["param_groups"][0]["nesterov"]
+        optimizer.load_state_dict(state)
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        optimizer.step()
+        rates.step()
+        groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+        return groups
+
+    assert loaded(distributed=True) == loaded(distributed=False)
+    assert loaded(distributed=True)[0]["lr"] == 0.25
+
+
+def test_a_state_of_another_optimizer_is_refused_and_changes_nothing(job: ps.Job) -> None:
+    """A `KeyError` said so."""
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    _, optimizer = ps.torch.distribute(model, adam, where="servers")
+    state = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.5).state_dict()
+    with pytest.raises(ps.exceptions.SettingsError, match="betas"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:

@@ -618,7 +618,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ValueError
             It has other groups. Nothing was loaded.
         SettingsError
-            A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
+            A group has another flag than it was declared with, such as `amsgrad`, or is of another optimizer.
+            Nothing was loaded.
         ShapeError
             A state is of a parameter of another shape. Nothing was loaded.
         OptionError
@@ -632,8 +633,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state, or a part of the new one: load it again on every worker.
         Exception
             On worker 0, whatever reading a state raised that is no state, such as a `ValueError` of a step
-            count that is no number; the others' `FirstFailed` has it. The groups' settings are the new ones
-            by then, the servers have the old state.
+            count that is no number; the others' `FirstFailed` has it. Nothing was loaded.
 
         Notes
         -----
@@ -647,7 +647,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         # As torch: a rate that is a tensor stays the dictionary's own.
-        saved = copy.deepcopy(state_dict["param_groups"])
+        saved = self._with_defaults(copy.deepcopy(state_dict["param_groups"]))
         sizes = [len(group["params"]) for group in self.param_groups]
         found = [len(group["params"]) for group in saved]
         if found != sizes:
@@ -661,14 +661,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._check_shapes(states)
+        groups = [group.copy() for group in self.param_groups]
+        # They are frozen, or begin only now: that is what they start from.
+        kept = [one for one in states if id(one) not in self._shared or id(one) in self._fresh]
+        starts = {parameter: self._original.state.get(parameter) for parameter in kept}
+        is_done = False
+
+        def behind() -> None:
+            nonlocal is_done
+            is_done = True
+
+        try:
+            for parameter in kept:
+                self._original.state[parameter] = copy.deepcopy(states[parameter])
+            # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
+            self._take_in()
+            self._adopt_groups(saved)
+            self._load_states(states, everything=True, behind=behind)
+        except BaseException:
+            # Whoever takes the error for a checkpoint that is of no use trains on as before.
+            if not is_done:
+                self._adopt_groups(groups)
+                self._put_back(starts)
+            raise
+
+    def _put_back(self, states: Mapping[torch.Tensor, dict[str, Any] | None]) -> None:
+        """What parameters start from that are still to begin is this again."""
         for parameter, state in states.items():
-            if id(parameter) not in self._shared or id(parameter) in self._fresh:
-                # It is frozen, or begins only now: that is what it starts from.
-                self._original.state[parameter] = copy.deepcopy(state)
-        # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
-        self._take_in()
-        self._adopt_groups(saved)
-        self._load_states(states, everything=True)
+            if id(parameter) in self._shared and id(parameter) not in self._fresh:
+                continue
+            if state is None:
+                self._original.state.pop(parameter, None)
+            else:
+                self._original.state[parameter] = state
 
     @property
     def _first_states(self) -> str:
@@ -689,8 +714,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         "load the state of a model of the same shapes",
                     )
 
+    def _with_defaults(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The groups, with what an older torch did not save as torch itself takes it then."""
+        probe = object.__new__(type(self._original))
+        probe.defaults = {}
+        probe.__setstate__({"state": {}, "param_groups": groups})
+        return groups
+
     def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
+        """As torch does: what a group does not have, such as a scheduler's `initial_lr`, is gone."""
         for mine, theirs in zip(self.param_groups, groups, strict=True):
+            for name in mine.keys() - theirs.keys() - {"params", "param_names"}:
+                del mine[name]
             mine.update({name: value for name, value in theirs.items() if name != "params"})
 
     def _load_states(
@@ -1050,7 +1085,13 @@ class _AfterLoad(Ours):
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:
-    fresh = GroupRule(kind, group).rule
+    try:
+        fresh = GroupRule(kind, group).rule
+    except KeyError as error:
+        raise SettingsError(
+            f"the group was declared as {rule.rule!r}, the state has no {error} in it",
+            f"load a state of torch.optim.{kind.__name__}",
+        ) from None
     if (fresh.rule(), fresh.flags()) != (rule.rule.rule(), rule.rule.flags()):
         raise SettingsError(
             f"the group was declared as {rule.rule!r}, the state is of {fresh!r}",
