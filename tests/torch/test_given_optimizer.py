@@ -381,6 +381,35 @@ def test_what_is_no_state_is_refused_and_says_nothing_unprintable(
     assert "\x1b" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("held", ["lambda: 1", "types.SimpleNamespace()"])
+def test_a_state_that_cannot_be_sent_is_told_to_all(spawn_job: Any, held: str) -> None:
+    """What Python cannot write only worker 0 heard of, what may not be read only the others: these waited."""
+    results = spawn_job(
+        2,
+        f"""
+        import time, types, torch, penstock as ps
+
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if job.rank == 0:
+                optimizer.state[model.weight]["mine"] = {held}
+            since = time.monotonic()
+            try:
+                ps.torch.distribute(model, optimizer)
+                failure = ""
+            except ps.exceptions.OptionError as error:
+                failure = str(error)
+            save(failure=failure, took=time.monotonic() - since)
+            optimizer.state.clear()
+            ps.torch.distribute(model, optimizer)
+        """,
+    )
+    for result in results:
+        assert "the state of SGD on worker 0 holds what cannot be sent" in str(result["failure"])
+        assert result["took"] < 10, "the deadline is 60 s"
+
+
 def test_a_state_of_a_form_of_its_own_goes_to_the_class_that_knows_it(spawn_job: Any) -> None:
     """It was taken for what no worker had sent: wrappers such as Lookahead could not be distributed."""
     spawn_job(

@@ -17,6 +17,7 @@ import torch
 
 from ...exceptions import DeadlineExceeded, OptionError
 from ...gather import Gathering, printable, unreadable
+from ...handlers import Handlers
 from ...job import Job
 from ..broadcast import broadcast_bytes
 from ..known import Known
@@ -58,29 +59,26 @@ def start_alike(
     Gives every worker rank 0's optimizer state, by the names of parameters: a checkpoint may have been loaded
     there alone. Returns whether it has its parameters in the order of rank 0's. Collective.
 
-    Raises OptionError if the state holds objects that cannot be sent, GatherConflict if what came is not a
-    state.
+    Raises OptionError, on every worker, if the state holds objects that cannot be sent, GatherConflict if
+    what came is not a state.
     """
     if job.size == 1:
         return True
     mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    data = None
+    data, failure = None, None
     if job.rank == 0:
-        stream = io.BytesIO()
-        torch.save({"order": mine, "state": optimizer.state_dict() if optimizer.state else None}, stream)
-        data = stream.getvalue()
+        data, failure = _written(optimizer, mine)
     received = broadcast_bytes(job, name, data, timeout)
     if job.rank == 0:
+        if failure is not None:
+            raise _unsent(optimizer, failure) from failure
         return True
-    # Only tensors and plain values are accepted: nothing that another process sends is run here.
     try:
-        sent = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
+        sent = _read(received)
     except Exception as error:
-        raise OptionError(
-            f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: "
-            f"{printable(' '.join(str(error).split()))}",
-            "load the optimizer's state on every worker before `distribute`, or after it",
-        ) from None  # its message is worker 0's, as it came
+        raise _unsent(optimizer, error) from None  # its message is worker 0's, as it came
+    if isinstance(sent, dict) and isinstance(sent.get("unsent"), str):
+        raise _unsent(optimizer, sent["unsent"])
     try:
         theirs, state = sent["order"], sent["state"]
         # A class may have states of a form of its own, which only it can judge.
@@ -100,6 +98,37 @@ def start_alike(
     elif optimizer.state:
         optimizer.state.clear()
     return bool(theirs == mine)
+
+
+def _written(optimizer: torch.optim.Optimizer, order: list[list[str]]) -> tuple[bytes, Exception | None]:
+    """Worker 0's order and state as bytes; where others cannot read these, why, as bytes and by itself."""
+    handlers, stream = Handlers(), io.BytesIO()
+    try:
+        torch.save({"order": order, "state": optimizer.state_dict() if optimizer.state else None}, stream)
+        _read(stream.getvalue())
+    except Exception as error:
+        if handlers.raised(error):
+            raise
+        stream = io.BytesIO()
+        torch.save({"unsent": _words(error)}, stream)
+        return stream.getvalue(), error
+    return stream.getvalue(), None
+
+
+def _read(data: bytes) -> Any:
+    """Only tensors and plain values: nothing that another process sends is run here."""
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+def _words(error: object) -> str:
+    return printable(" ".join(str(error).split()))
+
+
+def _unsent(optimizer: torch.optim.Optimizer, why: object) -> OptionError:
+    return OptionError(
+        f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: {_words(why)}",
+        "load the optimizer's state on every worker before `distribute`, or after it",
+    )
 
 
 def _in_another_order(optimizer: torch.optim.Optimizer) -> OptionError:
