@@ -358,6 +358,126 @@ def test_a_worker_lost_between_steps_is_done_without_and_within_one_ends_it(
         assert f"worker {rank} was lost within a step of `model" in text
 
 
+DIFFERENT = """
+import contextlib
+import time
+
+def two_layers(rates, branch=False, split=False, **settings):
+    '''With a group for each layer, or each parameter; in a step the second or third layer is not used.'''
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(3, 2)])
+    groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in zip(model, rates)]
+    if split:
+        groups = [{**group, "params": [one]} for group in groups for one in group["params"]]
+    optimizer = torch.optim.SGD(groups, momentum=0.9, **settings)
+    model, optimizer = distribute(model, optimizer, clip_norm=1.0)
+    def train(seed=0):
+        optimizer.zero_grad()
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        (model[2 if branch else 1](model[0](x)) ** 2).mean().backward()
+        optimizer.step()
+    return model, optimizer, train
+
+def outcome(function):
+    '''What it raised, and after how long.'''
+    began = time.monotonic()
+    try:
+        function()
+        error = None
+    except ps.PenstockError as caught:
+        error = caught
+    return np.array([type(error).__name__, str(error), str(time.monotonic() - began)])
+
+def by_own_loss(job):
+    '''Equal for two steps; then a scheduler lowers one rate on the last worker, whose loss stands still.'''
+    model, optimizer, train = two_layers([0.1, 0.1, 0.1])
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(2):
+        train(step)
+        plateau.step(1.0 if step and job.rank == job.size - 1 else 1.0 - step)
+    return outcome(train)
+
+def from_the_start(job):
+    '''In one group of several, by a tensor, and on a worker that has no gradient.'''
+    _, optimizer, train = two_layers([0.1, torch.tensor(0.1 if job.rank else 0.01), 0.1], branch=job.rank)
+    return outcome(train)
+
+def alike(job):
+    '''Rates that change on all workers; what is written otherwise, and is no other step.'''
+    sign = -1.0 if job.rank else 1.0
+    model, optimizer, train = two_layers([0.1, 0.05, 0.1], split=job.rank == 1, weight_decay=sign * 0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    for step in range(6):
+        train(step)
+        schedule.step()
+    # Nobody has a gradient of the last layer.
+    optimizer.param_groups[-1]["lr"] = 1.0 + job.rank
+    for step in range(6, 9):
+        train(step)
+    return flat(model)
+"""
+
+STOPPED = """
+told = {}
+for test in (by_own_loss, from_the_start, alike):
+    with contextlib.suppress(ps.PenstockError), ps.init() as job:
+        told[test.__name__] = test(job)
+    if test is not alike:
+        next_job()
+save(**told)
+"""
+
+LOST = """
+with ps.init() as job:
+    model, optimizer, train = two_layers([0.1 if job.rank < 2 else 0.2] * 3)
+    if job.rank == 2:
+        optimizer._clipping._refuse = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    told = outcome(train)
+save(told=told)
+"""
+
+
+@pytest.fixture(scope="module")
+def different(spawn_shared_job: Any) -> list[dict[str, Any]]:
+    """What three workers were told whose settings differ, and where only those do that no step is by."""
+    saved: list[dict[str, Any]] = spawn_shared_job(3, SETUP + DIFFERENT + STOPPED, jobs=3, fails=True)
+    assert all(len(one) >= 3 for one in saved), saved
+    return saved
+
+
+@pytest.mark.parametrize(("part", "ranks"), [("by_own_loss", "02 12"), ("from_the_start", "01 02")])
+def test_workers_whose_settings_differ_are_all_told_at_once(
+    different: list[dict[str, Any]], part: str, ranks: str
+) -> None:
+    """Each layer was stepped with the rate of whichever worker owned it, in silence."""
+    for one in different:
+        kind, text, seconds = one[part]
+        assert kind == "SettingsConflict", text
+        said = [f"workers {pair[0]} and {pair[1]} disagree about the optimizer's" for pair in ranks.split()]
+        assert any(words in text for words in said), text
+        assert float(seconds) < 20
+
+
+def test_settings_may_change_alike_and_differ_where_no_step_is_by_them(
+    different: list[dict[str, Any]],
+) -> None:
+    first = different[0]["alike"]
+    assert np.isfinite(first).all()
+    for one in different[1:]:
+        np.testing.assert_array_equal(one["alike"], first)
+
+
+def test_where_the_one_with_other_settings_is_lost_nobody_goes_on_with_half_a_step(
+    spawn_job: Any,
+) -> None:
+    saved = spawn_job(3, SETUP + DIFFERENT + LOST, options={"on_worker_loss": "continue"}, fails=True)
+    for rank in range(2):
+        kind, text, seconds = saved[rank]["told"]
+        assert kind == "SettingsConflict", text
+        assert f"worker {rank} and workers [2] disagree about the optimizer's settings in a step" in text
+        assert float(seconds) < 20
+
+
 @pytest.mark.parametrize(
     ("limit", "says"),
     [

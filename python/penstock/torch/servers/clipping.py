@@ -13,6 +13,10 @@ Beside what a step moves without, that is the model's size once from the servers
 the N-th part for each of N workers, and two more rounds. Owners are chosen by size among the workers that are
 there; nothing is split, so a parameter that is larger than the N-th part makes its owner the slowest.
 
+The servers hear of one worker's settings for each parameter, its owner's, and cannot compare them with the
+others'. So with its norms each worker tells a checksum of the settings that the step is to be taken with;
+where those differ, all give a step, and the servers end the job as they do without `clip_norm=`.
+
 A worker that is lost in the second half may have left its parameters without their step. Where the others go
 on without it, they compare the steps that its tensors have taken with those that they should have.
 """
@@ -20,16 +24,19 @@ on without it, they compare the steps that its tensors have taken with those tha
 from __future__ import annotations
 
 import numbers
+import struct
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from ... import _core
 from ...arrays import Array
-from ...exceptions import OptionError, WorkerLost
+from ...exceptions import OptionError, SettingsConflict, WorkerLost
 from ...job import Job
-from ...optim import Replace
+from ...optim import Replace, Settings
 from ...tensor import Tensor
 from .bits import over
 
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-6
 """What torch adds to the norm before it divides by it."""
+TOKENS = 2**50
+"""Of checksums: float64 holds each of them exactly. Two that differ are alike once in so many."""
 
 
 def check_limit(limit: object) -> float:
@@ -64,6 +73,8 @@ class Clipping:
         self._owners: dict[tuple[int, ...], list[int]] = {}
         # The places whose step was taken last, with those that took it.
         self._last: list[tuple[_Place, int]] = []
+        # The settings that were told last, and what tells them.
+        self._told: tuple[list[Settings], int] = [], _token([])
         self.total_norm: float | None = None
         """Of the last step's average, before it was clipped."""
 
@@ -85,7 +96,7 @@ class Clipping:
         self._places = {id(shared): self._places.get(id(shared)) or _Place(shared) for shared in self._all}
         self._owners = {}
         count = len(self._all)
-        # Norms of any type fit into float64. Behind them each worker's presence.
+        # Norms of any type fit into float64. Behind them each worker's settings: 0 if it is not there.
         self._norms = self._job.tensor(
             f"{self._prefix}/norms of {count}",
             shape=count + self._job.size,
@@ -112,9 +123,10 @@ class Clipping:
         found = [int(number) for number in np.flatnonzero(used)]
         stepped = [(self._places[id(self._all[number])], owners[number]) for number in found]
         rank, count = self._job.rank, len(self._all)
+        settings = self._settings([place.shared for place, _ in stepped])
         lane = self._norms.lane()
         lane[:] = 0
-        lane[count + rank] = 1
+        lane[count + rank] = self._told[1]
         for number, (place, owner) in zip(found, stepped, strict=True):
             place.count()
             if owner == rank:
@@ -123,11 +135,41 @@ class Clipping:
         norms = self._norms.pull()
         if missing := [one for one in there if not norms[count + one]]:
             raise _lost(missing[0], self._prefix)
+        if others := [one for one in there if norms[count + one] != norms[count + rank]]:
+            self._refuse(stepped, settings, others)
         factor = self._factor([place.shared.parameter.dtype for place, _ in stepped], norms[found])
-        for place, owner in stepped:
+        for (place, owner), its in zip(stepped, settings, strict=True):
             if owner == rank:
-                place.push(factor)
+                place.push(factor, its)
         self._last = stepped
+
+    def _settings(self, used: list[Shared]) -> list[Settings]:
+        """
+        What each of these is to be stepped with. Parameters that nobody has a gradient of may have any.
+        """
+        for group in {shared.group for shared in used}:
+            group.refresh()
+        settings = [shared.tensor._optimizer._packed for shared in used]
+        if settings != self._told[0]:
+            self._told = settings, _token(settings)
+        return settings
+
+    def _refuse(self, stepped: list[tuple[_Place, int]], settings: list[Settings], others: list[int]) -> None:
+        """
+        Has the servers find what is different, and end the job for all with it: a worker that raised by
+        itself, and left, might have the others hear of that first. What is stepped meanwhile is by zeros.
+        """
+        for (place, _), its in zip(stepped, settings, strict=True):
+            place.push(None, its)
+        for place, _ in stepped:
+            place.shared.tensor._core.pull(None, None)
+        # Nothing came, as one of them was lost meanwhile.
+        raise SettingsConflict(
+            f"worker {self._job.rank} and workers {others} disagree about the optimizer's settings in a step "
+            f"of `{self._prefix}`: it was taken by zeros in place of gradients, with anyone's settings",
+            "make the same change of learning rates on every worker, in the same iteration; start again from "
+            "a checkpoint",
+        )
 
     def _factor(self, dtypes: list[torch.dtype], norms: Any) -> torch.Tensor:
         """As torch computes it: infinite norms give 0, and NaN gives NaN."""
@@ -190,15 +232,25 @@ class _Place:
         self._mean._core.pull(None, None)
         return float(torch.linalg.vector_norm(self._value))
 
-    def push(self, factor: torch.Tensor) -> None:
-        """Has the servers step by factor times mean."""
+    def push(self, factor: torch.Tensor | None, settings: Settings) -> None:
+        """Has the servers step by factor times mean, or by zeros."""
         tensor = self.shared.tensor
-        self.shared.group.refresh()
         memory = tensor._core.lane_until_push()
         if self._lane is None:
             self._lane = over(memory, self.shared.parameter)
-        torch.mul(self._value, factor, out=self._lane)
-        tensor._core.push(None, tensor._optimizer._packed, False, None)
+        if factor is None:
+            self._lane.zero_()
+        else:
+            torch.mul(self._value, factor, out=self._lane)
+        tensor._core.push(None, settings, False, None)
+
+
+def _token(settings: list[Settings]) -> int:
+    """A number above 0 for what these are, however they are grouped."""
+    runs = [(its, len(list(same))) for its, same in groupby(settings)]
+    # -0.0 is 0.0 to the servers too.
+    parts = [struct.pack("<5dq", *(number + 0.0 for number in its), length) for its, length in runs]
+    return 1 + _core.checksum(b"".join(parts)) % TOKENS
 
 
 def _lost(rank: int, prefix: str) -> WorkerLost:

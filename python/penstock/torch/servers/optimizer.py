@@ -354,6 +354,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             after `distribute`.
         SettingsError
             A parameter group has a setting that is out of range, or a flag that was changed.
+        SettingsConflict
+            Workers step a parameter with different settings: without `clip_norm` those that have a gradient
+            of it, with it all of them. The job has ended; if it goes on without a worker that was lost in the
+            same step, start from a checkpoint all the same.
         WorkerLost
             With `clip_norm`: a worker was lost within the step, and the job goes on without it
             (`on_worker_loss=continue`); the parameters that it owned may not have taken theirs.
@@ -427,8 +431,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Another worker took a step, or completed the iteration otherwise.
         SettingsError
             A parameter group has a setting that is out of range, or a flag that was changed.
-        WorkerLost
-            With `clip_norm`, as for `step`.
+        SettingsConflict, WorkerLost
+            As for `step`.
         LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.flush` and `Tensor.pull`. What was not sent is held back still.
 
