@@ -232,7 +232,11 @@ class Gathering:
         limit = call.limit
         unheard = self._unheard.gather
         if unheard is not None:
-            if unheard.number >= call.least and call.differs(unheard, job.rank) is None:
+            # A script that has completed an iteration since then has gone on, and may give the same again. Of
+            # numbers from `least` on each says itself which call it is of.
+            is_same = unheard.iteration == job._core.iteration or call.least > 0
+            if is_same and unheard.number >= call.least and call.differs(unheard, job.rank) is None:
+                unheard.over = True
                 return unheard.result()
             self._unheard.gather = None
         gather = self._last
@@ -241,7 +245,8 @@ class Gathering:
             gather.over = gather.failed = True
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
-            gather = self._last = _Gather(call.words, call.data, number, gather.took_part())
+            took_part, iteration = gather.took_part(), job._core.iteration
+            gather = self._last = _Gather(call.words, call.data, number, took_part, iteration)
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
         try:
@@ -345,6 +350,8 @@ class _Gather:
     number: int
     before: int
     """Who took part in the gather before."""
+    iteration: int = 0
+    """Of the job, in which it was begun."""
     round: int = 0
     """Of the table for the rest: the pieces of those before it have come."""
     heads: list[_Head | None] = field(default_factory=list)

@@ -631,8 +631,8 @@ class Job(Sealed):
         exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
         (`on_worker_loss=continue`), it is the mean over the others.
 
-        If a signal handler raises during the call (Ctrl-C), the same call continues it. A whole number has at
-        most 4 Mibit.
+        If a signal handler raises during the call (Ctrl-C), the same call continues it, in the same iteration
+        of the job. A whole number has at most 4 Mibit.
 
         Bytes: `x`, from every worker to every other. For large arrays use a tensor.
 

@@ -573,6 +573,39 @@ def test_a_gather_that_is_interrupted_anywhere_goes_on_by_the_same_call(
     assert interrupted.left < 4, "it was interrupted"
 
 
+def test_a_gather_that_was_interrupted_is_another_one_once_an_iteration_was_completed(spawn_job: Any) -> None:
+    """A worker that gave the same again had the mean of the iteration before, and the others waited for it."""
+    saved = spawn_job(
+        2,
+        """
+        from penstock.gather import Gathering
+
+        gather = Gathering._gather
+
+        def cut(*arguments):
+            gather(*arguments)
+            raise KeyboardInterrupt
+
+        with ps.init() as job:
+            tensor, means = job.tensor("w", shape=(4,), optimizer=ps.Add()), []
+            for iteration in range(3):
+                tensor.push(np.ones(4, np.float32))
+                job.clock()
+                tensor.pull()
+                if job.rank and not iteration:
+                    Gathering._gather = cut
+                try:
+                    means.append(job.mean(1.0 if job.rank else 10.0 * iteration))
+                except KeyboardInterrupt:
+                    means.append(0.5)
+                Gathering._gather = gather
+            save(means=means)
+        """,
+    )
+    for result in saved:
+        assert result["means"].tolist() == [0.5, 5.5, 10.5]
+
+
 # It had ended the gather for this worker alone, whose next call was another one than the others'.
 @pytest.mark.parametrize("name", ["penstock/gather", "penstock/gather/rest"])
 def test_a_gather_goes_on_by_the_same_call_once_a_worker_has_what_it_lacked(

@@ -645,7 +645,10 @@ def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job:
         assert "worker 0 failed: ValueError: invalid literal" in str(result["failure"])
 
 
-def test_a_state_that_cannot_be_read_leaves_what_frozen_parameters_start_from(job: ps.Job) -> None:
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_state_that_cannot_be_read_leaves_what_frozen_parameters_start_from(
+    job: ps.Job, is_frozen: bool
+) -> None:
     """A script that catches the error trained on with the settings, and the states, of what was of no use."""
     model = torch.nn.Sequential(*(torch.nn.Linear(2, 1, bias=False) for _ in range(2)))
     _, second = model.parameters()
@@ -656,6 +659,7 @@ def test_a_state_that_cannot_be_read_leaves_what_frozen_parameters_start_from(jo
     bad["param_groups"][0]["lr"] = 0.7
     bad["state"][0]["step"] = "two"
     bad["state"][1]["sum"].fill_(9)
+    second.requires_grad_(not is_frozen)
     with pytest.raises(ValueError, match="invalid literal"):
         optimizer.load_state_dict(bad)
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -701,6 +705,33 @@ def test_what_was_interrupted_behind_its_end_is_done_again_after_a_step(
         assert torch.equal(model.weight, best[0]["weight"])
     else:
         assert steps(optimizer.state_dict()) == steps(best[1])
+
+
+def test_values_that_were_put_back_are_published_after_publications_that_were_interrupted(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained values passed for those of a publication of long before, and these for published."""
+    model = torch.nn.Linear(2, 1)
+    _, optimizer = ps.torch.distribute(model, torch.optim.Adam(model.parameters(), lr=0.1), where="servers")
+    best = model.weight.detach().clone()
+    do = Firsts._do
+
+    def interrupted(*arguments: Any) -> None:
+        do(*arguments)
+        raise KeyboardInterrupt
+
+    for is_trained in (False, True):
+        if is_trained:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with monkeypatch.context() as patched:
+            patched.setattr(Firsts, "_do", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.publish()
+    with torch.no_grad():
+        model.weight.copy_(best)
+    optimizer.publish()
+    assert torch.equal(model.weight, best)
 
 
 def test_a_loaded_group_has_what_torchs_has(job: ps.Job) -> None:

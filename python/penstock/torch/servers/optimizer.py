@@ -21,9 +21,18 @@ import torch
 
 from ...arrays import Array, as_array, dtype_name
 from ...consistency import BSP, Consistency, parse, spelled
-from ...exceptions import OptionError, SettingsError, ShapeError, not_to_be_sent
+from ...exceptions import (
+    DeadlineExceeded,
+    FirstFailed,
+    JobClosed,
+    OptionError,
+    SettingsError,
+    ShapeError,
+    not_to_be_sent,
+)
 from ...filters import Filters, HeldBack
 from ...first import Deed, checksum
+from ...handlers import Handlers
 from ...job import Job
 from ...optim import updates_in
 from ...tensor import _as_buffer
@@ -117,6 +126,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._filters = filters
         self._published: dict[Shared, Seen] = {}
         """Of a publication that has not returned, on worker 0."""
+        self._published_in = 0
+        """The iteration that it was made in."""
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._timeout = timeout
@@ -548,6 +559,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
         def says() -> int:
+            if self._published_in != self.job.iteration:
+                self._published, self._published_in = {}, self.job.iteration
             said = self._published
             for shared in self._shared.values():
                 now = sum_of(shared.parameter)
@@ -665,11 +678,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, index in zip(flat, indices, strict=True)
         }
         self._check_shapes(states)
+        # What is unfrozen, or of a new group, begins here, and not with another state in the next step.
+        self._take_in()
         groups = [group.copy() for group in self.param_groups]
-        # They are frozen, or begin only now: that is what they start from.
-        kept = [one for one in states if id(one) not in self._shared or id(one) in self._fresh]
+        # They are frozen: that is what they start from.
+        kept = [parameter for parameter in states if id(parameter) not in self._shared]
         starts = {parameter: self._original.state.get(parameter) for parameter in kept}
-        is_done = False
+        handlers, is_done = Handlers(), False
 
         def behind() -> None:
             nonlocal is_done
@@ -678,22 +693,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             for parameter in kept:
                 self._original.state[parameter] = copy.deepcopy(states[parameter])
-            # What is unfrozen, or of a new group, gets its state here, and not another one in the next step.
-            self._take_in()
             self._adopt_groups(saved)
             self._load_states(states, everything=True, behind=behind)
-        except BaseException:
-            # Whoever takes the error for a checkpoint that is of no use trains on as before.
-            if not is_done:
+        except Exception as error:
+            # Whoever takes the error for a checkpoint that is of no use trains on as before. Where it is not
+            # known that the load has failed for all, it is made again, or is over for the others.
+            has_failed = self.job.rank == 0 and not isinstance(error, DeadlineExceeded | JobClosed)
+            if (has_failed or isinstance(error, FirstFailed)) and not is_done and not handlers.raised(error):
                 self._adopt_groups(groups)
                 self._put_back(starts)
             raise
 
     def _put_back(self, states: Mapping[torch.Tensor, dict[str, Any] | None]) -> None:
-        """What parameters start from that are still to begin is this again."""
+        """What parameters start from is this again."""
         for parameter, state in states.items():
-            if id(parameter) in self._shared and id(parameter) not in self._fresh:
-                continue
             if state is None:
                 self._original.state.pop(parameter, None)
             else:
