@@ -20,6 +20,7 @@ use self::deeds::{Deed, Deeds, Failed, Open};
 use crate::error::{MAX_TEXT_BYTES, shorten};
 use crate::{Rank, membership::Members};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -116,11 +117,13 @@ pub struct Firsts<C> {
     attempts: u64,
     deeds: Deeds<C>,
     open: Open,
+    /// How many waits and workers were gone over.
+    gone_over: Cell<usize>,
 }
 
 impl<C> Default for Firsts<C> {
     fn default() -> Self {
-        Self { attempts: 0, deeds: Deeds::default(), open: Open::new() }
+        Self { attempts: 0, deeds: Deeds::default(), open: Open::new(), gone_over: Cell::default() }
     }
 }
 
@@ -203,7 +206,8 @@ impl<C> Firsts<C> {
     /// Begins what worker 0 gathers the others for, if all of them are there.
     fn begin(&mut self, what: &str, members: &Members, told: &mut Vec<Told>) {
         let Some(deed) = self.deeds.get_mut(what) else { return };
-        let Some((request, call)) = deed.gathers.filter(|_| deed.missing(members).is_empty()) else { return };
+        let all_wait = |_: &(u64, u64)| deed.missing(members, &self.gone_over).is_empty();
+        let Some((request, call)) = deed.gathers.filter(all_wait) else { return };
         self.attempts += 1;
         let attempt = self.attempts;
         (deed.gathers, deed.acts) = (None, Some((attempt, call)));
@@ -212,10 +216,18 @@ impl<C> Firsts<C> {
         deed.tell(u64::MAX, &Heard::Begins { attempt }, &mut self.open, told);
     }
 
+    /// How many waits and workers were gone over since the last call of this.
+    pub fn take_gone_over(&self) -> usize {
+        self.gone_over.take()
+    }
+
     /// A worker no longer waits for the answer to that request. For whom it waited, unless it was answered before.
     pub fn withdraw(&mut self, rank: Rank, request: u64, members: &Members) -> Option<Vec<Rank>> {
         let deed = self.deeds.get(self.open.get(&(rank, request))?)?;
-        let mut missing = if deed.gathers.is_some() { deed.missing(members) } else { Vec::new() };
+        let mut missing = match deed.gathers {
+            Some(_) => deed.missing(members, &self.gone_over),
+            None => Vec::new(),
+        };
         if rank != FIRST && missing.is_empty() {
             missing.push(FIRST);
         }
@@ -264,7 +276,7 @@ impl<C> Firsts<C> {
             return if self.open.range(of(rank)).next().is_some() { vec![FIRST] } else { Vec::new() };
         }
         let gathers = self.deeds.get(what).filter(|deed| deed.gathers.is_some());
-        gathers.map_or_else(Vec::new, |deed| deed.missing(members))
+        gathers.map_or_else(Vec::new, |deed| deed.missing(members, &self.gone_over))
     }
 }
 
@@ -438,6 +450,24 @@ mod tests {
     #[test]
     fn what_a_request_costs_does_not_grow_with_what_worker_0_has_done() {
         assert_eq!(looks(3), looks(3000));
+    }
+
+    // Each of many waits for the same went over all of them, and cost what any request does.
+    #[test]
+    fn what_a_wait_has_gone_over_is_counted_while_worker_0_gathers() {
+        let mut job = Job::new();
+        for request in 0..100 {
+            job.say(1, request, waits(W, 0, 0));
+        }
+        assert_eq!(job.firsts.take_gone_over(), 0, "nobody looks who is missing");
+        job.say(0, 1, gathers(W, 1));
+        assert!(job.firsts.take_gone_over() >= 100);
+        job.say(1, 100, waits(W, 0, 0));
+        assert!(job.firsts.take_gone_over() >= 101);
+        assert_eq!(job.firsts.withdraw(1, 100, &job.members), Some(vec![2]));
+        assert!(job.firsts.take_gone_over() >= 101);
+        assert_eq!(job.firsts.needs(0, W, &job.members), [2]);
+        assert!(job.firsts.take_gone_over() >= 100);
     }
 
     // The reason was kept, and only the name charged: three times as much as was paid for.

@@ -13,7 +13,7 @@ use penstock::service::{JobConfig, Service};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::Bsp;
-use penstock_proto::error::JobFailure;
+use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::frame::{Body, Header};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::control::{PART_BYTES, TableAsk};
@@ -34,6 +34,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::travel::{Filtering, Travel};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -525,6 +526,57 @@ fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
     are_answered_at_a_pace(&mut control, 2 * AT_ONCE, waits, |took| {
         (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took
     });
+}
+
+/// Each such request had a server settle all tables that anybody waited for, and cost what a beat does.
+#[test]
+fn who_asks_for_a_table_pays_for_the_waits_that_are_gone_over() {
+    const WORKERS: u32 = 10;
+    const TABLES: u64 = 250;
+    /// A request counts for itself, and for four for each of a thousand waits.
+    const AT_ONCE: u64 = 20_000 / 11;
+    const A_SECOND: f64 = 2_000.0 / 11.0;
+    const UNDER_WAY: u64 = 100;
+    let (_service, address) = service_where_evil_has((0, 1), WORKERS);
+    let mut controls = evil_workers(address, WORKERS);
+    let begin = |spec| Ask::Table(TableAsk::Begin { spec, home: 0, near: false });
+    let join = |name: &str| Ask::Table(TableAsk::Join { name: name.to_owned() });
+    // Long, and alike up to their ends.
+    let name = |at: u64| format!("{}{at:06}", "U".repeat(494));
+    for at in 0..TABLES {
+        asked(&mut controls[0], 2 + at, begin(table(&name(at))));
+    }
+    // It fails, and whoever asks for it is told so at once.
+    let failed = table(&name(TABLES));
+    asked(&mut controls[0], 2 + TABLES, begin(failed.clone()));
+    asked(&mut controls[1], 2, begin(TableSpec { row_bytes: 16, ..failed.clone() }));
+    for control in &mut controls {
+        let waits: Vec<u8> = (0..TABLES).flat_map(|at| request(10_000 + at, join(&name(at)))).collect();
+        control.write_all(&waits).unwrap();
+        asked(control, 20_000, Ask::Beat);
+    }
+    let (control, others) = controls.split_last_mut().unwrap();
+    let (others, questions) = (&*others, Cell::new(0));
+    let question = || {
+        // The others live.
+        if questions.replace(questions.get() + 1) % 100 == 0 {
+            others.iter().for_each(|mut other| other.write_all(&request(30_000, Ask::Beat)).unwrap());
+        }
+        join(&failed.name)
+    };
+    are_answered_at_a_pace(control, 3_000, question, |took| (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took);
+}
+
+/// Whoever had the secret, and said hello to nobody, asked on at the workers' cost.
+#[test]
+fn a_connection_that_asks_before_it_says_hello_is_refused_and_closed() {
+    let (_service, address) = service_with(QUOTA);
+    let mut stranger = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    say(&mut stranger, &encode(&Request { id: 1, settled: 1, body: Ask::Clocks }).unwrap());
+    let told = decode::<Reply>(&hear(&mut stranger).unwrap()).unwrap().body;
+    assert_eq!(told, Answer::Refused(Refusal::Authentication));
+    assert!(matches!(stranger.read(&mut [0]), Ok(0)), "it stays open");
 }
 
 /// More workers than the control thread hears in one look at the sockets, and all that they may ask is spent: each is heard all the

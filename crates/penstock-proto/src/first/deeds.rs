@@ -2,6 +2,7 @@
 
 use super::{FIRST, Heard, Told};
 use crate::{Rank, membership::Members};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -111,8 +112,9 @@ impl<C> Deed<C> {
         self.acts.filter(|&(attempt, _)| attempt > begun).map(|(attempt, _)| Heard::Begins { attempt })
     }
 
-    /// Those that worker 0 waits for, and that do not wait for it.
-    pub(super) fn missing(&self, members: &Members) -> Vec<Rank> {
+    /// Those that worker 0 waits for, and that do not wait for it. Each wait is noted twice: it finds its place among the others.
+    pub(super) fn missing(&self, members: &Members, gone_over: &Cell<usize>) -> Vec<Rank> {
+        gone_over.set(gone_over.get() + 2 * self.waiting.len() + members.live.len());
         let waits: BTreeSet<Rank> = self.waiting.keys().map(|(rank, _)| *rank).collect();
         members.live.iter().copied().filter(|rank| *rank != FIRST && !waits.contains(rank)).collect()
     }

@@ -130,6 +130,8 @@ pub(super) struct Control {
     pace: Pace,
     /// What they have asked that is not taken off it yet.
     spent: f64,
+    /// Connections that are heard for a worker, as of this turn: strangers share nothing of what the workers may ask.
+    heard: usize,
     /// For how long they were not heard, as they had asked more.
     kept: KeptWaiting,
     /// Searches for circles that were put off, as nothing was left.
@@ -238,6 +240,7 @@ impl Control {
             pace: Pace::of_requests(Instant::now()),
             put_off: PutOff::default(),
             spent: 0.0,
+            heard: 0,
             kept: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
             tickets: HashMap::new(),
@@ -290,7 +293,10 @@ impl Control {
         let now = Instant::now();
         self.place.iter().for_each(|place| place.shares.look(now));
         let out = self.is_out();
-        self.put_off.begin_turn();
+        self.put_off.begin_turn(self.clock.now());
+        if self.is_beside_another() {
+            self.heard = self.clients.values().filter(|client| !client.is_stranger()).count();
+        }
         if self.kept.note(out, now) {
             tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
         }
@@ -325,17 +331,23 @@ impl Control {
 
     /// Whether the job's clients have asked more than they may while there are other jobs.
     fn is_out(&mut self) -> bool {
-        // What was asked within a turn is owed for a while that no worker takes for the loss of this server.
-        let longest = MOST_OWED.min(self.config.options.lease / 4);
-        let owes = pace::REQUESTS_A_SECOND * longest.as_secs_f64();
-        self.pace.spend(std::mem::take(&mut self.spent).min(self.pace.left() + owes));
+        let most = self.most_spent();
+        self.pace.spend(std::mem::take(&mut self.spent).min(most));
         let out = self.pace.is_out(Instant::now());
         if self.is_beside_another() {
             return out;
         }
         // By itself a job owes nobody anything, also later.
         self.pace.forgive();
+        self.put_off.forgive();
         false
+    }
+
+    /// The most that is taken off for what was asked within a turn: it is owed for a while that no worker takes for the loss of
+    /// this server.
+    fn most_spent(&self) -> f64 {
+        let longest = MOST_OWED.min(self.config.options.lease / 4);
+        self.pace.left() + pace::REQUESTS_A_SECOND * longest.as_secs_f64()
     }
 
     /// Whether nothing is left to them beside other jobs, after what was asked in this turn.

@@ -22,7 +22,7 @@ use std::time::Instant;
 pub(super) const A_REQUEST: f64 = 1.0;
 const A_QUESTION: f64 = 20.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
-const WAITS_A_REQUEST: f64 = 1000.0;
+pub(super) const WAITS_A_REQUEST: f64 = 1000.0;
 
 /// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
@@ -46,7 +46,7 @@ impl Control {
         if !self.is_beside_another() {
             return REQUESTS;
         }
-        let questions = (self.pace.left() - self.spent) / A_QUESTION / self.clients.len() as f64;
+        let questions = (self.pace.left() - self.spent) / A_QUESTION / self.heard.max(1) as f64;
         (questions as usize).clamp(1, REQUESTS)
     }
 
@@ -92,8 +92,13 @@ impl Control {
             return;
         }
         let Some(peer) = client.peer else {
+            // Whoever belongs to the job says hello first. The workers do not pay for what others ask.
+            let goes = client.is_stranger() && !matches!(request.body, Ask::Hello { .. });
             if let Some(answer) = self.ask_stranger(token, request) {
                 self.answer_client(token, id, answer);
+            }
+            if goes {
+                self.drop_client(token);
             }
             return;
         };
@@ -263,7 +268,7 @@ impl Control {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal, alone);
-        if !self.has_spent_all() {
+        if !self.is_beside_another() || !self.has_spent_all() && !self.put_off.owes() {
             self.put_off.end(rank);
         } else if !self.put_off.lets_through(rank, self.clock.now()) {
             return None; // it asks again
@@ -273,17 +278,18 @@ impl Control {
         // These, and for each wait for a table, go over all workers.
         let all = self.config.workers as usize;
         let beside = Cell::new(2 * all);
-        let for_a_table = || beside.set(beside.get() + all);
+        let waits = self.tables.waits();
+        let for_a_table = |waits: usize| beside.set(beside.get() + all + waits);
         let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
             Goal::First { what } => self.firsts.needs(rank, what, &members),
             Goal::Table { name } => {
-                for_a_table();
+                for_a_table(waits);
                 self.tables.awaited_by(rank, name, &members.live)
             }
             Goal::Drop { id, .. } => {
-                for_a_table();
+                for_a_table(0);
                 self.tables.users(*id, &members.live)
             }
             Goal::Ranks { ranks, .. } => ranks.clone(),
@@ -294,8 +300,16 @@ impl Control {
         {
             tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
         }
-        self.spent += (self.knots.take_gone_over() + beside.get()) as f64 / WAITS_A_REQUEST;
+        let gone_over = self.knots.take_gone_over() + self.firsts.take_gone_over() + beside.get();
+        let cost = gone_over as f64 / WAITS_A_REQUEST;
+        self.spent += cost;
+        self.put_off.owe((self.spent - self.most_spent()).clamp(0.0, cost));
         knot
+    }
+
+    /// What a request made this thread go over beside the members of the job, which were counted for it.
+    pub(super) fn pay_for(&mut self, gone_over: usize) {
+        self.spent += (self.config.workers as usize + gone_over) as f64 / WAITS_A_REQUEST;
     }
 
     fn stand(&mut self, rank: Rank, request: u64) {
@@ -318,7 +332,9 @@ impl Control {
             let entries = account.charge(Resource::Entries, entries)?;
             Ok([entries, account.charge(Resource::Bytes, (FIRST_BYTES + 2 * bytes) as u64)?])
         };
-        match self.firsts.say((rank, request), say, &members, charge) {
+        let said = self.firsts.say((rank, request), say, &members, charge);
+        self.pay_for(self.firsts.take_gone_over());
+        match said {
             Ok(told) => {
                 self.tell(told);
                 None
@@ -347,10 +363,14 @@ impl Control {
                 self.roster.withdraw(rank);
                 ranks
             }
-            None => match self.firsts.withdraw(rank, request, &self.roster.members()) {
-                Some(ranks) => ranks,
-                None => return Vec::new(),
-            },
+            None => {
+                let withdrawn = self.firsts.withdraw(rank, request, &self.roster.members());
+                self.pay_for(self.firsts.take_gone_over());
+                match withdrawn {
+                    Some(ranks) => ranks,
+                    None => return Vec::new(),
+                }
+            }
         };
         self.end_wait(rank); // its wait was in vain
         // An answer to the one request that has none: repeated on another connection, it is not taken for a new one.

@@ -62,6 +62,7 @@ impl Control {
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
         let asker = Asker { rank, request, local, members: &members, passer: self.items.as_ref() };
         let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.bells);
+        self.pay_for(self.tables.take_gone_over());
         // Before its partition is known there: from then on it rings for what it sets.
         self.pass_bells();
         self.pass_partitions(sealed);

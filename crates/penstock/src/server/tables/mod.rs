@@ -28,6 +28,7 @@ use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
 use penstock_proto::membership::Members;
 use rustix::fd::OwnedFd;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A request that waits: whose, its number, the table's name.
@@ -67,6 +68,8 @@ pub(in crate::server) struct Tables {
     first: bool,
     /// How many there are.
     servers: u32,
+    /// How many waits were gone over, each as often as its price says.
+    gone_over: Cell<usize>,
 }
 
 /// A table that some workers have dropped.
@@ -162,7 +165,7 @@ impl Tables {
                 let begun = self.registry.begin(rank, &spec, home, near, &asker.members.live);
                 if begun.is_err() {
                     // Those that declared it otherwise wait for this one, and are told now.
-                    answers.append(&mut self.join(asker.members));
+                    answers.append(&mut self.join_one(&spec.name, asker.members));
                 }
                 Some(done(begun))
             }
@@ -173,7 +176,7 @@ impl Tables {
                     // A worker that asks again has given up on what it asked before.
                     self.joining.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.joining.extend(wait);
-                    answers.append(&mut self.join(asker.members));
+                    answers.append(&mut self.join_one(&name, asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -183,7 +186,7 @@ impl Tables {
                     self.waiting.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.registry.get_ready(rank, &name);
                     self.waiting.extend(wait);
-                    answers.append(&mut self.join(asker.members));
+                    answers.append(&mut self.let_use(Some(&name), asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -191,7 +194,7 @@ impl Tables {
             TableAsk::Drop { name, id } => match self.discard(asker, name, id) {
                 Ok(true) => Some(done(Ok(()))),
                 Ok(false) => {
-                    answers.append(&mut self.join(asker.members));
+                    answers.append(&mut self.end_unused(Some(id), asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -230,19 +233,66 @@ impl Tables {
     ///
     /// However large the tables are, this takes no longer than a turn may: what is left is for [`settle`](Self::settle).
     pub(in crate::server) fn join(&mut self, members: &Members) -> Answers {
+        let mut answers = self.let_use(None, members);
+        // Requests that come meanwhile make no turn longer.
+        if !self.unsettled {
+            answers.append(&mut self.settle(members));
+        }
+        answers.append(&mut self.end_unused(None, members));
+        answers
+    }
+
+    /// How many waits for tables there are.
+    pub(in crate::server) fn waits(&self) -> usize {
+        self.joining.len() + self.waiting.len()
+    }
+
+    /// How many waits requests have gone over since the last call of this, each as often as its price says.
+    pub(in crate::server) fn take_gone_over(&self) -> usize {
+        self.gone_over.take()
+    }
+
+    fn note(&self, times: usize) {
+        self.gone_over.set(self.gone_over.get() + times);
+    }
+
+    /// The same for those that wait for one table: a request for it changes nothing for the others.
+    fn join_one(&mut self, name: &str, members: &Members) -> Answers {
+        self.note(A_NAME * self.joining.len());
+        // Requests that come meanwhile make no turn longer.
+        if self.unsettled {
+            return Vec::new();
+        }
+        let share = A_TURN / self.joining.len().max(1) as Work + LEAST;
+        let answers = self.settle_these(BTreeSet::from([name.to_owned()]), share, members);
+        if self.unsettled {
+            // All are gone over in the next turn.
+            self.note(A_SETTLED * self.joining.len());
+        }
+        answers
+    }
+
+    /// Answers those that wait until all are ready, for one table or for any.
+    fn let_use(&mut self, only: Option<&str>, members: &Members) -> Answers {
+        self.note(A_NAME * self.waiting.len());
         let (live, mut answers) = (&members.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
-            let all = self.registry.ready(name).is_some_and(|ready| live.is_subset(ready));
+            let all = only.is_none_or(|only| only == name)
+                && self.registry.ready(name).is_some_and(|ready| live.is_subset(ready));
             if all {
                 answers.push((*rank, *request, Ok((TableAnswer::Done, Vec::new()))));
             }
             !all
         });
-        // Requests that come meanwhile make no turn longer.
-        if !self.unsettled {
-            answers.append(&mut self.settle(members));
-        }
-        let unused = |(_, dropped): &(&TableId, &Dropped)| live.is_subset(&dropped.ranks);
+        answers
+    }
+
+    /// Lets go of what all live workers have dropped, one table or any, and answers those that wait for that.
+    fn end_unused(&mut self, only: Option<TableId>, members: &Members) -> Answers {
+        let (live, mut answers) = (&members.live, Vec::new());
+        let unused = |(id, dropped): &(&TableId, &Dropped)| {
+            only.is_none_or(|only| only == **id) && live.is_subset(&dropped.ranks)
+        };
         let unused: Vec<TableId> = self.dropped.iter().filter(unused).map(|(id, _)| *id).collect();
         for id in unused {
             let Some(Dropped { name, waiting, .. }) = self.dropped.remove(&id) else { continue };
@@ -265,15 +315,20 @@ impl Tables {
     /// Goes on with tables that all live workers have declared: a part of what there is to do, and the answers that are known.
     pub(in crate::server) fn settle(&mut self, members: &Members) -> Answers {
         let names: BTreeSet<&str> = self.joining.iter().map(|wait| &wait.name[..]).collect();
+        let names: BTreeSet<String> = names.into_iter().map(str::to_owned).collect();
         // No table waits for another.
         let share = A_TURN / names.len().max(1) as Work + LEAST;
+        self.settle_these(names, share, members)
+    }
+
+    fn settle_these(&mut self, names: BTreeSet<String>, share: Work, members: &Members) -> Answers {
         let (mut known, mut unsettled) = (BTreeMap::new(), false);
         for name in names {
             let mut work = share;
-            match self.registry.settle(name, members, &mut work) {
+            match self.registry.settle(&name, members, &mut work) {
                 Settled::Lacking => {}
                 Settled::Partly => unsettled = true,
-                Settled::Known => _ = known.insert(name.to_owned(), work),
+                Settled::Known => _ = known.insert(name, work),
             }
         }
         let mut answers = Vec::new();
@@ -309,6 +364,7 @@ impl Tables {
         if !missing.is_empty() {
             return missing;
         }
+        self.note(A_NAME * self.joining.len());
         // It is being made: those that still wait for it wait for no worker.
         if self.joining.iter().any(|wait| wait.name == name) {
             return Vec::new();
@@ -437,6 +493,11 @@ const FREED_BYTES: u64 = 32;
 const A_TURN: Work = 1 << 16;
 /// The least for each of them, however many there are.
 const LEAST: Work = 16;
+
+/// What it costs to compare a wait's name, which may be long, and to go on with its table, in waits that are gone over for a
+/// circle.
+const A_NAME: usize = 4;
+const A_SETTLED: usize = 50;
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.
 const WAIT_ENTRIES: u64 = 256;

@@ -277,3 +277,33 @@ fn who_asks_about_a_wait_that_was_answered_meanwhile_waits_for_nobody() {
     server.ask(1, TableAsk::Ready { name: "U".to_owned() });
     assert_eq!(awaited(&server, 1), [0, 2], "those that are not ready");
 }
+
+// A request for one table had all that anybody waited for settled, and cost what any request does.
+#[test]
+fn a_request_for_one_table_goes_over_the_names_of_the_waits_and_settles_no_other() {
+    let mut server = Server::new();
+    for at in 0..100 {
+        let (name, propagation) = (format!("{at}"), Propagation::Eager);
+        let spec = TableSpec {
+            name: name.clone(),
+            rows: 4,
+            row_bytes: 8,
+            sum: None,
+            propagation,
+            holds: String::new(),
+        };
+        server.ask(0, TableAsk::Begin { spec, home: 0, near: true });
+        server.ask(0, TableAsk::Join { name });
+    }
+    server.tables.take_gone_over();
+    assert_eq!(server.tables.waits(), 100);
+    assert!(server.ask(1, TableAsk::Join { name: "7".to_owned() }).is_empty());
+    assert_eq!(server.tables.take_gone_over(), A_NAME * 101);
+    assert!(server.ask(1, TableAsk::Ready { name: "7".to_owned() }).is_empty());
+    assert_eq!(server.tables.take_gone_over(), A_NAME);
+    // What all wait for is told to all that wait for it.
+    for rank in [0, 1, 2] {
+        server.ask(rank, TableAsk::Ready { name: "9".to_owned() });
+    }
+    assert_eq!(server.tables.waiting.len(), 1, "worker 1 waits for table 7");
+}
