@@ -573,8 +573,8 @@ def test_a_gather_that_is_interrupted_anywhere_goes_on_by_the_same_call(
     assert interrupted.left < 4, "it was interrupted"
 
 
-def test_a_gather_that_was_interrupted_is_another_one_once_an_iteration_was_completed(spawn_job: Any) -> None:
-    """A worker that gave the same again had the mean of the iteration before, and the others waited for it."""
+def test_a_gather_that_was_interrupted_is_another_once_an_iteration_was_completed(spawn_job: Any) -> None:
+    """A worker that gave the same again had the mean of before, and the others waited for it."""
     saved = spawn_job(
         2,
         """
