@@ -40,6 +40,7 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -52,6 +53,13 @@ const MARGIN: u64 = 64 * MIB;
 const PROCESS_DESCRIPTORS: u64 = 1024;
 /// What the attacker's connections and the other tenant take, at both ends: all live in this process.
 const OWN_DESCRIPTORS: usize = 64;
+
+/// Held by whichever test measures, limits and exhausts what all of this process has; shared by those that it would disturb.
+static PROCESS: RwLock<()> = RwLock::new(());
+
+fn undisturbed() -> RwLockReadGuard<'static, ()> {
+    PROCESS.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A number that the kernel shows of this process, in KiB there.
 fn status(name: &str) -> u64 {
@@ -346,6 +354,7 @@ fn connections_for_rows_without_end(address: SocketAddr) -> Vec<TcpStream> {
 /// One test, not one for each: they count what the whole process keeps.
 #[test]
 fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other_does_not_notice() {
+    let _alone = PROCESS.write().unwrap_or_else(PoisonError::into_inner);
     let attacks: [(&str, Attack); 11] = [
         ("states", fetches_of_a_state_that_are_never_read),
         ("rows", fetches_of_rows_that_are_never_read),
@@ -392,6 +401,7 @@ fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other
 /// A count of what is done, not a time: however fast or busy this machine is, no more is answered.
 #[test]
 fn a_tenant_that_only_asks_is_answered_at_its_pace_beside_another() {
+    let _shared = undisturbed();
     /// What a tenant may ask at once and in a second, and some that are taken before it is looked at.
     const AT_ONCE: u64 = 1_000;
     const A_SECOND: f64 = 100.0;
@@ -430,6 +440,7 @@ fn are_answered_at_a_pace(
 /// What came of many workers at once was taken in one turn, and what that was beyond what may be asked at once was forgiven.
 #[test]
 fn workers_that_ask_all_at_once_are_answered_at_a_pace_too() {
+    let _shared = undisturbed();
     /// One more than are heard in one look at the sockets.
     const WORKERS: u32 = 65;
     const AT_ONCE: usize = 1_000;
@@ -466,6 +477,7 @@ fn workers_that_ask_all_at_once_are_answered_at_a_pace_too() {
 /// The pace is all workers' of a job together: what one of them asked was all that its job could have answered.
 #[test]
 fn a_worker_that_asks_without_end_keeps_no_other_of_its_job_from_being_heard() {
+    let _shared = undisturbed();
     let (_service, address) = service_with(QUOTA);
     let mut flooding = evil_worker(address);
     let (peer, session) = (PeerId::worker(1), [8; 16]);
@@ -512,6 +524,7 @@ fn evil_workers(address: SocketAddr, workers: u32) -> Vec<TcpStream> {
 /// Each such question had a server go over all workers, and cost what a beat does.
 #[test]
 fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
+    let _shared = undisturbed();
     const WORKERS: u32 = 1_000;
     /// A question counts for itself and for two looks at all workers. Where nothing is left it is answered without a search.
     const AT_ONCE: u64 = 20_000 / 3;
@@ -531,6 +544,7 @@ fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
 /// Each such request had a server settle all tables that anybody waited for, and cost what a beat does.
 #[test]
 fn who_asks_for_a_table_pays_for_the_waits_that_are_gone_over() {
+    let _shared = undisturbed();
     const WORKERS: u32 = 10;
     const TABLES: u64 = 250;
     /// A request counts for itself, and for four for each of a thousand waits.
@@ -570,6 +584,7 @@ fn who_asks_for_a_table_pays_for_the_waits_that_are_gone_over() {
 /// Whoever had the secret, and said hello to nobody, asked on at the workers' cost.
 #[test]
 fn a_connection_that_asks_before_it_says_hello_is_refused_and_closed() {
+    let _shared = undisturbed();
     let (_service, address) = service_with(QUOTA);
     let mut stranger = enter(address, "evil", EVIL, Purpose::Control).unwrap();
     stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -583,6 +598,7 @@ fn a_connection_that_asks_before_it_says_hello_is_refused_and_closed() {
 /// same, and the one that says nothing is noticed.
 #[test]
 fn of_many_workers_that_ask_too_much_the_silent_one_is_lost_and_no_other() {
+    let _shared = undisturbed();
     const WORKERS: u32 = 100;
     const SILENT: u32 = WORKERS - 1;
     let (_service, address) = service_where_evil_has((0, 1), WORKERS);
