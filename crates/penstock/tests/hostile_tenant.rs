@@ -49,8 +49,9 @@ const QUOTA: u64 = 64 * MIB;
 /// What there may be beside it: stacks, buffers, what is under way, and this test's own.
 const MARGIN: u64 = 64 * MIB;
 
-/// Descriptors that the process may have. One of several jobs may have a quarter.
-const PROCESS_DESCRIPTORS: u64 = 1024;
+/// Descriptors that the process may have, from the test that lowers them on. One of several jobs may have a quarter, which a hundred
+/// workers of one have to find room in.
+const PROCESS_DESCRIPTORS: u64 = 2048;
 /// What the attacker's connections and the other tenant take, at both ends: all live in this process.
 const OWN_DESCRIPTORS: usize = 64;
 
@@ -328,7 +329,7 @@ fn names_of_tensors_that_are_elsewhere(address: SocketAddr) -> Vec<TcpStream> {
 /// Partitions that the thread which passes rows on looks at for each connection that it is given.
 const OFFERS: u32 = 4_000;
 /// Connections for rows that are opened one after the other, faster than that.
-const CONNECTIONS: usize = 2_000;
+const CONNECTIONS: usize = 4_000;
 
 // They waited for that thread, charged to nobody, until the process had no descriptor left for the other tenant.
 fn connections_for_rows_without_end(address: SocketAddr) -> Vec<TcpStream> {
@@ -515,7 +516,10 @@ fn evil_workers(address: SocketAddr, workers: u32) -> Vec<TcpStream> {
     let hello = |rank| {
         let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
         let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
-        asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: workers });
+        let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: workers };
+        say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+        let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
+        assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
         control
     };
     (0..workers).map(hello).collect()
