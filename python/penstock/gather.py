@@ -112,7 +112,7 @@ class Gathering:
         self._turn = Turn()
         self._first = _Channel(name, FIRST_BYTES, all_needed)
         self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
-        self._last = _Gather("", b"", 0, 0, over=True)
+        self._last = _Gather("", b"", 0, 0, 0, over=True)
         """The last that has begun. It must end before another can begin."""
         self._unheard = _Unheard()
 
@@ -229,12 +229,11 @@ class Gathering:
                 self._turn.wake()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
-        limit = call.limit
-        unheard = self._unheard.gather
+        iteration, unheard = job._core.iteration, self._unheard.gather
         if unheard is not None:
             # A script that has completed an iteration since then has gone on, and may give the same again. Of
             # numbers from `least` on each says itself which call it is of.
-            is_same = unheard.iteration == job._core.iteration or call.least > 0
+            is_same = unheard.iteration == iteration or call.least > 0
             if is_same and unheard.number >= call.least and call.differs(unheard, job.rank) is None:
                 unheard.over = True
                 return unheard.result()
@@ -243,14 +242,26 @@ class Gathering:
         if gather.refused and call.differs(gather, job.rank) is not None:
             # What lacks memory can be repeated. It has to be given up if it never gets it.
             gather.over = gather.failed = True
+        if not gather.over and gather.iteration != iteration and not call.least:
+            # Here, too, the script has gone on. But the others count this call, and what it gave is theirs.
+            self._go_through(job, gather, call)
+            gather.over = True
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
-            took_part, iteration = gather.took_part(), job._core.iteration
-            gather = self._last = _Gather(call.words, call.data, number, took_part, iteration)
+            gather = _Gather(call.words, call.data, call.most, number, gather.took_part(), iteration)
+            self._last = gather
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
+        self._go_through(job, gather, call)
+        self._unheard.gather = gather
+        gather.over = True
+        return gather.result()
+
+    def _go_through(self, job: Job, gather: _Gather, call: _Call) -> None:
+        """To the end of a gather, for a call."""
+        limit = call.limit
         try:
-            self._run(job, gather, call.most, limit)
+            self._run(job, gather, limit)
         except CircularWait:
             raise
         except DeadlineExceeded as error:
@@ -275,11 +286,8 @@ class Gathering:
                 gather.failed = True
                 gather.over = True
             raise
-        self._unheard.gather = gather
-        gather.over = True
-        return gather.result()
 
-    def _run(self, job: Job, gather: _Gather, most: int | None, limit: Limit[float | None]) -> None:
+    def _run(self, job: Job, gather: _Gather, limit: Limit[float | None]) -> None:
         """From where it stopped, if it did: each step that an interrupt can end is taken again."""
         if not gather.heads:
             rows = self._first.exchange(job, gather.number, gather.first, limit, gather.offered)
@@ -287,9 +295,9 @@ class Gathering:
         heads = gather.heads
         _compare([None if head is None else head.words for head in heads])
         _compare_lost(heads)
-        if most is not None:
+        if gather.most is not None:
             for rank, head in enumerate(heads):
-                if head is not None and head.length > max(most, len(gather.data)):
+                if head is not None and head.length > max(gather.most, len(gather.data)):
                     raise unreadable(rank)
         while any(head is not None and not head.whole for head in heads):
             number = gather.number << _ROUND_BITS | gather.round
@@ -347,6 +355,8 @@ class _Gather:
 
     words: str
     data: bytes
+    most: int | None
+    """As the call's."""
     number: int
     before: int
     """Who took part in the gather before."""

@@ -613,11 +613,13 @@ class Job(Sealed):
             `x` holds no numbers. Nothing was sent.
         GetTimeout
             Not every worker came in time; `.missing` holds the ranks of those missing. Repeat the call with
-            the same `x` to continue waiting.
+            the same `x` to continue waiting, in the same iteration of the job; the first call of a later one
+            ends that gather, whose result is dropped, before its own.
         CircularWait
             A worker that is missing waits for this one.
         OptionError
-            `name` or `timeout` is not valid, or another gather timed out and must be repeated first.
+            `name` or `timeout` is not valid, or another gather timed out in the same iteration of the job and
+            must be repeated first.
         WorkerLost
             A worker left the job without making the call.
         OutOfMemory
@@ -631,8 +633,8 @@ class Job(Sealed):
         exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
         (`on_worker_loss=continue`), it is the mean over the others.
 
-        If a signal handler raises during the call (Ctrl-C), the same call continues it, in the same iteration
-        of the job. A whole number has at most 4 Mibit.
+        If a signal handler raises during the call (Ctrl-C), it is as with a GetTimeout. A whole number has at
+        most 4 Mibit.
 
         Bytes: `x`, from every worker to every other. For large arrays use a tensor.
 
@@ -702,7 +704,7 @@ class Job(Sealed):
         OptionError
             `obj` cannot be pickled: nothing was sent. Or what came cannot be unpickled here; the message says
             from which worker. Or `name` or `timeout` is not valid, or another gather timed out and must be
-            repeated first.
+            repeated first, as with `mean`.
         GatherConflict, GetTimeout, CircularWait, WorkerLost, OutOfMemory, JobClosed
             As for `mean`.
 

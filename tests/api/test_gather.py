@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -606,6 +607,54 @@ def test_a_gather_that_was_interrupted_is_another_once_an_iteration_was_complete
         assert result["means"].tolist() == [0.5, 5.5, 10.5]
 
 
+@pytest.mark.parametrize("ends", ["timeout", "handler"])
+@pytest.mark.parametrize("gives", ["the same", "another"])
+def test_a_gather_that_had_not_ended_is_ended_before_that_of_a_later_iteration(
+    spawn_job: Any, tmp_path: Path, ends: str, gives: str
+) -> None:
+    """A worker that gave the same again was told what the others had in the iteration before, ever after."""
+    saved = spawn_job(
+        2,
+        """
+        import pathlib, time
+        from penstock.gather import _Channel
+
+        ends, gives, said = sys.argv[1:]
+        exchange = _Channel.exchange
+
+        def cut(*arguments):
+            exchange(*arguments)
+            raise KeyboardInterrupt
+
+        with ps.init() as job:
+            counts = []
+            for iteration in range(4):
+                timeout = None
+                if iteration == 1 and job.rank and ends == "handler":
+                    _Channel.exchange = cut
+                elif iteration == 1 and job.rank:
+                    timeout = 0.2
+                elif iteration == 1 and ends == "timeout":
+                    while not pathlib.Path(said).exists():
+                        time.sleep(0.01)
+                mine = 1 + (gives == "another") * iteration if job.rank else 100 * iteration
+                try:
+                    counts.append(job.sum(mine, timeout=timeout))
+                except (ps.exceptions.GetTimeout, KeyboardInterrupt):
+                    counts.append(-1)
+                    pathlib.Path(said).touch()
+                _Channel.exchange = exchange
+                job.clock()
+            save(counts=counts)
+        """,
+        arguments=(ends, gives, str(tmp_path / "said")),
+    )
+    of_1 = [1, 2, 3, 4] if gives == "another" else [1, 1, 1, 1]
+    sums = [100 * iteration + one for iteration, one in enumerate(of_1)]
+    assert saved[0]["counts"].tolist() == sums
+    assert saved[1]["counts"].tolist() == [sums[0], -1, *sums[2:]]
+
+
 # It had ended the gather for this worker alone, whose next call was another one than the others'.
 @pytest.mark.parametrize("name", ["penstock/gather", "penstock/gather/rest"])
 def test_a_gather_goes_on_by_the_same_call_once_a_worker_has_what_it_lacked(
@@ -665,7 +714,7 @@ def hostile(job: Job, row: Callable[[int], bytes], version: int = 0) -> None:
     gathering = job._gathering
     last = gathering._last
     number = last.next
-    gathering._last = gather._Gather("", b"", number, 0, set=True, over=True, failed=True)
+    gathering._last = gather._Gather("", b"", None, number, 0, set=True, over=True, failed=True)
     table = gathering._first.declared(job, gather.Limit(60.0))
     mine = np.zeros(FIRST_BYTES, np.uint8)
     packed = row(number)
