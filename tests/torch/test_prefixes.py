@@ -769,6 +769,20 @@ def test_a_state_of_another_optimizer_is_refused_and_changes_nothing(job: ps.Job
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_a_state_that_lacks_what_the_optimizer_keeps_is_refused(job: ps.Job) -> None:
+    """Adam took over Adamax's rate, and began with second moments of zero at its step; torch's raises."""
+    adam, adamax = torch.optim.Adam, torch.optim.Adamax
+    model = torch.nn.Linear(2, 1)
+    _, optimizer = ps.torch.distribute(model, adam(model.parameters(), lr=0.1), where="servers")
+    other = torch.nn.Linear(2, 1)
+    of_another = adamax(other.parameters())
+    other(torch.ones(1, 2)).sum().backward()
+    of_another.step()
+    with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `exp_avg_sq` in it"):
+        optimizer.load_state_dict(of_another.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:
     """As in torch: what the script did to it was done to the checkpoint too."""
     model = torch.nn.Linear(2, 1, bias=False)

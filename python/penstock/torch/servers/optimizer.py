@@ -635,8 +635,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ValueError
             It has other groups. Nothing was loaded.
         SettingsError
-            A group has another flag than it was declared with, such as `amsgrad`, or is of another optimizer.
-            Nothing was loaded.
+            A group has another flag than it was declared with, such as `amsgrad`, or a group or a state lacks
+            what those of this optimizer have: it is another's. Nothing was loaded.
         ShapeError
             A state is of a parameter of another shape. Nothing was loaded.
         OptionError
@@ -654,8 +654,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Notes
         -----
-        The first three each worker finds in its own dictionary: where only some do, the others wait for them
-        until their timeout.
+        A ValueError, SettingsError or ShapeError each worker finds in its own dictionary: where only some do,
+        the others wait for them until their timeout.
         """
         self._follow_groups()
         self._delivery.refuse_between("a load of the optimizer's state")
@@ -677,7 +677,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parameter: state_dict["state"].get(index, {})
             for parameter, index in zip(flat, indices, strict=True)
         }
-        self._check_shapes(states)
+        self._check_states(states)
         # What is unfrozen, or of a new group, begins here, and not with another state in the next step.
         self._take_in()
         groups = [group.copy() for group in self.param_groups]
@@ -717,8 +717,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What worker 0 does for all where parameters begin."""
         return f"{self._prefix}: the optimizer's state"
 
-    def _check_shapes(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
-        """Raises ShapeError for a state that is not of its parameter's shape: NumPy would repeat it."""
+    def _check_states(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+        """
+        Raises ShapeError for a state that is not of its parameter's shape, as NumPy would repeat it, and
+        SettingsError for one of an optimizer that keeps something else.
+        """
         for parameter, state in states.items():
             for name, array in state.items():
                 # What the rules do not know stays with torch's optimizer, of any shape.
@@ -730,6 +733,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         f"parameter's shape {tuple(parameter.shape)}, got {shape}",
                         "load the state of a model of the same shapes",
                     )
+            shared = self._shared.get(id(parameter))
+            # A momentum may begin later, in torch too.
+            needed = SLOTS - state.keys() - {"momentum_buffer"} if state else frozenset()
+            lacking = [name for name in (shared.tensor._core.slots if shared else ()) if name in needed]
+            if lacking:
+                raise SettingsError(
+                    f"the state of parameter `{self._names.get(id(parameter), '')}` has no `{lacking[0]}` in "
+                    f"it, but {', '.join(f'`{name}`' for name in state)}",
+                    f"load a state of torch.optim.{type(self._original).__name__}",
+                )
 
     def _with_defaults(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The groups, with what an older torch did not save as torch itself takes it then."""
@@ -888,7 +901,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state = self._original.state.get(shared.parameter) or self._fresh_state(shared)
             if state:
                 states[shared.parameter] = state
-        self._check_shapes(states)
+        self._check_states(states)
         self._load_states(states, behind=behind)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> None:
