@@ -245,6 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn who_is_not_heard_is_heard_again_when_it_was_said_to_be() {
+        let now = Instant::now();
+        let mut pace = Pace::new(1000.0, 100.0, now);
+        assert_eq!(pace.out_for(), Duration::ZERO);
+        pace.spend(300.0);
+        assert!(pace.is_out(now));
+        let again = pace.out_for();
+        assert!((Duration::from_millis(200)..Duration::from_millis(300)).contains(&again), "{again:?}");
+        assert!(pace.is_out(now + again - Duration::from_millis(1)));
+        assert!(!pace.is_out(now + again + Duration::from_millis(1)));
+        assert_eq!(pace.out_for(), Duration::ZERO);
+    }
+
+    #[test]
     fn that_a_job_is_kept_waiting_is_said_once_a_minute() {
         let now = Instant::now();
         let mut kept = KeptWaiting::new(now);

@@ -17,12 +17,12 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// What a request counts for in the job's pace, and what a question to the shards does: it wakes this thread twice, and a shard,
-/// and each time a core is taken from somebody.
+/// What a request counts for in the job's pace.
 pub(super) const A_REQUEST: f64 = 1.0;
+/// What a question to the shards does: it wakes this thread twice, and a shard, and each time a core is taken from somebody.
 const A_QUESTION: f64 = 20.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
-pub(super) const WAITS_A_REQUEST: f64 = 1000.0;
+const WAITS_A_REQUEST: f64 = 1000.0;
 
 /// Bytes that are kept of something that worker 0 does for all, or of one that waits for it, beside its texts.
 const FIRST_BYTES: usize = 512;
@@ -81,9 +81,10 @@ impl Control {
     }
 
     fn take(&mut self, token: u64, request: Request) {
-        self.spent += cost(&request.body);
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
+        // Nothing is done for a stranger but to let it in, or to send it away.
+        self.spent += if client.is_stranger() { A_REQUEST } else { cost(&request.body) };
         if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
             self.partings.remove(&peer);
             // It does not come again, and is not waited for if it does.
@@ -92,7 +93,7 @@ impl Control {
             return;
         }
         let Some(peer) = client.peer else {
-            // Whoever belongs to the job says hello first. The workers do not pay for what others ask.
+            // Whoever belongs to the job says hello first.
             let goes = client.is_stranger() && !matches!(request.body, Ask::Hello { .. });
             if let Some(answer) = self.ask_stranger(token, request) {
                 self.answer_client(token, id, answer);
@@ -278,18 +279,17 @@ impl Control {
         // These, and for each wait for a table, go over all workers.
         let all = self.config.workers as usize;
         let beside = Cell::new(2 * all);
-        let waits = self.tables.waits();
-        let for_a_table = |waits: usize| beside.set(beside.get() + all + waits);
+        let for_a_table = || beside.set(beside.get() + all);
         let needs = |rank, goal: &Goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
             Goal::Barrier { .. } => Vec::new(),
             Goal::First { what } => self.firsts.needs(rank, what, &members),
             Goal::Table { name } => {
-                for_a_table(waits);
+                for_a_table();
                 self.tables.awaited_by(rank, name, &members.live)
             }
             Goal::Drop { id, .. } => {
-                for_a_table(0);
+                for_a_table();
                 self.tables.users(*id, &members.live)
             }
             Goal::Ranks { ranks, .. } => ranks.clone(),
@@ -300,8 +300,9 @@ impl Control {
         {
             tracing::warn!(%circle, "workers wait for each other until another thread of theirs goes on, or a timeout is over");
         }
-        let gone_over = self.knots.take_gone_over() + self.firsts.take_gone_over() + beside.get();
-        let cost = gone_over as f64 / WAITS_A_REQUEST;
+        let gone_over =
+            self.knots.take_gone_over() + self.firsts.take_gone_over() + self.tables.take_gone_over();
+        let cost = (gone_over + beside.get()) as f64 / WAITS_A_REQUEST;
         self.spent += cost;
         self.put_off.owe((self.spent - self.most_spent()).clamp(0.0, cost));
         knot

@@ -83,6 +83,8 @@ impl Control {
         self.pass_bells();
         self.pass_partitions(sealed);
         answers.append(&mut self.tables.join(&members));
+        // Nobody asked for that.
+        self.tables.take_gone_over();
         self.free_tables();
         self.answer_tables(answers);
     }

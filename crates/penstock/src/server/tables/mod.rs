@@ -170,7 +170,12 @@ impl Tables {
                 Some(done(begun))
             }
             TableAsk::Rows { name, part, bytes } => Some(done(self.registry.part(rank, &name, part, &bytes))),
-            TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
+            TableAsk::End { name } => {
+                let ended = self.registry.end(rank, &name);
+                // Those that wait for it need not wait until this worker does, too, which may be interrupted before that.
+                answers.append(&mut self.join_one(&name, asker.members));
+                Some(done(ended))
+            }
             TableAsk::Join { name } => match self.wait(asker, &self.joining, name.clone()) {
                 Ok(wait) => {
                     // A worker that asks again has given up on what it asked before.
@@ -242,21 +247,17 @@ impl Tables {
         answers
     }
 
-    /// How many waits for tables there are.
-    pub(in crate::server) fn waits(&self) -> usize {
-        self.joining.len() + self.waiting.len()
-    }
-
-    /// How many waits requests have gone over since the last call of this, each as often as its price says.
+    /// How many waits were gone over since the last call of this, each as often as its price says.
     pub(in crate::server) fn take_gone_over(&self) -> usize {
         self.gone_over.take()
     }
 
+    /// So many waits are gone over.
     fn note(&self, times: usize) {
         self.gone_over.set(self.gone_over.get() + times);
     }
 
-    /// The same for those that wait for one table: a request for it changes nothing for the others.
+    /// Answers those that wait for one table: a request for it changes nothing for the others.
     fn join_one(&mut self, name: &str, members: &Members) -> Answers {
         self.note(A_NAME * self.joining.len());
         // Requests that come meanwhile make no turn longer.
@@ -376,6 +377,8 @@ impl Tables {
     /// Which workers a worker waits for that has said that it waits for a table: for those that have not declared it, or, when it
     /// has it, for those that are not ready. One that was answered meanwhile waits for none, and none waits for itself.
     pub(in crate::server) fn awaited_by(&self, rank: Rank, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
+        // Only of this worker's waits are names compared.
+        self.note(self.joining.len() + self.waiting.len());
         let waits = |among: &[Wait]| among.iter().any(|wait| wait.is_of(rank, name));
         match (waits(&self.joining), waits(&self.waiting)) {
             (true, _) => self.registry.missing(name, live),
@@ -494,9 +497,9 @@ const A_TURN: Work = 1 << 16;
 /// The least for each of them, however many there are.
 const LEAST: Work = 16;
 
-/// What it costs to compare a wait's name, which may be long, and to go on with its table, in waits that are gone over for a
-/// circle.
+/// What it costs to compare a wait's name, which may be long, in waits that are gone over for a circle.
 const A_NAME: usize = 4;
+/// What it costs to go on with its table.
 const A_SETTLED: usize = 50;
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.

@@ -278,6 +278,21 @@ fn who_asks_about_a_wait_that_was_answered_meanwhile_waits_for_nobody() {
     assert_eq!(awaited(&server, 1), [0, 2], "those that are not ready");
 }
 
+// They waited until any table was asked for: the last had been interrupted before it said that it waits.
+#[test]
+fn who_waits_for_a_table_has_it_once_the_last_has_declared_it() {
+    let mut server = Server::new();
+    for rank in [0, 1] {
+        server.declare(rank);
+        server.join(rank);
+    }
+    server.declare(2);
+    while server.tables.is_unsettled() {
+        server.tables.settle(&server.members);
+    }
+    assert!(server.tables.joining.is_empty());
+}
+
 // A request for one table had all that anybody waited for settled, and cost what any request does.
 #[test]
 fn a_request_for_one_table_goes_over_the_names_of_the_waits_and_settles_no_other() {
@@ -296,11 +311,12 @@ fn a_request_for_one_table_goes_over_the_names_of_the_waits_and_settles_no_other
         server.ask(0, TableAsk::Join { name });
     }
     server.tables.take_gone_over();
-    assert_eq!(server.tables.waits(), 100);
     assert!(server.ask(1, TableAsk::Join { name: "7".to_owned() }).is_empty());
     assert_eq!(server.tables.take_gone_over(), A_NAME * 101);
     assert!(server.ask(1, TableAsk::Ready { name: "7".to_owned() }).is_empty());
     assert_eq!(server.tables.take_gone_over(), A_NAME);
+    server.tables.awaited_by(1, "7", &server.members.live);
+    assert_eq!(server.tables.take_gone_over(), 102, "who asks for whom it waits");
     // What all wait for is told to all that wait for it.
     for rank in [0, 1, 2] {
         server.ask(rank, TableAsk::Ready { name: "9".to_owned() });
