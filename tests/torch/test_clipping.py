@@ -371,7 +371,7 @@ def two_layers(rates, branch=False, split=False, **settings):
         groups = [{**group, "params": [one]} for group in groups for one in group["params"]]
     optimizer = torch.optim.SGD(groups, momentum=0.9, **settings)
     model, optimizer = distribute(model, optimizer, clip_norm=1.0)
-    def train(seed=0):
+    def train(seed=0, branch=branch):
         optimizer.zero_grad()
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
         (model[2 if branch else 1](model[0](x)) ** 2).mean().backward()
@@ -402,13 +402,19 @@ def from_the_start(job):
     _, optimizer, train = two_layers([0.1, torch.tensor(0.1 if job.rank else 0.01), 0.1], branch=job.rank)
     return outcome(train)
 
+def by_lengths(job):
+    '''The same rates in the same order, of other layers.'''
+    _, optimizer, train = two_layers([0.1, 0.2 if job.rank else 0.1, 0.2], branch=job.rank)
+    return outcome(train)
+
 def alike(job):
     '''Rates that change on all workers; what is written otherwise, and is no other step.'''
     sign = -1.0 if job.rank else 1.0
     model, optimizer, train = two_layers([0.1, 0.05, 0.1], split=job.rank == 1, weight_decay=sign * 0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
     for step in range(6):
-        train(step)
+        # One that has no gradient of a layer knows its rate all the same.
+        train(step, branch=job.rank == 2)
         schedule.step()
     # Nobody has a gradient of the last layer.
     optimizer.param_groups[-1]["lr"] = 1.0 + job.rank
@@ -419,7 +425,7 @@ def alike(job):
 
 STOPPED = """
 told = {}
-for test in (by_own_loss, from_the_start, alike):
+for test in (by_own_loss, from_the_start, by_lengths, alike):
     with contextlib.suppress(ps.PenstockError), ps.init() as job:
         told[test.__name__] = test(job)
     if test is not alike:
@@ -432,20 +438,26 @@ with ps.init() as job:
     model, optimizer, train = two_layers([0.1 if job.rank < 2 else 0.2] * 3)
     if job.rank == 2:
         optimizer._clipping._refuse = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    def values():
+        return np.concatenate([shared.tensor.pull().ravel() for shared in optimizer._shared.values()])
+    before = values()
     told = outcome(train)
-save(told=told)
+    after = values()
+save(told=told, before=before, after=after)
 """
 
 
 @pytest.fixture(scope="module")
 def different(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What three workers were told whose settings differ, and where only those do that no step is by."""
-    saved: list[dict[str, Any]] = spawn_shared_job(3, SETUP + DIFFERENT + STOPPED, jobs=3, fails=True)
-    assert all(len(one) >= 3 for one in saved), saved
+    saved: list[dict[str, Any]] = spawn_shared_job(3, SETUP + DIFFERENT + STOPPED, jobs=4, fails=True)
+    assert all(len(one) >= 4 for one in saved), saved
     return saved
 
 
-@pytest.mark.parametrize(("part", "ranks"), [("by_own_loss", "02 12"), ("from_the_start", "01 02")])
+@pytest.mark.parametrize(
+    ("part", "ranks"), [("by_own_loss", "02 12"), ("from_the_start", "01 02"), ("by_lengths", "01 02")]
+)
 def test_workers_whose_settings_differ_are_all_told_at_once(
     different: list[dict[str, Any]], part: str, ranks: str
 ) -> None:
@@ -476,6 +488,7 @@ def test_where_the_one_with_other_settings_is_lost_nobody_goes_on_with_half_a_st
         assert kind == "SettingsConflict", text
         assert f"worker {rank} and workers [2] disagree about the optimizer's settings in a step" in text
         assert float(seconds) < 20
+        np.testing.assert_array_equal(saved[rank]["after"], saved[rank]["before"], "the step was by zeros")
 
 
 @pytest.mark.parametrize(
