@@ -68,6 +68,10 @@ def test_the_original_optimizer_cannot_be_stepped_while_the_job_is_open() -> Non
         model(torch.ones(3, 6)).sum().backward()
         with pytest.raises(ps.exceptions.OptionError, match="steps in this worker alone"):
             original.step()
+        # A checkpoint of it said that nothing was trained.
+        for saved in (original.state_dict, lambda: original.load_state_dict(optimizer.state_dict())):
+            with pytest.raises(ps.exceptions.OptionError, match="has no state: it is on the servers"):
+                saved()
         assert torch.equal(model.weight, before)
         optimizer.step()
         assert not torch.equal(model.weight, before)
@@ -1198,3 +1202,25 @@ def test_without_a_job_the_open_one_is_taken_or_one_is_made() -> None:
     assert one.job is two.job
     assert {s.name for s in one._delivery}.isdisjoint(s.name for s in two._delivery)
     one.job.close()
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_betas_may_be_changed_in_place(job: ps.Job, kind: Any) -> None:
+    """They were read as the same as before, since they are the same object."""
+    model, plain = (nn.Linear(2, 1) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    betas = (0.9, 0.99)
+    _, optimizer = distribute(model, torch.optim.Adam(model.parameters(), lr=0.1, betas=betas), job=job)
+    alone = torch.optim.Adam(plain.parameters(), lr=0.1, betas=betas)
+    for step, (one, of) in enumerate([(optimizer, model), (alone, plain)] * 3):
+        group = one.param_groups[0]
+        if step < 2:
+            group["betas"] = list(betas) if kind is list else tuple(torch.tensor(beta) for beta in betas)
+        elif kind is list:
+            group["betas"][0] = 0.1
+        else:
+            group["betas"][0].fill_(0.1)
+        one.zero_grad()
+        (of(torch.tensor([[1.0, step // 2 - 1]])) ** 2).sum().backward()
+        one.step()
+    torch.testing.assert_close(model.weight, plain.weight)

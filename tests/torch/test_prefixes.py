@@ -778,9 +778,27 @@ def test_a_state_that_lacks_what_the_optimizer_keeps_is_refused(job: ps.Job) -> 
     of_another = adamax(other.parameters())
     other(torch.ones(1, 2)).sum().backward()
     of_another.step()
+    state = of_another.state_dict()
     with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `exp_avg_sq` in it"):
-        optimizer.load_state_dict(of_another.state_dict())
+        optimizer.load_state_dict(state)
+    uncounted = {
+        key: torch.zeros_like(one) for key, one in zip(("exp_avg", "exp_avg_sq"), [other.weight] * 2)
+    }
+    state["state"][0] = uncounted
+    with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `step` in it"):
+        optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_state_may_have_been_computed_in_another_way(job: ps.Job) -> None:
+    """It was refused with the advice to construct the optimizer without what it had been without."""
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    _, optimizer = ps.torch.distribute(model, adam, where="servers")
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= {"capturable": True, "differentiable": True, "lr": 0.2}
+    optimizer.load_state_dict(state)
+    assert [optimizer.param_groups[0][name] for name in ("capturable", "lr")] == [False, 0.2]
 
 
 def test_a_rate_that_is_a_tensor_is_not_shared_with_the_loaded_state(job: ps.Job) -> None:

@@ -53,7 +53,7 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
-from .rules import HOOKS, SLOTS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
+from .rules import HOOKS, OWN_FLAGS, SLOTS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
 from .state import OnServers
 from .transfer import Seen, transfer_for
 
@@ -77,7 +77,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
       one; new settings, in the same dictionaries or in others, are taken over;
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
-    - stepping the original optimizer, or another one of the model's parameters: raises.
+    - stepping the original optimizer, or another one of the model's parameters: raises; so does saving or
+      loading the original's state.
 
     With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped. With
     `filter`, `held_back` tells how much of this worker's gradients waits, and `flush` sends it.
@@ -198,6 +199,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._newcomers = Newcomers(self, known, model.named_parameters, whenever_computed, _came_late)
         watch(model, self._newcomers, instead=True)
         self._hook_parts()
+        self._refuse_state_of_original()
+
+    def _refuse_state_of_original(self) -> None:
+        """It has no part of the state: a checkpoint of it would say that nothing was trained."""
+        distributed, original = weakref.ref(self), self._original
+
+        def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            mine = distributed()
+            if optimizer is original and mine is not None and mine.watches:
+                raise OptionError(
+                    "the optimizer that was given to `distribute` has no state: it is on the servers",
+                    "save and load that of the one that it returns: "
+                    "model, optimizer = ps.torch.distribute(model, optimizer)",
+                )
+
+        original.register_state_dict_pre_hook(refuse)
+        original.register_load_state_dict_pre_hook(refuse)
 
     def let_go(self) -> None:
         """
@@ -654,6 +672,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Notes
         -----
+        Groups keep their `capturable` and `differentiable`, which say how a process computes, and not what.
+
         A ValueError, SettingsError or ShapeError each worker finds in its own dictionary: where only some do,
         the others wait for them until their timeout.
         """
@@ -669,7 +689,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found = [len(group["params"]) for group in saved]
         if found != sizes:
             raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
-        for group, rule in zip(saved, self._rules, strict=True):
+        for group, mine, rule in zip(saved, self.param_groups, self._rules, strict=True):
+            group.update({flag: mine[flag] for flag in OWN_FLAGS if flag in mine})
             _check_same_flags(type(self._original), group, rule)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
@@ -735,8 +756,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     )
             shared = self._shared.get(id(parameter))
             # A momentum may begin later, in torch too.
-            needed = SLOTS - state.keys() - {"momentum_buffer"} if state else frozenset()
-            lacking = [name for name in (shared.tensor._core.slots if shared else ()) if name in needed]
+            slots = [name for name in shared.tensor._core.slots if name in SLOTS] if shared else []
+            needed = [name for name in slots if name != "momentum_buffer"]
+            # SGD counts no steps.
+            lacking = [name for name in (*needed, "step") if needed and state and name not in state]
             if lacking:
                 raise SettingsError(
                     f"the state of parameter `{self._names.get(id(parameter), '')}` has no `{lacking[0]}` in "
@@ -854,7 +877,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self._fresh or not self._ready:
                 for part in (self._attendance, self._clipping):
                     if part is not None:
-                        part.take_in(list(self._shared.values()))
+                        # Workers may order their groups differently; this order all have.
+                        part.take_in(sorted(self._shared.values(), key=lambda shared: shared.name))
         except BaseException:
             self._is_retry = True
             raise

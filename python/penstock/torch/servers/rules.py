@@ -28,6 +28,8 @@ SLOTS = frozenset(
     ("momentum_buffer", "sum", "square_avg", "grad_avg", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 )
 """What torch's states call the slots of the servers' rules, which are as large as the parameter."""
+OWN_FLAGS = ("differentiable", "capturable")
+"""What only works inside one process's own autograd or CUDA graph."""
 _METHODS = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
 """That a script calls on the optimizer that `distribute` returns, in place of the original's."""
 
@@ -57,7 +59,7 @@ def check_flags(group: Group) -> None:
     """
     Raises OptionError for flags that only work inside one process's own autograd or CUDA graph.
     """
-    for flag in ("differentiable", "capturable"):
+    for flag in OWN_FLAGS:
         if group.get(flag):
             raise OptionError(
                 f"expected {flag}=False, got True: the servers make the update, outside of this process",
@@ -109,9 +111,7 @@ class GroupRule:
             make = optim.AdamW
         self._divisors = optim.divisors(make.__name__, updates)
         self._group = group
-        self._last: list[Any] = [group[name] for name in self._names]
-        # A tensor may change without becoming another object: it is read each time.
-        self._live = any(isinstance(value, torch.Tensor) for value in self._last)
+        self._last = self._now()
         self.rule: Optimizer = make(**dict(zip(self._names, map(self._of_a_step, self._names), strict=True)))
 
     def options(self) -> Group:
@@ -124,14 +124,16 @@ class GroupRule:
 
     def refresh(self) -> None:
         """Takes over the group's settings; raises SettingsError if one is invalid, or if a flag changed."""
-        group = self._group
-        now = [group[name] for name in self._names]
-        if not self._live and now == self._last:
+        now = self._now()
+        if now == self._last:
             return
-        self._live = any(isinstance(value, torch.Tensor) for value in now)
         for name in self._names:
             setattr(self.rule, name, self._of_a_step(name))
         self._last = now
+
+    def _now(self) -> list[Any]:
+        """What the settings are now: a tensor or a list may change without becoming another object."""
+        return [_plain(self._group[name]) for name in self._names]
 
     def _of_a_step(self, name: str) -> Any:
         """The group's setting, as it is for one step of the rule."""
