@@ -14,6 +14,7 @@ use penstock_kernels::{Dtype, Rule};
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::{JobFailure, Refusal};
+use penstock_proto::first::Say;
 use penstock_proto::frame::{Body, Header};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::control::{PART_BYTES, TableAsk};
@@ -583,6 +584,40 @@ fn who_asks_for_a_table_pays_for_the_waits_that_are_gone_over() {
         join(&failed.name)
     };
     are_answered_at_a_pace(control, 3_000, question, |took| (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took);
+}
+
+/// Its memory was made and cleared first, some ten milliseconds of the control thread for a request: neighbours took up to six times
+/// as long.
+#[test]
+fn a_declaration_for_which_there_is_no_entry_has_no_memory_touched() {
+    let _alone = PROCESS.write().unwrap_or_else(PoisonError::into_inner);
+    const DECLARATIONS: u64 = 200;
+    let (_service, address) = service_with(QUOTA);
+    let mut controls = evil_workers(address, 2);
+    let control = &mut controls[1];
+    let waits = |id| request(id, Ask::First(Say::Waits { what: "x".to_owned(), done: 0, begun: 0 }));
+    control.write_all(&(2..302).flat_map(waits).collect::<Vec<u8>>()).unwrap();
+    let spent = || {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let (before, mut refused) = (spent(), 0);
+    for id in 1_000..1_000 + DECLARATIONS {
+        control.write_all(&request(id, tensor(&id.to_string(), 4 << 20, Rule::Add))).unwrap();
+        // Waits for which there was no entry are told so too.
+        loop {
+            let reply = decode::<Reply>(&hear(control).unwrap()).unwrap();
+            let exhausted = matches!(reply.body, Answer::Refused(Refusal::Exhausted { .. }));
+            assert!(exhausted, "{:?}", reply.body);
+            refused += u64::from(reply.id >= 1_000);
+            if reply.id == id {
+                break;
+            }
+        }
+    }
+    let took = spent() - before;
+    assert_eq!(refused, DECLARATIONS);
+    assert!(took < Duration::from_millis(800), "{took:?} of processor time");
 }
 
 /// Whoever had the secret, and said hello to nobody, asked on at the workers' cost.

@@ -59,22 +59,17 @@ impl Control {
         if self.declaring.iter().any(|waits| (waits.rank, waits.request) == (rank, request)) {
             return None; // it was asked once more on another connection
         }
+        // Before any memory is touched, which would be in vain.
+        let waits = match Declaring::new(&self.account, (rank, request), spec, decided) {
+            Ok(waits) => waits,
+            Err(refusal) => return Some(Err(refusal)),
+        };
         let free = self.declaring.is_empty() && !self.first_touch.is_over();
-        if free && let Some(answer) = self.try_declare(rank, spec.clone(), decided.clone()) {
+        if free && let Some(answer) = self.try_declare(rank, waits.spec.clone(), waits.decided.clone()) {
             return Some(answer);
         }
-        match Declaring::new(&self.account, (rank, request), spec, decided) {
-            Ok(waits) => {
-                self.declaring.push_back(waits);
-                None
-            }
-            Err(refusal) => {
-                if free {
-                    self.catalog.end_declaration();
-                }
-                Some(Err(refusal))
-            }
-        }
+        self.declaring.push_back(waits);
+        None
     }
 
     /// Whether there is something to do for declarations at once, whether or not anything comes.

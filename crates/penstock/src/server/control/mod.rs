@@ -315,6 +315,8 @@ impl Control {
         self.look_for_the_awaited();
         self.seal_again();
         self.first_touch.begin_turn();
+        let (kept, beside) = (self.account.taken(Resource::Bytes), self.is_beside_another());
+        self.first_touch.keeps(kept, beside, Instant::now());
         if self.first_touch.is_for_tables_first() {
             self.settle_tables();
             self.go_on_declaring();
@@ -366,11 +368,13 @@ impl Control {
     }
 
     fn take_what_is_said(&mut self) {
-        let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || self.is_declaring();
+        let touches = self.is_declaring() || self.has_untouched_tables();
+        let may_touch = touches && !self.first_touch.waits();
+        let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || may_touch;
         let mut longest = if busy { Duration::ZERO } else { look_every(self.config.options.lease) };
         // However long a lease is: what is waited for here ends by itself, and sooner.
         let ends = !self.hearsay.is_empty() || !self.partings.is_empty();
-        if self.full || ends || self.tables.is_unsealed() {
+        if self.full || ends || touches || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
         let unfinished = std::mem::take(&mut self.unfinished);

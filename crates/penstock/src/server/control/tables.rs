@@ -91,16 +91,21 @@ impl Control {
 
     /// Whether there is something to do for tables at once, whether or not anything comes.
     pub(super) fn has_unsettled_tables(&self) -> bool {
-        self.is_open() && (self.tables.is_unsettled() || self.tables.is_untouched())
+        self.is_open() && self.tables.is_unsettled()
+    }
+
+    /// Whether memory of theirs is to be touched.
+    pub(super) fn has_untouched_tables(&self) -> bool {
+        self.is_open() && self.tables.is_untouched()
     }
 
     /// Goes on with large tables, a part each turn: between two parts others are heard.
     pub(super) fn settle_tables(&mut self) {
-        if self.is_open() && self.tables.is_unsettled() {
+        if self.has_unsettled_tables() {
             let answers = self.tables.settle(&self.roster.members());
             self.answer_tables(answers);
         }
-        if self.is_open() && self.tables.is_untouched() {
+        if self.has_untouched_tables() {
             let (answers, sealed) =
                 self.tables.touch(&self.roster.members(), &mut self.bells, &mut self.first_touch);
             self.pass_bells();
