@@ -781,10 +781,7 @@ def test_a_state_that_lacks_what_the_optimizer_keeps_is_refused(job: ps.Job) -> 
     state = of_another.state_dict()
     with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `exp_avg_sq` in it"):
         optimizer.load_state_dict(state)
-    uncounted = {
-        key: torch.zeros_like(one) for key, one in zip(("exp_avg", "exp_avg_sq"), [other.weight] * 2, strict=True)
-    }
-    state["state"][0] = uncounted
+    state["state"][0] = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros_like(other.weight))
     with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `step` in it"):
         optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.1
