@@ -19,6 +19,9 @@ from .handlers import Handlers
 from .limit import Limit
 from .turn import Ticket, Turn
 
+MOST_SAID = 4000
+"""Characters of an error that the others hear."""
+
 
 class Deed(NamedTuple):
     """What worker 0 does."""
@@ -171,7 +174,11 @@ class Firsts:
 
 def _words(error: BaseException) -> str:
     """For the others. A name of a file that is no UTF-8 is in Python's text as what cannot be sent."""
-    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+    try:
+        text = str(error)
+    except Exception as unsaid:
+        text = f"which cannot be said: {type(unsaid).__name__}"
+    return f"{type(error).__name__}: {text[:MOST_SAID]}".encode(errors="backslashreplace").decode()
 
 
 def checksum(parts: Iterable[Any]) -> int:

@@ -1224,3 +1224,24 @@ def test_betas_may_be_changed_in_place(job: ps.Job, kind: Any) -> None:
         (of(torch.tensor([[1.0, step // 2 - 1]])) ** 2).sum().backward()
         one.step()
     torch.testing.assert_close(model.weight, plain.weight)
+
+
+def test_a_clipped_step_of_one_worker_knows_which_parameters_were_used(job: ps.Job) -> None:
+    """Their names are in another order than they have in the optimizer."""
+
+    def trained(distributed: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({name: nn.Linear(2, 2) for name in "cba"})
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if distributed:
+            _, optimizer = distribute(model, optimizer, job=job, clip_norm=0.5)
+        for step in range(3):
+            optimizer.zero_grad()
+            used = model["c"] if step else model["b"]
+            (used(torch.ones(3, 2)) ** 2).sum().backward()
+            if not distributed:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.testing.assert_close(trained(distributed=True), trained(distributed=False))

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -140,6 +140,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named: dict[str, torch.Tensor] = {}
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
         self._shared: dict[int, Shared] = {}
+        self._everything: list[Shared] = []
+        """The same, in the order in which workers tell each other of them."""
         self._fresh: dict[int, Shared] = {}
         """Of them, those whose first state the servers have not been given."""
         self._unread: dict[int, Shared] = {}
@@ -166,6 +168,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ready = False
         self._is_gone = False
         self._loaded: str | None = None
+        self._before_load: _BeforeLoad | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         # The same dictionaries: whichever of the two optimizers a hook is registered on, it is called.
         for hooks in HOOKS:
@@ -403,6 +406,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
             self._newcomers.look()
         self._take_in()
+        if self._clipping is not None:
+            # Where a setting is refused, this worker has not taken a half of the step.
+            for rule in self._rules:
+                rule.refresh()
         self._delivery.finish()
         self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
@@ -431,8 +438,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._attendance is None:
             self.job.clock()
-            all_of_it = self._shared.values()
-            left = [shared.left if flushed is None else shared in flushed for shared in all_of_it]
+            left = [shared.left if flushed is None else shared in flushed for shared in self._everything]
             return [self.job.rank], np.array(left)
         self._attendance.give(flushed)
         self.job.clock()
@@ -663,6 +669,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             As for `step`: parameters that were unfrozen since the last one become tensors here.
         BarrierTimeout
             Not every worker called it in time.
+        WorkerLost
+            A worker was lost meanwhile. If the job goes on without it, and it was worker 0, start from a
+            checkpoint: the servers may have a part of the state.
         FirstFailed
             Not on worker 0, whose own call has failed; the message has its error. The servers have the old
             state, or a part of the new one: load it again on every worker.
@@ -701,10 +710,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_states(states)
         # What is unfrozen, or of a new group, begins here, and not with another state in the next step.
         self._take_in()
-        groups = [group.copy() for group in self.param_groups]
         # They are frozen: that is what they start from.
         kept = [parameter for parameter in states if id(parameter) not in self._shared]
-        starts = {parameter: self._original.state.get(parameter) for parameter in kept}
+        # What an interrupted call of this load has left is not what was there before it.
+        if self._before_load is None or self._before_load.iteration != self.job.iteration:
+            groups = [group.copy() for group in self.param_groups]
+            self._before_load = _BeforeLoad(self.job.iteration, groups, {})
+        before_load = self._before_load
+        for parameter in kept:
+            before_load.starts.setdefault(parameter, self._original.state.get(parameter))
         handlers, is_done = Handlers(), False
 
         def behind() -> None:
@@ -716,13 +730,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._original.state[parameter] = copy.deepcopy(states[parameter])
             self._adopt_groups(saved)
             self._load_states(states, everything=True, behind=behind)
+            self._before_load = None
         except Exception as error:
             # Whoever takes the error for a checkpoint that is of no use trains on as before. Where it is not
             # known that the load has failed for all, it is made again, or is over for the others.
             has_failed = self.job.rank == 0 and not isinstance(error, DeadlineExceeded | JobClosed)
             if (has_failed or isinstance(error, FirstFailed)) and not is_done and not handlers.raised(error):
-                self._adopt_groups(groups)
-                self._put_back(starts)
+                self._adopt_groups(before_load.groups)
+                self._put_back(before_load.starts)
+                self._before_load = None
             raise
 
     def _put_back(self, states: Mapping[torch.Tensor, dict[str, Any] | None]) -> None:
@@ -875,10 +891,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     name = self._names.get(id(parameter), f"group{number}.{index}")
                     self._share(parameter, self._own_name(parameter, name), rule)
             if self._fresh or not self._ready:
+                # Workers may order their groups differently; this order all have.
+                self._everything = sorted(self._shared.values(), key=lambda shared: shared.name)
                 for part in (self._attendance, self._clipping):
                     if part is not None:
-                        # Workers may order their groups differently; this order all have.
-                        part.take_in(sorted(self._shared.values(), key=lambda shared: shared.name))
+                        part.take_in(self._everything)
         except BaseException:
             self._is_retry = True
             raise
@@ -1119,6 +1136,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _keep_copies(self) -> None:
         if self._check:
             self._copies = {id(one): one.detach().clone() for _, one in self._others()}
+
+
+class _BeforeLoad(NamedTuple):
+    """What a load of a state is to leave as it was if it fails."""
+
+    iteration: int
+    """In which it was begun."""
+    groups: list[dict[str, Any]]
+    starts: dict[torch.Tensor, dict[str, Any] | None]
+    """What parameters start from that are frozen."""
 
 
 class _AfterLoad(Ours):
