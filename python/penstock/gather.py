@@ -29,6 +29,7 @@ Cost: one set, and one get of a row of each worker; for long objects once more f
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 import sys
@@ -36,7 +37,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -229,11 +230,11 @@ class Gathering:
                 self._turn.wake()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
-        iteration, unheard = job._core.iteration, self._unheard.gather
+        made, unheard = _Made(threading.get_ident(), job._own.iterations), self._unheard.gather
         if unheard is not None:
             # A script that has completed an iteration since then has gone on, and may give the same again. Of
             # numbers from `least` on each says itself which call it is of.
-            is_same = unheard.iteration == iteration or call.least > 0
+            is_same = unheard.made == made or call.least > 0
             if is_same and unheard.number >= call.least and call.differs(unheard, job.rank) is None:
                 unheard.over = True
                 return unheard.result()
@@ -242,13 +243,15 @@ class Gathering:
         if gather.refused and call.differs(gather, job.rank) is not None:
             # What lacks memory can be repeated. It has to be given up if it never gets it.
             gather.over = gather.failed = True
-        if not gather.over and gather.iteration != iteration and not call.least:
-            # Here, too, the script has gone on. But the others count this call, and what it gave is theirs.
-            self._go_through(job, gather, call)
+        has_gone_on = gather.made.thread == made.thread and gather.made != made
+        if not gather.over and has_gone_on and not call.least:
+            # The others count that call, and what it gave is theirs.
+            with contextlib.suppress(GatherConflict):
+                self._go_through(job, gather, call)
             gather.over = True
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
-            gather = _Gather(call.words, call.data, call.most, number, gather.took_part(), iteration)
+            gather = _Gather(call.words, call.data, call.most, number, gather.took_part(), made)
             self._last = gather
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
@@ -349,6 +352,17 @@ class _Call:
         return None if same else _another(rank, gather, f"{self.words}, with another value")
 
 
+class _Made(NamedTuple):
+    """When a call was made: a thread that has completed an iteration since has gone on."""
+
+    thread: int
+    iterations: int
+    """That this thread had completed."""
+
+
+_NEVER = _Made(0, 0)
+
+
 @dataclass
 class _Gather:
     """One gather of this worker: what it gives, and how far it has come."""
@@ -360,8 +374,7 @@ class _Gather:
     number: int
     before: int
     """Who took part in the gather before."""
-    iteration: int = 0
-    """Of the job, in which it was begun."""
+    made: _Made = _NEVER
     round: int = 0
     """Of the table for the rest: the pieces of those before it have come."""
     heads: list[_Head | None] = field(default_factory=list)

@@ -15,6 +15,7 @@ import ctypes
 import difflib
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -150,6 +151,13 @@ def current() -> Job:
     return jobs[0]
 
 
+class _Own(threading.local):
+    """Of one thread."""
+
+    iterations = 0
+    """That it has completed."""
+
+
 class Job(Sealed):
     """
     One worker's handle to a job. Made by `init`; as a context manager, it closes the job at the end.
@@ -166,6 +174,7 @@ class Job(Sealed):
         "_firsts",
         "_gathering",
         "_line",
+        "_own",
         "_pushes",
         "_tables",
         "_tensors",
@@ -184,6 +193,7 @@ class Job(Sealed):
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
+        self._own = _Own()
         self._firsts = Firsts()
         self._line = Line()
         self._pushes: list[Pending[Any]] = []
@@ -536,6 +546,7 @@ class Job(Sealed):
         if unsent:
             _warn_of_unsent(unsent, "the iteration ends")
         clock = self._core.clock()
+        self._own.iterations += 1
         if unsent:
             self._unsent -= unsent
         return clock
@@ -613,13 +624,13 @@ class Job(Sealed):
             `x` holds no numbers. Nothing was sent.
         GetTimeout
             Not every worker came in time; `.missing` holds the ranks of those missing. Repeat the call with
-            the same `x` to continue waiting, in the same iteration of the job; the first call of a later one
-            ends that gather, whose result is dropped, before its own.
+            the same `x` to continue waiting, before this thread completes an iteration; its first call after
+            that ends the gather, whose result is dropped, before its own.
         CircularWait
             A worker that is missing waits for this one.
         OptionError
-            `name` or `timeout` is not valid, or another gather timed out in the same iteration of the job and
-            must be repeated first.
+            `name` or `timeout` is not valid, or another gather timed out in the same iteration and must be
+            repeated first.
         WorkerLost
             A worker left the job without making the call.
         OutOfMemory

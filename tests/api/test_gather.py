@@ -655,6 +655,74 @@ def test_a_gather_that_had_not_ended_is_ended_before_that_of_a_later_iteration(
     assert saved[1]["counts"].tolist() == [sums[0], -1, *sums[2:]]
 
 
+def test_a_gather_that_timed_out_goes_on_while_another_thread_completes_iterations(spawn_job: Any) -> None:
+    """A thread that only gathers completes none: it repeats its call, and its numbers went to the next."""
+    saved = spawn_job(
+        2,
+        """
+        import threading, time
+
+        def repeated(number):
+            while True:
+                try:
+                    return job.sum(number, timeout=0.2)
+                except ps.exceptions.GetTimeout:
+                    timeouts.append(number)
+
+        def gathers():
+            for number in range(4):
+                if job.rank == 1 and number == 1:
+                    time.sleep(0.7)
+                sums.append(repeated(100 * number + job.rank))
+
+        with ps.init() as job:
+            sums, timeouts = [], []
+            thread = threading.Thread(target=gathers)
+            thread.start()
+            while thread.is_alive():
+                job.clock()
+                thread.join(0.01)
+            save(sums=sums, timeouts=timeouts)
+        """,
+    )
+    assert saved[0]["timeouts"].size, "it waited for the other in vain"
+    for result in saved:
+        assert result["sums"].tolist() == [1, 201, 401, 601]
+
+
+def test_the_conflict_of_a_gather_that_had_not_ended_is_not_that_of_a_later_iteration(
+    spawn_job: Any, tmp_path: Path
+) -> None:
+    """The later call was not made then, and all sums after it were of two iterations."""
+    saved = spawn_job(
+        2,
+        """
+        import pathlib, time
+
+        with ps.init() as job:
+            sums, said = [], pathlib.Path(sys.argv[1])
+            for iteration in range(4):
+                given, timeout = 10 * iteration + job.rank, None
+                if iteration == 1 and job.rank:
+                    timeout = 0.2
+                elif iteration == 1:
+                    given = np.ones(3)
+                    while not said.exists():
+                        time.sleep(0.01)
+                try:
+                    sums.append(job.sum(given, timeout=timeout))
+                except (ps.exceptions.GetTimeout, ps.exceptions.GatherConflict):
+                    sums.append(-1)
+                    said.touch()
+                job.clock()
+            save(sums=sums)
+        """,
+        arguments=(str(tmp_path / "said"),),
+    )
+    for result in saved:
+        assert result["sums"].tolist() == [1, -1, 41, 61]
+
+
 # It had ended the gather for this worker alone, whose next call was another one than the others'.
 @pytest.mark.parametrize("name", ["penstock/gather", "penstock/gather/rest"])
 def test_a_gather_goes_on_by_the_same_call_once_a_worker_has_what_it_lacked(

@@ -786,8 +786,11 @@ def test_a_state_that_lacks_what_the_optimizer_keeps_is_refused(job: ps.Job) -> 
     other(torch.ones(1, 2)).sum().backward()
     of_another.step()
     state = of_another.state_dict()
-    with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `exp_avg_sq` in it"):
-        optimizer.load_state_dict(state)
+    for is_trained in (True, False):
+        # Also what is to be trained later.
+        model.weight.requires_grad_(is_trained)
+        with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `exp_avg_sq` in it"):
+            optimizer.load_state_dict(state)
     state["state"][0] = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros_like(other.weight))
     with pytest.raises(ps.exceptions.SettingsError, match="`weight` has no `step` in it"):
         optimizer.load_state_dict(state)

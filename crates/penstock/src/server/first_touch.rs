@@ -94,7 +94,7 @@ impl FirstTouch {
     /// Something was touched at once.
     pub(super) fn spend(&mut self, bytes: usize) {
         self.left = self.left.saturating_sub(bytes);
-        self.touched += bytes as u64;
+        self.touched = self.touched.saturating_add(bytes as u64);
     }
 
     /// Touches as much of it as the turn allows; whether that was all.

@@ -53,7 +53,18 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared
-from .rules import HOOKS, OWN_FLAGS, SLOTS, GroupRule, has_rule, names, replaced_in, steps_of, torch_state
+from .rules import (
+    HOOKS,
+    OWN_FLAGS,
+    SLOTS,
+    GroupRule,
+    has_rule,
+    kept_by,
+    names,
+    replaced_in,
+    steps_of,
+    torch_state,
+)
 from .state import OnServers
 from .transfer import Seen, transfer_for
 
@@ -78,7 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     - reading or changing `optimizer.state`: raises; `state_dict` and `load_state_dict` do it;
     - scaling the loss with a GradScaler: its `step` raises;
     - stepping the original optimizer, or another one of the model's parameters: raises; so does saving or
-      loading the original's state.
+      loading the original's state, while the job is open.
 
     With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped. With
     `filter`, `held_back` tells how much of this worker's gradients waits, and `flush` sends it.
@@ -759,6 +770,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises ShapeError for a state that is not of its parameter's shape, as NumPy would repeat it, and
         SettingsError for one of an optimizer that keeps something else.
         """
+        kind = type(self._original)
+        kept = {
+            id(parameter): kept_by(kind, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+        }
         for parameter, state in states.items():
             for name, array in state.items():
                 # What the rules do not know stays with torch's optimizer, of any shape.
@@ -770,17 +787,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         f"parameter's shape {tuple(parameter.shape)}, got {shape}",
                         "load the state of a model of the same shapes",
                     )
-            shared = self._shared.get(id(parameter))
-            # A momentum may begin later, in torch too.
-            slots = [name for name in shared.tensor._core.slots if name in SLOTS] if shared else []
-            needed = [name for name in slots if name != "momentum_buffer"]
-            # SGD counts no steps.
-            lacking = [name for name in (*needed, "step") if needed and state and name not in state]
+            lacking = [name for name in kept[id(parameter)] if state and name not in state]
             if lacking:
                 raise SettingsError(
                     f"the state of parameter `{self._names.get(id(parameter), '')}` has no `{lacking[0]}` in "
                     f"it, but {', '.join(f'`{name}`' for name in state)}",
-                    f"load a state of torch.optim.{type(self._original).__name__}",
+                    f"load a state of torch.optim.{kind.__name__}",
                 )
 
     def _with_defaults(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -142,6 +142,20 @@ class GroupRule:
         return value if divisor is None else value / divisor
 
 
+def kept_by(kind: type[torch.optim.Optimizer], group: Group) -> tuple[str, ...]:
+    """
+    What torch's optimizer has in the state of each parameter that it has stepped. A momentum may begin later,
+    and SGD counts no steps.
+    """
+    if kind is torch.optim.SGD:
+        return ()
+    if kind is torch.optim.Adagrad:
+        return ("sum", "step")
+    if kind is torch.optim.RMSprop:
+        return ("square_avg", *(["grad_avg"] if group["centered"] else []), "step")
+    return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
+
+
 def torch_state(
     kind: type[torch.optim.Optimizer], state: Mapping[str, Any], parameter: torch.Tensor
 ) -> dict[str, torch.Tensor]:
