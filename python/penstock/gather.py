@@ -29,15 +29,15 @@ Cost: one set, and one get of a row of each worker; for long objects once more f
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import struct
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class Gathering:
         self._turn = Turn()
         self._first = _Channel(name, FIRST_BYTES, all_needed)
         self._rest = _Channel(f"{name}/rest", REST_BYTES, all_needed)
-        self._last = _Gather("", b"", 0, 0, 0, over=True)
+        self._last = _Gather("", b"", 0, 0, over=True)
         """The last that has begun. It must end before another can begin."""
         self._unheard = _Unheard()
 
@@ -230,41 +230,39 @@ class Gathering:
                 self._turn.wake()
 
     def _finish(self, job: Job, call: _Call) -> list[bytes | None]:
-        made, unheard = _Made(threading.get_ident(), job._own.iterations), self._unheard.gather
+        limit = call.limit
+        unheard = self._unheard.gather
         if unheard is not None:
             # A script that has completed an iteration since then has gone on, and may give the same again. Of
             # numbers from `least` on each says itself which call it is of.
-            is_same = unheard.made == made or call.least > 0
+            is_same = unheard.iteration == job._core.iteration or call.least > 0
             if is_same and unheard.number >= call.least and call.differs(unheard, job.rank) is None:
                 unheard.over = True
                 return unheard.result()
-            self._unheard.gather = None
+            # It has ended, even if a handler raised before that was noted.
+            unheard.over, self._unheard.gather = True, None
         gather = self._last
         if gather.refused and call.differs(gather, job.rank) is not None:
             # What lacks memory can be repeated. It has to be given up if it never gets it.
             gather.over = gather.failed = True
-        has_gone_on = gather.made.thread == made.thread and gather.made != made
-        if not gather.over and has_gone_on and not call.least:
-            # The others count that call, and what it gave is theirs.
-            with contextlib.suppress(GatherConflict):
-                self._go_through(job, gather, call)
-            gather.over = True
         if gather.over or gather.number < call.least:
             number = max(gather.next, call.least)
-            gather = _Gather(call.words, call.data, call.most, number, gather.took_part(), made)
-            self._last = gather
+            took_part, iteration = gather.took_part(), job._core.iteration
+            gather = self._last = _Gather(call.words, call.data, number, took_part, iteration)
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
-        self._go_through(job, gather, call)
-        self._unheard.gather = gather
-        gather.over = True
-        return gather.result()
-
-    def _go_through(self, job: Job, gather: _Gather, call: _Call) -> None:
-        """To the end of a gather, for a call."""
-        limit = call.limit
+        elif gather.iteration != job._core.iteration and not call.least:
+            # Whoever gave it up, and gives the same again, is behind the others from here on. Another thread
+            # may have completed the iteration while this one repeats its call, though: only the script knows.
+            warnings.warn(
+                f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
+                f"{gather.iteration} and that had not ended: what it returns is of that one, not of "
+                f"iteration {job._core.iteration}",
+                stacklevel=6,
+            )
+            gather.iteration = job._core.iteration
         try:
-            self._run(job, gather, limit)
+            self._run(job, gather, call.most, limit)
         except CircularWait:
             raise
         except DeadlineExceeded as error:
@@ -289,8 +287,11 @@ class Gathering:
                 gather.failed = True
                 gather.over = True
             raise
+        self._unheard.gather = gather
+        gather.over = True
+        return gather.result()
 
-    def _run(self, job: Job, gather: _Gather, limit: Limit[float | None]) -> None:
+    def _run(self, job: Job, gather: _Gather, most: int | None, limit: Limit[float | None]) -> None:
         """From where it stopped, if it did: each step that an interrupt can end is taken again."""
         if not gather.heads:
             rows = self._first.exchange(job, gather.number, gather.first, limit, gather.offered)
@@ -298,9 +299,9 @@ class Gathering:
         heads = gather.heads
         _compare([None if head is None else head.words for head in heads])
         _compare_lost(heads)
-        if gather.most is not None:
+        if most is not None:
             for rank, head in enumerate(heads):
-                if head is not None and head.length > max(gather.most, len(gather.data)):
+                if head is not None and head.length > max(most, len(gather.data)):
                     raise unreadable(rank)
         while any(head is not None and not head.whole for head in heads):
             number = gather.number << _ROUND_BITS | gather.round
@@ -352,29 +353,17 @@ class _Call:
         return None if same else _another(rank, gather, f"{self.words}, with another value")
 
 
-class _Made(NamedTuple):
-    """When a call was made: a thread that has completed an iteration since has gone on."""
-
-    thread: int
-    iterations: int
-    """That this thread had completed."""
-
-
-_NEVER = _Made(0, 0)
-
-
 @dataclass
 class _Gather:
     """One gather of this worker: what it gives, and how far it has come."""
 
     words: str
     data: bytes
-    most: int | None
-    """As the call's."""
     number: int
     before: int
     """Who took part in the gather before."""
-    made: _Made = _NEVER
+    iteration: int = 0
+    """Of the job, in which it was begun."""
     round: int = 0
     """Of the table for the rest: the pieces of those before it have come."""
     heads: list[_Head | None] = field(default_factory=list)

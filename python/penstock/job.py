@@ -15,7 +15,6 @@ import ctypes
 import difflib
 import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -151,13 +150,6 @@ def current() -> Job:
     return jobs[0]
 
 
-class _Own(threading.local):
-    """Of one thread."""
-
-    iterations = 0
-    """That it has completed."""
-
-
 class Job(Sealed):
     """
     One worker's handle to a job. Made by `init`; as a context manager, it closes the job at the end.
@@ -174,7 +166,6 @@ class Job(Sealed):
         "_firsts",
         "_gathering",
         "_line",
-        "_own",
         "_pushes",
         "_tables",
         "_tensors",
@@ -193,7 +184,6 @@ class Job(Sealed):
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
-        self._own = _Own()
         self._firsts = Firsts()
         self._line = Line()
         self._pushes: list[Pending[Any]] = []
@@ -546,7 +536,6 @@ class Job(Sealed):
         if unsent:
             _warn_of_unsent(unsent, "the iteration ends")
         clock = self._core.clock()
-        self._own.iterations += 1
         if unsent:
             self._unsent -= unsent
         return clock
@@ -624,13 +613,12 @@ class Job(Sealed):
             `x` holds no numbers. Nothing was sent.
         GetTimeout
             Not every worker came in time; `.missing` holds the ranks of those missing. Repeat the call with
-            the same `x` to continue waiting, before this thread completes an iteration; its first call after
-            that ends the gather, whose result is dropped, before its own.
+            the same `x` to continue waiting: until that has ended, it is the only gather of this worker, in
+            whatever iteration it is repeated, which warns in a later one.
         CircularWait
             A worker that is missing waits for this one.
         OptionError
-            `name` or `timeout` is not valid, or another gather timed out in the same iteration and must be
-            repeated first.
+            `name` or `timeout` is not valid, or another gather timed out and must be repeated first.
         WorkerLost
             A worker left the job without making the call.
         OutOfMemory
@@ -644,8 +632,9 @@ class Job(Sealed):
         exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
         (`on_worker_loss=continue`), it is the mean over the others.
 
-        If a signal handler raises during the call (Ctrl-C), it is as with a GetTimeout. A whole number has at
-        most 4 Mibit.
+        If a signal handler raises during the call (Ctrl-C), it is as with a GetTimeout; if it raises behind
+        the end of the gather, the same call has its result, in the same iteration. A whole number has at most
+        4 Mibit.
 
         Bytes: `x`, from every worker to every other. For large arrays use a tensor.
 

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -179,7 +179,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ready = False
         self._is_gone = False
         self._loaded: str | None = None
-        self._before_load: _BeforeLoad | None = None
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         # The same dictionaries: whichever of the two optimizers a hook is registered on, it is called.
         for hooks in HOOKS:
@@ -417,10 +416,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
             self._newcomers.look()
         self._take_in()
-        if self._clipping is not None:
-            # Where a setting is refused, this worker has not taken a half of the step.
-            for rule in self._rules:
-                rule.refresh()
+        self._refuse_settings()
         self._delivery.finish()
         self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
@@ -429,6 +425,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.next_iteration()
         self._steps += 1
         return loss
+
+    def _refuse_settings(self) -> None:
+        """Raises SettingsError where a clipped step would, before this worker has taken half of it."""
+        if self._clipping is not None:
+            for rule in {shared.group for shared in self._everything if shared.parameter.requires_grad}:
+                rule.refresh()
 
     def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
         """All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush."""
@@ -501,6 +503,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.check()
         self._delivery.refuse_between("a flush")
         self._refuse_changes()
+        self._refuse_settings()
         now = self.job.iteration
         self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
         for shared in self._shared.values():
@@ -723,13 +726,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._take_in()
         # They are frozen: that is what they start from.
         kept = [parameter for parameter in states if id(parameter) not in self._shared]
-        # What an interrupted call of this load has left is not what was there before it.
-        if self._before_load is None or self._before_load.iteration != self.job.iteration:
-            groups = [group.copy() for group in self.param_groups]
-            self._before_load = _BeforeLoad(self.job.iteration, groups, {})
-        before_load = self._before_load
-        for parameter in kept:
-            before_load.starts.setdefault(parameter, self._original.state.get(parameter))
+        groups = [group.copy() for group in self.param_groups]
+        starts = {parameter: self._original.state.get(parameter) for parameter in kept}
         handlers, is_done = Handlers(), False
 
         def behind() -> None:
@@ -741,15 +739,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._original.state[parameter] = copy.deepcopy(states[parameter])
             self._adopt_groups(saved)
             self._load_states(states, everything=True, behind=behind)
-            self._before_load = None
         except Exception as error:
             # Whoever takes the error for a checkpoint that is of no use trains on as before. Where it is not
             # known that the load has failed for all, it is made again, or is over for the others.
             has_failed = self.job.rank == 0 and not isinstance(error, DeadlineExceeded | JobClosed)
             if (has_failed or isinstance(error, FirstFailed)) and not is_done and not handlers.raised(error):
-                self._adopt_groups(before_load.groups)
-                self._put_back(before_load.starts)
-                self._before_load = None
+                self._adopt_groups(groups)
+                self._put_back(starts)
             raise
 
     def _put_back(self, states: Mapping[torch.Tensor, dict[str, Any] | None]) -> None:
@@ -1148,16 +1144,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _keep_copies(self) -> None:
         if self._check:
             self._copies = {id(one): one.detach().clone() for _, one in self._others()}
-
-
-class _BeforeLoad(NamedTuple):
-    """What a load of a state is to leave as it was if it fails."""
-
-    iteration: int
-    """In which it was begun."""
-    groups: list[dict[str, Any]]
-    starts: dict[torch.Tensor, dict[str, Any] | None]
-    """What parameters start from that are frozen."""
 
 
 class _AfterLoad(Ours):
