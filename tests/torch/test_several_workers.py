@@ -588,7 +588,7 @@ def test_a_gradient_that_leaves_in_another_iteration_than_on_another_worker_is_a
     for part in ("apart", "apart, clipped"):
         texts = [one[part][1] for one in told if "DeclarationConflict" in one[part][0]]
         assert texts, told
-        assert all("`model.1/first.weight` left in another iteration on worker" in text for text in texts)
+        assert all("`model.1/first.bias` left in another iteration on worker" in text for text in texts)
         assert soon(told, part), told
 
 
