@@ -20,7 +20,7 @@ from .limit import Limit
 from .turn import Ticket, Turn
 
 MOST_SAID = 4000
-"""Characters of an error that the others hear."""
+"""Characters of an error that are passed on at most; the core shortens what the others hear further."""
 
 
 class Deed(NamedTuple):
