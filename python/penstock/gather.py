@@ -257,8 +257,8 @@ class Gathering:
             warnings.warn(
                 f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
                 f"{gather.iteration} and that had not ended: what it returns is of that one, not of "
-                f"iteration {job._core.iteration}",
-                stacklevel=6,
+                f"iteration {job._core.iteration}; repeat a gather that timed out before the iteration ends",
+                stacklevel=6,  # The script's line.
             )
             gather.iteration = job._core.iteration
         try:

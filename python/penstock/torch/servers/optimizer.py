@@ -724,9 +724,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_states(states)
         # What is unfrozen, or of a new group, begins here, and not with another state in the next step.
         self._take_in()
+        groups = [group.copy() for group in self.param_groups]
         # They are frozen: that is what they start from.
         kept = [parameter for parameter in states if id(parameter) not in self._shared]
-        groups = [group.copy() for group in self.param_groups]
         starts = {parameter: self._original.state.get(parameter) for parameter in kept}
         handlers, is_done = Handlers(), False
 

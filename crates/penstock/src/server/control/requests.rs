@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// What a request counts for in the job's pace.
 pub(super) const A_REQUEST: f64 = 1.0;
-/// What a question to the shards does: it wakes this thread twice, and a shard, and each time a core is taken from somebody.
+/// What a question to the shards counts for: it wakes this thread twice, and a shard, each time at the cost of somebody's core.
 const A_QUESTION: f64 = 20.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
 const WAITS_A_REQUEST: f64 = 1000.0;
