@@ -64,7 +64,7 @@ impl MessageReader {
         mut has_time: impl FnMut() -> bool,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<bool, Ended> {
-        let (mut taken, mut any) = (0, false);
+        let (mut taken, mut any, mut was_all) = (0, false, false);
         self.behind = true;
         loop {
             while let Some(message) = message(&self.input[self.used..self.filled])? {
@@ -85,12 +85,17 @@ impl MessageReader {
                     (self.input, self.charge) = (vec![0; self.read], Charge::default());
                 }
             }
+            if was_all {
+                self.behind = false;
+                return Ok(any);
+            }
             if taken >= TURN {
                 return Ok(true);
             }
             if self.filled == self.input.len() {
                 self.make_room()?;
             }
+            let room = self.input.len() - self.filled;
             let bytes = match link.read(&mut [IoSliceMut::new(&mut self.input[self.filled..])])? {
                 Got::Bytes(bytes) => bytes,
                 Got::Nothing => {
@@ -100,6 +105,7 @@ impl MessageReader {
                 Got::End => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
             };
             self.filled += bytes;
+            was_all = bytes < room && link.short_is_all();
             (taken, any) = (taken + bytes, true);
             self.heard += bytes as u64;
         }

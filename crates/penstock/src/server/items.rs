@@ -136,7 +136,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
-/// And how long the rounds before the last may have taken.
+/// And how long those between the first and the last may have taken.
 const ROUNDS_WITHIN: Duration = Duration::from_millis(10);
 /// Bytes that are heard of a peer once it has gone: more than its connection holds.
 const MOST_UNDER_WAY: u64 = 8 << 20;
@@ -362,24 +362,32 @@ impl Passer {
 
     /// Sends what there is to send, not without end: rows may be set as fast as they go. Whether anything was.
     fn transmit_all(&mut self) -> bool {
-        let (mut any, since) = (false, Instant::now());
+        // Most times nothing is, and then the time is not asked for.
+        let (mut any, mut since) = (false, None);
         for _ in 0..ROUNDS {
             self.node.collect_all();
             let mut sent = false;
             let mut lost = Vec::new();
-            let mut next = Bound::Unbounded;
-            while let Some((&peer, Watched { wire, last, .. })) =
-                self.wires.range_mut((next, Bound::Unbounded)).next()
-            {
-                if last.is_none() {
-                    match wire.transmit(&mut self.node, peer) {
+            let mut next = Some(Bound::Unbounded);
+            while let Some(from) = next.take() {
+                for (&peer, Watched { wire, last, .. }) in self.wires.range_mut((from, Bound::Unbounded)) {
+                    if last.is_some() {
+                        continue;
+                    }
+                    let some = wire.transmit(&mut self.node, peer);
+                    note_deeds(wire, self.setup.place.as_ref());
+                    match some {
+                        Ok(false) if !wire.holds_output() => continue,
                         Ok(some) => sent |= some,
                         Err(ended) => lost.push((peer, ended)),
                     }
-                    note_deeds(wire, self.setup.place.as_ref());
+                    next = Some(Bound::Excluded(peer));
+                    break;
                 }
-                self.show_life();
-                next = Bound::Excluded(peer);
+                // To find what a peer is told may have taken a while.
+                if next.is_some() {
+                    self.show_life();
+                }
             }
             while let Some((peer, broken)) = self.node.overdrawn() {
                 lost.push((peer, Ended::from(broken)));
@@ -390,7 +398,7 @@ impl Passer {
                 self.end_heard(peer, ended);
             }
             any |= sent;
-            if !sent || since.elapsed() > ROUNDS_WITHIN {
+            if !sent || since.get_or_insert_with(Instant::now).elapsed() > ROUNDS_WITHIN {
                 break;
             }
         }

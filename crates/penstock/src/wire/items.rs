@@ -9,16 +9,29 @@ use penstock_fabric::net::stream::Stream;
 use penstock_proto::account::Account;
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::peer::PeerId;
+use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long what one peer says, or is told, may keep others waiting, but for one step of the node that looks for what to say.
+/// How long what one peer says, or is told, may keep others waiting, but for the first thing that is said, the last, and the step of
+/// the node that looks for each.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Whether a turn of this length that begins now has time left.
-fn time_of(turn: Duration) -> impl FnMut() -> bool + Copy {
-    let since = Instant::now();
-    move || since.elapsed() < turn
+/// How long a turn has lasted: since it was first asked, for most turns are over before.
+#[derive(Default)]
+struct Watch(Cell<Option<Instant>>);
+
+impl Watch {
+    /// Whether a turn of this length has time left.
+    fn has_time(&self, turn: Duration) -> bool {
+        match self.0.get() {
+            Some(since) => since.elapsed() < turn,
+            None => {
+                self.0.set(Some(Instant::now()));
+                !turn.is_zero()
+            }
+        }
+    }
 }
 
 /// A connection, over any link.
@@ -58,10 +71,15 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        self.reader.receive(&mut self.stream, time_of(self.turn), |message| {
-            self.acted = true;
-            node.receive(peer, message)
-        })
+        let watch = Watch::default();
+        self.reader.receive(
+            &mut self.stream,
+            || watch.has_time(self.turn),
+            |message| {
+                self.acted = true;
+                node.receive(peer, message)
+            },
+        )
     }
 
     /// Whether a message, and not only signs of life, has come or was made to be sent since this was last asked.
@@ -77,13 +95,18 @@ impl<L: Link> ItemWire<L> {
     /// Sends what the peer is to be sent, for one turn and as far as the connection takes it; whether it took anything. `true` also
     /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        let (mut has_time, goes_on) = (time_of(self.turn), self.unfinished);
-        let (unfinished, acted) = (&mut self.unfinished, &mut self.acted);
+        let (watch, turn, goes_on) = (Watch::default(), self.turn, self.unfinished);
+        let (unfinished, acted, mut more) = (&mut self.unfinished, &mut self.acted, true);
+        let has_time = || watch.has_time(turn);
         let sent = self.writer.transmit(&mut self.stream, has_time, |output| {
+            // Nothing has come meanwhile.
+            if !more {
+                return 0;
+            }
             // Batch by batch: it may take long to find the next.
             loop {
                 let before = output.len();
-                let more = node.transmit(peer, output, before + 1);
+                more = node.transmit(peer, output, before + 1);
                 *unfinished = more && output.len() == before;
                 *acted |= output.len() > before;
                 if !more || output.len() >= WRITE || !has_time() {

@@ -550,6 +550,11 @@ impl<M: Memory> Partition<M> {
 }
 
 impl Connection {
+    /// Whether there is nothing to say to it, but perhaps rows that have not been taken yet.
+    fn is_quiet(&self) -> bool {
+        !self.has_messages() && self.batch.is_none() && self.stopped.is_none()
+    }
+
     /// Whether there is something to say to it, apart from rows.
     fn has_messages(&self) -> bool {
         !self.messages.is_empty() || !self.flushed.is_empty() || !self.wanted.is_empty()

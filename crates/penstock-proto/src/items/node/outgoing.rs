@@ -52,12 +52,18 @@ impl<H: Host> Node<H> {
     /// take long: then this returns before all that the peer waits for has been looked at, perhaps with nothing, and the next call
     /// goes on.
     pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
+        // What was taken before has gone: its taker takes no more until then.
+        if out.is_empty()
+            && let Some(connection) = self.peers.get_mut(&peer)
+        {
+            connection.given = Given::default();
+        }
         loop {
-            let Some(connection) = self.peers.get_mut(&peer) else { return false };
-            // What was taken before has gone: its taker takes no more until then.
-            if out.is_empty() {
-                connection.given = Given::default();
+            // A thread that waits for rows looks again and again.
+            if !self.owes(peer) {
+                return false;
             }
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
             hand_over(&mut connection.messages, out);
             // Before all of it is said no flush is answered.
             if !self.say_wanted(peer, out) {
@@ -78,7 +84,7 @@ impl<H: Host> Node<H> {
                 if last {
                     connection.batch = None;
                     if !self.is_handing_over(peer, id) {
-                        self.sent(peer, &BTreeMap::from([(id, turn)]));
+                        self.sent(peer, &[(id, turn)]);
                     }
                     break;
                 }
@@ -88,7 +94,7 @@ impl<H: Host> Node<H> {
                 continue;
             }
             if out.len() >= limit {
-                return true;
+                return self.owes(peer);
             }
             match self.next_batch(peer) {
                 Ok(Next::Rows(batch)) => {
@@ -112,6 +118,15 @@ impl<H: Host> Node<H> {
         }
     }
 
+    /// Whether there may be something to send to a peer.
+    fn owes(&self, peer: PeerId) -> bool {
+        let owes = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(Subscriber::has_work)
+        };
+        let Some(connection) = self.peers.get(&peer) else { return false };
+        !connection.is_quiet() || self.partitions.values().any(owes)
+    }
+
     /// Bytes that were paid for when they were put together, of those that [`Node::transmit`] gave since its taker last had
     /// none: who takes them does not pay once more, and a source does not pay for what others ask of it.
     pub fn paid(&self, peer: PeerId) -> u64 {
@@ -119,12 +134,16 @@ impl<H: Host> Node<H> {
         self.peers.get(&peer).map_or(0, |connection| paid(&connection.given))
     }
 
-    /// What was due to a peer of some partitions has been sent, of each in some turn. What is not finished yet is not due. It takes as long
-    /// for many partitions as for one: all flushes of this side are gone over.
-    fn sent(&mut self, peer: PeerId, turns: &BTreeMap<PartitionId, u64>) {
+    /// What was due to a peer of some partitions, which ascend, has been sent, of each in some turn. What is not finished yet is not due.
+    /// It takes as long for many partitions as for one: all flushes of this side are gone over.
+    fn sent(&mut self, peer: PeerId, turns: &[(PartitionId, u64)]) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
-        turns.iter().for_each(|(&id, &turn)| connection.brought(id, turn));
-        let through = |id: &PartitionId, wanted: &mut u64| turns.get(id).is_some_and(|turn| *wanted <= *turn);
+        turns.iter().for_each(|&(id, turn)| connection.brought(id, turn));
+        let turn_of = |id: &PartitionId| {
+            let at = turns.binary_search_by_key(id, |(id, _)| *id).ok()?;
+            Some(turns[at].1)
+        };
+        let through = |id: &PartitionId, wanted: &mut u64| turn_of(id).is_some_and(|turn| *wanted <= turn);
         for flush in &mut connection.flushes {
             flush.partitions.retain(|id, wanted| !through(id, wanted));
         }
@@ -144,12 +163,19 @@ impl<H: Host> Node<H> {
         let Some(connection) = self.peers.get_mut(&peer) else { return Ok(Next::Nothing) };
         let (turn, account) = (connection.turn, connection.account.clone());
         let (stopped, mut work) = (connection.stopped.take(), Work::new(self.step));
-        let dirty = |partition: &Partition<H::Memory>| {
-            partition.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
-        };
-        let ids = self.partitions.iter().filter(|(_, partition)| dirty(partition)).map(|(id, _)| *id);
-        let (before, after): (Vec<PartitionId>, Vec<PartitionId>) = ids.partition(|id| Some(*id) <= turn);
-        let mut ids: Vec<PartitionId> = after.into_iter().chain(before).collect();
+        let (mut ids, mut begun) = (Vec::new(), None);
+        for (&id, partition) in &self.partitions {
+            let Some(subscriber) = partition.subscribers.get(&peer) else { continue };
+            if subscriber.has_work() {
+                ids.push(id);
+            }
+            if begun.is_none() && subscriber.taking.is_some() {
+                begun = Some(id);
+            }
+        }
+        // Behind the one that had the last turn.
+        let behind = ids.partition_point(|id| Some(*id) <= turn);
+        ids.rotate_left(behind);
         // Those before were looked at in earlier steps.
         if let Some(at) = ids.iter().position(|id| Some(*id) == stopped) {
             ids.drain(..at);
@@ -157,8 +183,7 @@ impl<H: Host> Node<H> {
         let is_begun = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(|it| it.taking.is_some())
         };
-        let mut begun = self.partitions.iter().find(|(_, partition)| is_begun(partition)).map(|(id, _)| *id);
-        let (mut next, mut through) = (Ok(Next::Nothing), BTreeMap::new());
+        let (mut next, mut through) = (Ok(Next::Nothing), Vec::new());
         for (at, id) in ids.into_iter().enumerate() {
             let mut of = id;
             let mut due = match work.is_over() {
@@ -198,7 +223,7 @@ impl<H: Host> Node<H> {
                     if turn < self.turn {
                         next = Ok(Next::Unfinished);
                     }
-                    through.insert(of, turn);
+                    through.push((of, turn));
                 }
                 Due::Waits | Due::Behind => {}
                 Due::Unfinished => {
@@ -215,6 +240,14 @@ impl<H: Host> Node<H> {
             }
         }
         if !through.is_empty() {
+            // Of one that was looked at twice the later turn counts.
+            through.sort_unstable();
+            through.dedup_by(|later, before| {
+                later.0 == before.0 && {
+                    before.1 = later.1;
+                    true
+                }
+            });
             self.sent(peer, &through);
         }
         next

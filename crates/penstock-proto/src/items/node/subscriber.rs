@@ -294,6 +294,11 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
+    /// Whether a look may find something to send.
+    pub(super) fn has_work(&self) -> bool {
+        self.dirty && self.ready || !self.fetches.is_empty()
+    }
+
     /// Whether a flush that is about it has to wait: for rows, or for the answers to what it has fetched, as far as they can be given.
     pub(super) fn is_due(&self) -> bool {
         match self.propagation {
@@ -493,12 +498,34 @@ pub(super) fn ripe(
     changed: impl IntoIterator<Item = Changed>,
     now: Moment,
 ) -> Vec<Range<u32>> {
-    let (later, ripe): (Vec<_>, Vec<_>) =
-        changed.into_iter().partition(|changed| follows(changed.set, now.done as u32));
-    later.into_iter().for_each(|changed| subscriber.unripe.push(changed));
-    let slots = ripe
-        .into_iter()
-        .map(|changed| changed.first.into()..u64::from(changed.first) + u64::from(changed.count));
+    let mut slots: Vec<Range<u32>> = Vec::new();
+    let mut ascend = true;
+    for change in changed {
+        if follows(change.set, now.done as u32) {
+            subscriber.unripe.push(change);
+            continue;
+        }
+        let (start, end) = (change.first, change.first.saturating_add(change.count));
+        match slots.last_mut() {
+            Some(last) if start < last.start => ascend = false,
+            Some(last) if start <= last.end => {
+                last.end = last.end.max(end);
+                continue;
+            }
+            _ => {}
+        }
+        slots.push(start..end);
+    }
+    // What one set wrote, most times, of a peer that wants all of it.
+    if let ([all], true) = (subscriber.rows.ranges(), ascend) {
+        for slots in &mut slots {
+            let within = u64::from(slots.start).max(all.start)..u64::from(slots.end).min(all.end);
+            *slots = subscribed(&within);
+        }
+        slots.retain(|slots| !slots.is_empty());
+        return slots;
+    }
+    let slots = slots.into_iter().map(|slots| slots.start.into()..slots.end.into());
     let slots = RowSet::from_ranges(slots).intersection(&subscriber.rows);
     slots.ranges().iter().map(subscribed).collect()
 }

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long what comes is left to calls, since one was seen to have taken something: then this thread looks again.
 const LEFT_TO_CALLS: Duration = Duration::from_millis(1);
-/// Once calls have taken more bytes than this in that time nothing is left to them: a connection holds little more, and the next
-/// may come while they compute.
-const MOST_LEFT: u64 = 64 << 10;
+/// Once calls have taken more bytes than this in that time nothing is left to them: more comes while they compute with the last, and
+/// two threads take it faster.
+const MOST_LEFT: u64 = 8 << 10;
 /// Times in a row that it passes by, since a call is at the connection just then: it may be one that only sends.
 const MOST_PASSED: u32 = 2;
 
