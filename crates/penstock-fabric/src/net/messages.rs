@@ -249,14 +249,22 @@ mod tests {
     struct Full {
         came: Vec<u8>,
         sent: Vec<u8>,
+        /// How often it was read, and whether it is a link of which a short read brings all.
+        reads: u32,
+        short_is_all: bool,
     }
 
     impl Link for Full {
         fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            self.reads += 1;
             let bytes = parts[0].len().min(self.came.len());
             parts[0][..bytes].copy_from_slice(&self.came[..bytes]);
             self.came.drain(..bytes);
             Ok(if bytes > 0 { Got::Bytes(bytes) } else { Got::Nothing })
+        }
+
+        fn short_is_all(&self) -> bool {
+            self.short_is_all
         }
 
         fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
@@ -299,6 +307,21 @@ mod tests {
         assert!(!reader.is_behind());
         assert!(!reader.receive(&mut link, || true, &mut take).unwrap(), "nothing is left");
         assert_eq!(taken, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_link_is_read_no_more_once_a_read_has_brought_all_that_was_there() {
+        const BYTES: usize = 16;
+        for (came, short_is_all, reads) in [(3, true, 1), (3, false, 2), (BYTES, true, 2), (0, true, 1)] {
+            let mut link = Full { short_is_all, ..Full::default() };
+            link.came.extend_from_slice(&record::length_bytes(1)[..came.min(LENGTH_BYTES)]);
+            link.came.resize(came, 7);
+            let mut reader = MessageReader::reading_ahead(BYTES, Account::default());
+            let take = |_: &[u8]| -> Result<(), Ended> { Ok(()) };
+            assert_eq!(reader.receive(&mut link, || true, take).unwrap(), came > 0);
+            assert_eq!(link.reads, reads, "{came} bytes, {short_is_all}");
+            assert!(!reader.is_behind());
+        }
     }
 
     #[test]

@@ -498,26 +498,34 @@ pub(super) fn ripe(
     changed: impl IntoIterator<Item = Changed>,
     now: Moment,
 ) -> Vec<Range<u32>> {
-    let mut slots: Vec<Range<u32>> = Vec::new();
-    let mut ascend = true;
-    for change in changed {
-        if follows(change.set, now.done as u32) {
-            subscriber.unripe.push(change);
-            continue;
+    let Subscriber { rows, unripe, .. } = subscriber;
+    let ripe = changed.into_iter().filter(|changed| {
+        let is_later = follows(changed.set, now.done as u32);
+        if is_later {
+            unripe.push(*changed);
         }
-        let (start, end) = (change.first, change.first.saturating_add(change.count));
+        !is_later
+    });
+    slots_among(rows, ripe)
+}
+
+/// Those of `rows` that have changed, as slots, ascending and apart.
+fn slots_among(rows: &RowSet, changed: impl Iterator<Item = Changed>) -> Vec<Range<u32>> {
+    let (mut slots, mut ascend): (Vec<Range<u32>>, _) = (Vec::new(), true);
+    for Changed { first, count, .. } in changed {
+        let end = first.saturating_add(count);
         match slots.last_mut() {
-            Some(last) if start < last.start => ascend = false,
-            Some(last) if start <= last.end => {
+            Some(last) if first < last.start => ascend = false,
+            Some(last) if first <= last.end => {
                 last.end = last.end.max(end);
                 continue;
             }
             _ => {}
         }
-        slots.push(start..end);
+        slots.push(first..end);
     }
-    // What one set wrote, most times, of a peer that wants all of it.
-    if let ([all], true) = (subscriber.rows.ranges(), ascend) {
+    // What one set wrote, most times, of a peer that wants all of it: that takes no set of rows.
+    if let ([all], true) = (rows.ranges(), ascend) {
         for slots in &mut slots {
             let within = u64::from(slots.start).max(all.start)..u64::from(slots.end).min(all.end);
             *slots = subscribed(&within);
@@ -526,11 +534,43 @@ pub(super) fn ripe(
         return slots;
     }
     let slots = slots.into_iter().map(|slots| slots.start.into()..slots.end.into());
-    let slots = RowSet::from_ranges(slots).intersection(&subscriber.rows);
-    slots.ranges().iter().map(subscribed).collect()
+    RowSet::from_ranges(slots).intersection(rows).ranges().iter().map(subscribed).collect()
 }
 
 /// A range of slots.
 pub(super) fn subscribed(range: &Range<u64>) -> Range<u32> {
     range.start as u32..range.end as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_slots_of_what_has_changed_are_those_of_the_sets_of_rows(
+            wanted in vec((0u32..60, 1u32..30), 0..4),
+            changed in vec((0u32..90, 1u32..20), 0..8),
+            sorted in any::<bool>(),
+        ) {
+            let rows = |ranges: &[(u32, u32)]| {
+                RowSet::from_ranges(ranges.iter().map(|&(first, count)| first.into()..u64::from(first + count)))
+            };
+            let mut changed = changed;
+            if sorted {
+                changed.sort_unstable();
+            }
+            let changes = changed.iter().map(|&(first, count)| Changed { first, count, set: 1 });
+            let slots = slots_among(&rows(&wanted), changes);
+            let expected = rows(&changed).intersection(&rows(&wanted));
+            prop_assert!(slots.windows(2).all(|two| two[0].end < two[1].start), "{slots:?}");
+            prop_assert_eq!(slots.iter().map(subscribed_by).collect::<Vec<_>>(), expected.ranges());
+        }
+    }
+
+    fn subscribed_by(slots: &Range<u32>) -> Range<u64> {
+        slots.start.into()..slots.end.into()
+    }
 }
