@@ -254,13 +254,14 @@ class Gathering:
         elif gather.iteration != job._core.iteration and not call.least:
             # Whoever gave it up, and gives the same again, is behind the others from here on. Another thread
             # may have completed the iteration while this one repeats its call, though: only the script knows.
+            begun, gather.iteration = gather.iteration, job._core.iteration
+            # Where warnings are errors it is repeated once more, and goes on.
             warnings.warn(
                 f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
-                f"{gather.iteration} and that had not ended: what it returns is of that one, not of "
+                f"{begun} and that had not ended: what it returns is of that one, not of "
                 f"iteration {job._core.iteration}; repeat a gather that timed out before the iteration ends",
                 stacklevel=6,  # The script's line.
             )
-            gather.iteration = job._core.iteration
         try:
             self._run(job, gather, call.most, limit)
         except CircularWait:

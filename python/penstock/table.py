@@ -265,8 +265,8 @@ class Table(Sealed, _core.TableCalls):
         """
         Drop the table. Every worker drops it, as every worker declared it; the call returns when all have.
 
-        Then its name and its memory on the servers are free; this worker's memory is freed when nothing
-        refers to the table any more. Until the others drop it too, they read what this worker has set so far,
+        Then its name is free, and its part of the option `memory`; the memory itself is freed when nothing
+        refers to the table any more in the workers that map it. Until the others drop it too, they read what this worker has set so far,
         and do not wait for anything newer from it.
 
         Parameters

@@ -641,6 +641,39 @@ def test_a_gather_that_was_given_up_and_goes_on_in_a_later_iteration_says_so(
     assert "not of iteration 2" in warning
 
 
+def test_a_gather_that_goes_on_in_a_later_iteration_goes_on_where_warnings_are_errors(
+    spawn_job: Any, tmp_path: Path
+) -> None:
+    """Each repetition raised the warning, and every other gather was refused until this one had ended."""
+    saved = spawn_job(
+        2,
+        """
+        import pathlib, time, warnings
+
+        warnings.simplefilter("error")
+        with ps.init() as job:
+            told, said = [], pathlib.Path(sys.argv[1])
+            while job.rank == 0 and not said.exists():
+                time.sleep(0.01)
+            if job.rank:
+                try:
+                    job.sum(1, timeout=0.2)
+                except ps.exceptions.GetTimeout:
+                    said.touch()
+            job.clock()
+            for _ in range(3):
+                try:
+                    told.append(str(job.sum(job.rank)))
+                    break
+                except UserWarning:
+                    told.append("warned")
+            save(told=told)
+        """,
+        arguments=(str(tmp_path / "said"),),
+    )
+    assert [result["told"].tolist() for result in saved] == [["1"], ["warned", "1"]]
+
+
 def test_a_gather_that_timed_out_goes_on_while_another_thread_completes_iterations(spawn_job: Any) -> None:
     """A thread that only gathers completes none: it repeats its call, and its numbers went to the next."""
     saved = spawn_job(

@@ -14,6 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock import _core
+from penstock.cli.jobs import SecretFile
+from penstock.exceptions import PenstockError
 
 SECRET = "0" * 64
 
@@ -74,6 +76,16 @@ def test_a_secret_file_that_exists_is_left_alone_and_no_job_is_created(site, tmp
     assert "does not exist yet" in hint
     assert path.read_text() == "mine"
     assert json.loads(site.penstock("job", "list", "--json").stdout)["jobs"] == []
+
+
+def test_a_secret_is_not_written_to_a_file_that_has_taken_the_name_meanwhile(tmp_path):
+    path = tmp_path / "secret"
+    with SecretFile(str(path)) as file:
+        path.unlink()
+        path.write_text("")
+        with pytest.raises(PenstockError, match="another file has taken that name"):
+            file.write("s3cret")
+    assert path.read_text() == ""
 
 
 def test_a_secret_file_of_a_job_that_was_refused_is_not_left_behind(site, tmp_path, fails):

@@ -340,6 +340,26 @@ def test_groups_keep_their_own_settings_and_follow_their_own_schedule(job: ps.Jo
     assert_close(model, plain)
 
 
+def test_a_refused_setting_that_is_taken_back_leaves_none_of_those_set_with_it(job: ps.Job) -> None:
+    """The rate that came before it stayed with the servers, while the group showed the old one."""
+    plain, model = net(), net()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=False)
+    group = optimizer.param_groups[0]
+    before = {name: group[name] for name in ("lr", "weight_decay")}
+    (x,) = next(iter(batches(1)))
+    for one, other in ((plain, reference), (model, optimizer)):
+        other.zero_grad()
+        one(x).square().mean().backward()
+    group.update(lr=5.0, weight_decay=-1.0)
+    with pytest.raises(ps.exceptions.SettingsError):
+        optimizer.step()
+    group.update(before)
+    optimizer.step()
+    reference.step()
+    assert_close(model, plain)
+
+
 @pytest.mark.parametrize("name", ["dampened", "rmsprop"])
 def test_momentum_may_be_0_for_a_while(job: ps.Job, name: str) -> None:
     """Torch then takes the gradient, undamped, and leaves the buffer, which the servers moved on."""

@@ -20,9 +20,9 @@ use std::sync::Arc;
 
 /// Mappings start on multiples of this, so that huge pages fit.
 const ALIGNMENT: usize = 2 * 1024 * 1024;
-/// Bytes that are touched in one call: meanwhile no other thread of the process is given a mapping, and who waits for one keeps
-/// all others from touching anything.
-const TOUCHED_AT_ONCE: usize = 64 << 20;
+/// Bytes that are touched, or unmapped, in one call: meanwhile no other thread of the process is given a mapping, and who waits for
+/// one keeps all others from touching anything.
+const AT_ONCE: usize = 64 << 20;
 
 /// Who may write a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,8 +224,8 @@ impl Mapping {
 
     /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
     pub fn touch(&self) -> io::Result<()> {
-        let mut starts = (0..self.bytes).step_by(TOUCHED_AT_ONCE);
-        starts.try_for_each(|at| self.touch_part(at..self.bytes.min(at + TOUCHED_AT_ONCE)))
+        let mut starts = (0..self.bytes).step_by(AT_ONCE);
+        starts.try_for_each(|at| self.touch_part(at..self.bytes.min(at + AT_ONCE)))
     }
 
     /// The same for the pages of `range`, which starts with one.
@@ -332,7 +332,7 @@ impl Untouched {
     /// Touches all that is left.
     pub fn touch_all(&mut self) -> io::Result<()> {
         while !self.is_done() {
-            self.touch(TOUCHED_AT_ONCE)?;
+            self.touch(AT_ONCE)?;
         }
         Ok(())
     }
@@ -374,9 +374,12 @@ impl Drop for Mapping {
         if self.whole.is_some() {
             return;
         }
-        // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
-        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        for start in (0..self.bytes).step_by(AT_ONCE) {
+            let bytes = AT_ONCE.min(self.bytes - start);
+            // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
+            let unmapped = unsafe { mm::munmap(self.base.as_ptr().byte_add(start).cast(), bytes) };
+            debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        }
     }
 }
 

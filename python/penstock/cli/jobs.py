@@ -231,12 +231,14 @@ class SecretFile:
 
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else Path(path)
+        self._file: int | None = None
         self._written = False
 
     def __enter__(self) -> SecretFile:
         if self._path is not None:
             try:
-                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                # Kept open: by then another file may have the name.
+                self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise PenstockError(
                     f"the secret cannot be written to {str(self._path)!r}: {error.strerror}",
@@ -245,14 +247,39 @@ class SecretFile:
         return self
 
     def write(self, secret: str) -> None:
-        """Writes the secret, and a line's end."""
-        if self._path is not None:
-            self._path.write_text(secret + "\n", encoding="ascii")
-            self._written = True
+        """
+        Writes the secret, and a line's end.
+
+        Raises
+        ------
+        PenstockError
+            Another file has the name by now: the secret is not in it.
+        """
+        if self._file is None:
+            return
+        if not self._is_there():
+            raise PenstockError(
+                f"the secret is not in {str(self._path)!r}: another file has taken that name",
+                hint="delete the job, and create it with --secret-file in a folder that only you may write to",
+            )
+        with os.fdopen(os.dup(self._file), "w", encoding="ascii") as file:
+            file.write(secret + "\n")
+        self._written = True
 
     def __exit__(self, *_error: object) -> None:
-        if self._path is not None and not self._written:
+        if self._path is None or self._file is None:
+            return
+        if not self._written and self._is_there():
             self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def _is_there(self) -> bool:
+        if self._path is None or self._file is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
+        except OSError:
+            return False
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:

@@ -295,6 +295,10 @@ impl Registry {
             return differs(produce, &sets.0, "produced")
                 .and_then(|()| differs(consume, &sets.1, "consumed"));
         }
+        // A call that is repeated says the same: what has been gone over of it stays.
+        if declaration.sets.as_ref().is_some_and(|before| *before == sets) {
+            return Ok(());
+        }
         (declaration.sets, declaration.encoded, declaration.charge) = (Some(sets), encoded, charge);
         table.matched = Matched::Not;
         if let Err(error) = table.check(rank) {

@@ -301,6 +301,10 @@ impl Catalog {
             charges.push(self.charge(&spec.name, streams)?);
         }
         let paid = remote.then(|| self.pay_for_sending(rank, &spec.name, &layout, &terms)).transpose()?;
+        // Before its chunks are gone over: a declaration that is refused costs no more than a request. What is pooled has few.
+        if extent.count > 0 && !pooled {
+            charges.extend(self.pay(&spec.name, &layout)?);
+        }
         let mut held = Held::Nowhere;
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
@@ -314,7 +318,6 @@ impl Catalog {
                 let (place, split) = self.slabs.place(&spec.name, layout, &shard_of, shards)?;
                 (split, Held::Pooled(place))
             } else {
-                charges.extend(self.pay(&spec.name, &layout)?);
                 let made = HomeRegions::untouched("penstock-model", layout);
                 let regions;
                 (regions, untouched) = made.map_err(lacking("make a tensor's memory"))?;

@@ -232,8 +232,8 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
-    /// The others did not declare a table in time.
-    #[error("table `{name}` waited {waited:.1?} for workers {missing:?} to declare it")]
+    /// The others did not declare a table in time, or a server did not make their rows.
+    #[error("table `{name}` waited {waited:.1?} for workers {missing:?} to declare it and have its rows")]
     TableTimeout {
         /// The table.
         name: String,
@@ -487,7 +487,11 @@ impl Error {
                 format!("check what worker {producer} is doing, or raise `timeout` or the option `deadline`")
             }
             Self::TableTimeout { missing, .. } if !missing.is_empty() => {
-                format!("every worker must declare the table; check what worker {} is doing", missing[0])
+                format!(
+                    "every worker must declare the table; check what worker {} is doing, and whether its server's log says that \
+                     the job is kept waiting",
+                    missing[0]
+                )
             }
             Self::Dropped { .. } => "declare it again: its name is free when all workers have dropped it".to_owned(),
             Self::DropTimeout { .. } => {

@@ -127,6 +127,8 @@ class GroupRule:
         now = self._now()
         if now == self._last:
             return
+        # One that is refused may leave the rule with some of the new settings: it has none of the last then.
+        self._last = []
         for name in self._names:
             setattr(self.rule, name, self._of_a_step(name))
         self._last = now

@@ -297,8 +297,14 @@ impl Control {
         if self.is_beside_another() {
             self.heard = self.clients.values().filter(|client| !client.is_stranger()).count();
         }
-        if self.kept.note(out, now) {
-            tracing::warn!(job = %self.config.job, "the job's workers are kept waiting beside other jobs: they ask too much");
+        let waits_for_memory =
+            (self.is_declaring() || self.has_untouched_tables()) && self.first_touch.waits();
+        if self.kept.note(out || waits_for_memory, now) {
+            let why = match out {
+                true => "they ask too much",
+                false => "they have had much memory cleared that they did not keep",
+            };
+            tracing::warn!(job = %self.config.job, why, "the job's workers are kept waiting beside other jobs");
         }
         if out {
             self.draw_breath();
@@ -318,11 +324,11 @@ impl Control {
         let (kept, beside) = (self.account.taken(Resource::Bytes), self.is_beside_another());
         self.first_touch.keeps(kept, beside, Instant::now());
         if self.first_touch.is_for_tables_first() {
-            self.settle_tables();
+            self.settle_tables(out);
             self.go_on_declaring();
         } else {
             self.go_on_declaring();
-            self.settle_tables();
+            self.settle_tables(out);
         }
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);

@@ -99,10 +99,12 @@ impl Control {
         self.is_open() && self.tables.is_untouched()
     }
 
-    /// Goes on with large tables, a part each turn: between two parts others are heard.
-    pub(super) fn settle_tables(&mut self) {
-        if self.has_unsettled_tables() {
+    /// Goes on with large tables, a part each turn: between two parts others are heard. `out`: beside other jobs nothing is gone over
+    /// for this one now.
+    pub(super) fn settle_tables(&mut self, out: bool) {
+        if self.has_unsettled_tables() && !out {
             let answers = self.tables.settle(&self.roster.members());
+            self.pay_for(self.tables.take_gone_over());
             self.answer_tables(answers);
         }
         if self.has_untouched_tables() {

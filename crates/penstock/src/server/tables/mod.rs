@@ -247,7 +247,7 @@ impl Tables {
         answers
     }
 
-    /// How many waits were gone over since the last call of this, each as often as its price says.
+    /// How many waits were gone over since the last call of this, each as often as its price says, and ranges of rows likewise.
     pub(in crate::server) fn take_gone_over(&self) -> usize {
         self.gone_over.take()
     }
@@ -317,6 +317,7 @@ impl Tables {
     pub(in crate::server) fn settle(&mut self, members: &Members) -> Answers {
         let names: BTreeSet<&str> = self.joining.iter().map(|wait| &wait.name[..]).collect();
         let names: BTreeSet<String> = names.into_iter().map(str::to_owned).collect();
+        self.note(A_NAME * self.joining.len());
         // No table waits for another.
         let share = A_TURN / names.len().max(1) as Work + LEAST;
         self.settle_these(names, share, members)
@@ -326,7 +327,9 @@ impl Tables {
         let (mut known, mut unsettled) = (BTreeMap::new(), false);
         for name in names {
             let mut work = share;
-            match self.registry.settle(&name, members, &mut work) {
+            let settled = self.registry.settle(&name, members, &mut work);
+            self.note(A_RANGE * (share - work) as usize);
+            match settled {
                 Settled::Lacking => {}
                 Settled::Partly => unsettled = true,
                 Settled::Known => _ = known.insert(name, work),
@@ -499,7 +502,9 @@ const LEAST: Work = 16;
 
 /// What it costs to compare a wait's name, which may be long, in waits that are gone over for a circle.
 const A_NAME: usize = 4;
-/// What it costs to go on with its table.
+/// What it costs to go over a range of rows where producers and consumers are brought together.
+const A_RANGE: usize = 3;
+/// What it costs to go on with a wait's table.
 const A_SETTLED: usize = 50;
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.

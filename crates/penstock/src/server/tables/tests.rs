@@ -293,6 +293,26 @@ fn who_waits_for_a_table_has_it_once_the_last_has_declared_it() {
     assert!(server.tables.joining.is_empty());
 }
 
+// A worker that repeated its declaration, of no rows at all, had all ranges of the others gone over anew, at nobody's cost.
+#[test]
+fn a_declaration_that_is_repeated_begins_nothing_anew_and_ranges_that_are_gone_over_are_paid_for() {
+    let mut server = Server::new();
+    for rank in 0..WORKERS {
+        server.declare(rank);
+        server.join(rank);
+    }
+    // Each end of a range counts for one.
+    let ends = u64::from(WORKERS) * 4 * RANGES;
+    let mut turns = 0;
+    while server.tables.is_unsettled() {
+        server.tables.settle(&server.members);
+        server.declare(2);
+        turns += 1;
+        assert!(turns < 100, "it ends");
+    }
+    assert!(server.tables.take_gone_over() as u64 >= A_RANGE as u64 * ends);
+}
+
 // A request for one table had all that anybody waited for settled, and cost what any request does.
 #[test]
 fn a_request_for_one_table_goes_over_the_names_of_the_waits_and_settles_no_other() {
