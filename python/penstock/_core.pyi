@@ -363,7 +363,8 @@ def options() -> list[dict[str, Any]]:
 def optimizers() -> list[dict[str, Any]]:
     """
     The table of optimizers: name, settings (name, default, below, expected, needs, zero_with), flags (name,
-    needs). A number lies from 0 up to, not including, `below`; `needs` and `zero_with` name flags.
+    needs), slots of state (name, needs). A number lies from 0 up to, not including, `below`; `needs` and
+    `zero_with` name flags.
     """
 
 def check_options(options: Mapping[str, str]) -> None:

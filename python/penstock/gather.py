@@ -251,14 +251,14 @@ class Gathering:
             gather = self._last = _Gather(call.words, call.data, number, took_part, iteration)
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
-        elif gather.iteration != job._core.iteration and not call.least:
+        elif gather.iteration != job._core.iteration and not (gather.told or call.least):
             # Whoever gave it up, and gives the same again, is behind the others from here on. Another thread
             # may have completed the iteration while this one repeats its call, though: only the script knows.
-            begun, gather.iteration = gather.iteration, job._core.iteration
-            # Where warnings are errors it is repeated once more, and goes on.
+            # Once: a thread may repeat it again and again, and where warnings are errors it is to go on.
+            gather.told = True
             warnings.warn(
                 f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
-                f"{begun} and that had not ended: what it returns is of that one, not of "
+                f"{gather.iteration} and that had not ended: what it returns is of that one, not of "
                 f"iteration {job._core.iteration}; repeat a gather that timed out before the iteration ends",
                 stacklevel=6,  # The script's line.
             )
@@ -365,6 +365,8 @@ class _Gather:
     """Who took part in the gather before."""
     iteration: int = 0
     """Of the job, in which it was begun."""
+    told: bool = False
+    """Whether it was said that it goes on in a later one."""
     round: int = 0
     """Of the table for the rest: the pieces of those before it have come."""
     heads: list[_Head | None] = field(default_factory=list)

@@ -141,8 +141,9 @@ def current() -> Job:
     if not jobs and _named_by_environment() in _joined:
         raise JobClosed(
             "this process has left the job whose servers PENSTOCK_SERVERS names, and no other job is open",
-            "call this before `job.close()`, or before the job's `with` block ends; `ps.init()` joins "
-            "another job, whose servers the variable names by then",
+            "call this before `job.close()`, or before the job's `with` block ends, and until then keep what "
+            "`ps.init()` returned (`job = ps.init()`); `ps.init()` joins another job, whose servers the "
+            "variable names by then",
         )
     if not jobs:
         jobs = [init()]

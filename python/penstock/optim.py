@@ -48,6 +48,15 @@ class Flag(NamedTuple):
     """The flag without which it may not be set."""
 
 
+class Slot(NamedTuple):
+    """A part of an optimizer's state, as large as the parameter."""
+
+    name: str
+    """As torch calls it."""
+    needs: str | None
+    """The flag without which there is none."""
+
+
 class Row(NamedTuple):
     """What the core knows of an optimizer."""
 
@@ -58,15 +67,22 @@ class Row(NamedTuple):
     flags: tuple[Flag, ...]
     fixed: frozenset[str]
     """Flags that are not also numbers."""
+    slots: tuple[Slot, ...]
 
 
-def _row(name: str, settings: list[dict[str, Any]], flags: list[dict[str, Any]]) -> Row:
+def _row(
+    name: str,
+    settings: list[dict[str, Any]],
+    flags: list[dict[str, Any]],
+    slots: list[dict[str, Any]],
+) -> Row:
     fixed = {flag["name"] for flag in flags} - {setting["name"] for setting in settings}
     return Row(
         name,
         tuple(Setting(**setting) for setting in settings),
         tuple(Flag(**flag) for flag in flags),
         frozenset(fixed),
+        tuple(Slot(**slot) for slot in slots),
     )
 
 

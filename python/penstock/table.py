@@ -266,8 +266,8 @@ class Table(Sealed, _core.TableCalls):
         Drop the table. Every worker drops it, as every worker declared it; the call returns when all have.
 
         Then its name is free, and its part of the option `memory`; the memory itself is freed when nothing
-        refers to the table any more in the workers that map it. Until the others drop it too, they read what this worker has set so far,
-        and do not wait for anything newer from it.
+        refers to the table any more in the workers that map it. Until the others drop it too, they read what
+        this worker has set so far, and do not wait for anything newer from it.
 
         Parameters
         ----------

@@ -497,7 +497,10 @@ def test_where_the_one_with_other_settings_is_lost_nobody_goes_on_with_half_a_st
         np.testing.assert_array_equal(saved[rank]["after"], saved[rank]["before"], "the step was by zeros")
 
 
-def test_a_setting_that_is_refused_is_put_right_by_the_worker_that_has_it(spawn_job: Any) -> None:
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_setting_that_is_refused_is_put_right_by_the_worker_that_has_it(
+    spawn_job: Any, is_frozen: bool
+) -> None:
     """It had taken half of the step: the others were told that it was lost."""
     saved = spawn_job(
         2,
@@ -508,6 +511,7 @@ with ps.init() as job:
     model, optimizer, train = two_layers([0.1] * 3, branch=job.rank)
     if job.rank:
         # Of a layer that only the other worker uses.
+        model[1].requires_grad_(sys.argv[1] == "False")
         optimizer.param_groups[1]["lr"] = -1.0
         try:
             train()
@@ -518,6 +522,7 @@ with ps.init() as job:
         train()
     save(model=flat(model))
 """,
+        arguments=(str(is_frozen),),
     )
     np.testing.assert_array_equal(saved[0]["model"], saved[1]["model"])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import io
 import pickle
 import warnings
@@ -16,9 +17,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.optim import ROWS
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+kept_by = importlib.import_module("penstock.torch.servers.rules").kept_by
 
 Make = Callable[[Any], Any]
 distribute = functools.partial(ps.torch.distribute, where="servers")
@@ -338,6 +341,26 @@ def test_groups_keep_their_own_settings_and_follow_their_own_schedule(job: ps.Jo
     assert optimizer.param_groups is original.param_groups
     run(model, optimizer)
     assert_close(model, plain)
+
+
+def test_every_optimizer_of_the_servers_is_tried_here() -> None:
+    kinds = {type(make([torch.nn.Parameter(torch.zeros(1))])) for make in OPTIMIZERS.values()}
+    assert kinds == {getattr(torch.optim, name) for name, row in ROWS.items() if row.settings}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_state_has_to_have_what_torch_keeps(make: Make) -> None:
+    """But for SGD, whose momentum may begin later, and which counts no steps."""
+    model = nn.Linear(2, 1)
+    optimizer = make(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    (group,) = optimizer.param_groups
+    kept = set(kept_by(type(optimizer), group))
+    for state in optimizer.state.values():
+        assert kept == (set() if isinstance(optimizer, torch.optim.SGD) else set(state))
+    plain = {**group, "centered": False, "amsgrad": False}
+    assert set(kept_by(type(optimizer), plain)) <= kept
 
 
 def test_a_refused_setting_that_is_taken_back_leaves_none_of_those_set_with_it(job: ps.Job) -> None:
@@ -1148,6 +1171,20 @@ def test_every_rule_says_what_of_it_is_divided_among_an_iterations_steps(
     monkeypatch.delitem(ps.optim.DIVIDED, "Adam")
     with pytest.raises(KeyError):
         ps.optim.divisors("Adam", 4)
+
+
+@pytest.mark.parametrize("where", ["servers", "gradients"])
+def test_a_model_of_which_each_process_has_a_part_is_refused_with_what_to_do(
+    job: ps.Job, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DTensor(nn.Parameter):  # type: ignore[misc,name-defined]
+        __module__ = "torch.distributed.tensor"
+
+    model = nn.Linear(2, 1)
+    model.weight.__class__ = DTensor
+    with pytest.raises(ps.exceptions.OptionError, match="`weight` is a DTensor") as caught:
+        ps.torch.distribute(model, torch.optim.SGD([model.bias], lr=0.1), job=job, where=where)
+    assert "ps.torch.hooks.replicate" in str(caught.value.hint)
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

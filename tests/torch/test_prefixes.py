@@ -601,6 +601,43 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(
     assert not optimizer.state_dict()["state"].get(0, {}).get("step")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_first_state_of_another_optimizer_is_told_to_all_where_it_is_the_one_that_counts(
+    spawn_job: Any, rank: int
+) -> None:
+    """Worker 0's does. Who had one raised by itself, and the others waited until their timeout."""
+    saved = spawn_job(
+        2,
+        """
+        import time, torch, penstock as ps
+
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 1)
+            adam = torch.optim.Adam(model.parameters())
+            if job.rank == int(sys.argv[1]):
+                other = torch.optim.Adamax(model.parameters())
+                model(torch.ones(1, 2)).sum().backward()
+                other.step()
+                adam.state.update(other.state)
+            since, told = time.monotonic(), ""
+            try:
+                ps.torch.distribute(model, adam, where="servers")
+            except ps.PenstockError as error:
+                told = f"{type(error).__name__}: {error}"
+            save(told=told, took=time.monotonic() - since)
+        """,
+        arguments=(str(rank),),
+    )
+    told = [str(result["told"]) for result in saved]
+    if rank:
+        assert told == ["", ""]
+        return
+    assert told[0].startswith("SettingsError: the state of parameter")
+    assert told[1].startswith("FirstFailed: ")
+    assert "has no `exp_avg_sq`" in told[1]
+    assert all(result["took"] < 10 for result in saved), "the deadline is 60 s"
+
+
 def test_a_state_that_only_worker_0_cannot_read_is_told_to_the_others(spawn_job: Any) -> None:
     """They waited for it until their timeout, and were told nothing of what it was."""
     saved = spawn_job(

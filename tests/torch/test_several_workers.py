@@ -707,3 +707,30 @@ def test_what_the_script_writes_behind_an_interrupted_publication_is_the_next(sp
                     assert values() == {5.0}
         """,
     )
+
+
+def test_gradients_that_no_backward_pass_has_made_are_averaged_with_a_warning(spawn_job: Any) -> None:
+    """Each worker clipped its own, in silence."""
+    saved = spawn_job(
+        2,
+        """
+        import warnings, torch, penstock as ps
+
+        with ps.init() as job, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            torch.manual_seed(0)
+            model = torch.nn.Linear(2, 1, bias=False)
+            before = model.weight.detach().clone()
+            sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.torch.distribute(model, sgd, where="servers")
+            for _ in range(2):
+                loss = model(torch.full((1, 2), 1.0 + job.rank)).sum()
+                model.weight.grad = torch.autograd.grad(loss, model.weight)[0]
+                optimizer.step()
+            save(moved=(before - model.weight.detach()).numpy(), warned=[str(one.message) for one in warned])
+        """,
+    )
+    for result in saved:
+        np.testing.assert_allclose(result["moved"], [[3.0, 3.0]])
+        (warning,) = result["warned"].tolist()
+        assert "no backward pass since the last step() has made the gradient of `model/weight`" in warning

@@ -376,8 +376,9 @@ impl Drop for Mapping {
         }
         for start in (0..self.bytes).step_by(AT_ONCE) {
             let bytes = AT_ONCE.min(self.bytes - start);
+            let part = self.base.as_ptr().wrapping_byte_add(start).cast();
             // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
-            let unmapped = unsafe { mm::munmap(self.base.as_ptr().byte_add(start).cast(), bytes) };
+            let unmapped = unsafe { mm::munmap(part, bytes) };
             debug_assert!(unmapped.is_ok(), "{unmapped:?}");
         }
     }

@@ -73,6 +73,13 @@ pub(crate) fn optimizers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
             dict.set_item("name", row.name)?;
             dict.set_item("settings", settings.collect::<PyResult<Vec<_>>>()?)?;
             dict.set_item("flags", flags.collect::<PyResult<Vec<_>>>()?)?;
+            let slots = row.slots.iter().map(|slot| {
+                let dict = PyDict::new(py);
+                dict.set_item("name", slot.name)?;
+                dict.set_item("needs", name(slot.needs))?;
+                Ok(dict)
+            });
+            dict.set_item("slots", slots.collect::<PyResult<Vec<_>>>()?)?;
             Ok(dict)
         })
         .collect()

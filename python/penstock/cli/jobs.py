@@ -260,7 +260,7 @@ class SecretFile:
         if not self._is_there():
             raise PenstockError(
                 f"the secret is not in {str(self._path)!r}: another file has taken that name",
-                hint="delete the job, and create it with --secret-file in a folder that only you may write to",
+                hint="delete the job, and create it with --secret-file in a folder of your own",
             )
         with os.fdopen(os.dup(self._file), "w", encoding="ascii") as file:
             file.write(secret + "\n")

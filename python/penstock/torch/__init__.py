@@ -273,6 +273,9 @@ def distribute(
         The servers have too little shared memory for the model.
     BarrierTimeout
         Not every worker called it in time.
+    SettingsError, ShapeError
+        With "servers", on worker 0: the optimizer has a state that is not of its kind, or not of the
+        parameters' shapes.
     FirstFailed
         Not on worker 0, whose own call has failed; the message has its error.
     JobClosed
@@ -549,6 +552,12 @@ def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def _sharded(parameter: torch.Tensor) -> str | None:
+    """What torch calls a parameter of which each process has a part, of FSDP or tensor parallelism."""
+    of_torch = [kind for kind in type(parameter).__mro__ if kind.__module__.startswith("torch.distributed")]
+    return next((kind.__name__ for kind in of_torch if kind.__name__ in ("DTensor", "FlatParameter")), None)
+
+
 def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
     if optimizer is not None and (
         not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer)
@@ -569,6 +578,12 @@ def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
             "the model is in a DistributedDataParallel, which averages its gradients already",
             "give `distribute` what is in it, `model.module`",
         )
+    for name, parameter in model.named_parameters():
+        if kind := _sharded(parameter):
+            raise OptionError(
+                f"parameter `{name}` is a {kind}: each process has only a part of it",
+                "distribute whole models; for replicas of an FSDP2 model see `ps.torch.hooks.replicate`",
+            )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():
             raise OptionError(

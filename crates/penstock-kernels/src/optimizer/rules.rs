@@ -15,6 +15,7 @@
 //! | `tests/torch.rs` | four of torch's steps | `four_steps_of_every_rule_give_torch_s_weights_and_state` |
 //! | `crates/penstock-capi/src/optimizer.rs` | a constant, a function that takes its rate; a field for a new number | `tests/header.rs` |
 //! | `python/penstock/optim.py` | the class: signature and docstring | `tests/api/test_optimizers.py` |
+//! | `python/penstock/optim.py` | in `DIVIDED`, what its settings are divided by where each contribution is a step | `tests/torch` |
 //! | `python/penstock/__init__.py` | its export | `tests/api/test_optimizers.py` |
 //! | `tests/trajectories/trajectory.py` | its arguments, for steps beside torch's | `tests/trajectories/test_against_torch.py` |
 //!

@@ -385,11 +385,10 @@ impl Registry {
 
     /// What to answer a worker that waits for a table: nothing as long as that is not [known](Self::settle).
     pub fn joined(&mut self, rank: Rank, name: &str) -> Option<Result<Joined, TableError>> {
-        let table = self.tables.get_mut(name)?;
-        if let Some(error) = &table.failed {
-            table.heard.insert(rank);
-            return Some(Err(error.clone()));
+        if let Err(error) = self.tell_failure(rank, name) {
+            return Some(Err(error));
         }
+        let table = self.tables.get(name)?;
         let Matched::All(sources) = &table.matched else { return None };
         let producer = |rank: Rank| {
             let declared = table.workers.get(&rank)?;
@@ -398,6 +397,17 @@ impl Registry {
         };
         let producers = sources.of(rank)?.into_iter().filter_map(producer).collect();
         Some(Ok(Joined { id: table.id, producers }))
+    }
+
+    /// Tells a worker why a table cannot be, if that is known.
+    pub fn tell_failure(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
+        match self.tables.get_mut(name) {
+            Some(Table { failed: Some(error), heard, .. }) => {
+                heard.insert(rank);
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Workers that have not declared a table yet.

@@ -69,7 +69,7 @@ impl FirstTouch {
         let in_vain = self.touched.saturating_sub(bytes);
         self.in_vain.earn(now);
         let more = in_vain.saturating_sub(self.most_in_vain) as f64;
-        self.in_vain.spend(more.min(LONGEST * IN_VAIN_A_SECOND));
+        self.in_vain.owe(more, LONGEST * IN_VAIN_A_SECOND);
         self.most_in_vain = self.most_in_vain.max(in_vain);
         if !beside_another {
             self.in_vain.forgive();
@@ -144,6 +144,16 @@ mod tests {
         assert!(first_touch.waits());
         first_touch.keeps(0, true, at + Duration::from_secs(31));
         assert!(!first_touch.waits());
+        // So does what comes behind many small ones that are given back one by one.
+        for part in 1..=24 {
+            first_touch.spend(250 << 20);
+            first_touch.keeps(0, true, at + Duration::from_millis(31_000 + part));
+        }
+        first_touch.keeps(0, true, at + Duration::from_secs(60));
+        assert!(first_touch.waits());
+        first_touch.keeps(0, true, at + Duration::from_secs(62));
+        assert!(!first_touch.waits());
+        at += Duration::from_secs(31);
         // By itself a job waits for nothing.
         first_touch.spend(10 << 30);
         first_touch.keeps(0, false, at + Duration::from_secs(31));

@@ -79,6 +79,11 @@ impl Pace {
         self.left = (self.left - cost).clamp(-most, self.burst);
     }
 
+    /// The same where what is spent is not taken at once, and costs while it is out: it may owe so much at most.
+    pub(super) fn owe(&mut self, cost: f64, most: f64) {
+        self.left = (self.left - cost).max(-most);
+    }
+
     /// A frame came, with so many bytes of payload.
     pub(super) fn frame(&mut self, payload: u32) {
         self.spend((1.0 - f64::from(payload) / BYTES_A_FRAME).max(-MOST_EARNED));

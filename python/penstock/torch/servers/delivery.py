@@ -26,6 +26,7 @@ end.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,6 +196,7 @@ class Delivery:
         self._count = int(overlap) if not self._learns and overlap is not False else None
         self._looks = overlap is not False
         self._alone = alone
+        self._told_of_others = False
         self._check = check
         self._all: dict[int, Shared] = {}
         """By the number of their parameter."""
@@ -367,6 +369,8 @@ class Delivery:
                 self._refuse_change(shared)
             elif shared.held or self._watches:
                 self._look_at(shared)
+        if self._watches and not self._alone and not self._told_of_others:
+            self._look_for_others()
         for shared in self:
             if not shared.left:
                 self.send(shared)
@@ -413,6 +417,22 @@ class Delivery:
             raise _left_already(shared, "was thrown away" if gone else "was changed")
         if shared.settings_changed():
             raise _left_already(shared, "got another learning rate, or another setting,")
+
+    def _look_for_others(self) -> None:
+        """Warns once of a gradient that no backward pass has added to: what was done to it is not seen."""
+        for shared in self:
+            gradient = shared.parameter.grad
+            if shared.left or shared.additions or gradient is None or not gradient.detach().any():
+                continue
+            self._told_of_others = True
+            warnings.warn(
+                f"no backward pass since the last step() has made the gradient of `{shared.name}`: the "
+                "servers average what stands there, so what was done to it, such as clipping, is done to "
+                "each worker's own and not to the average; clip_norm=... clips that, and overlap=False says "
+                "that it is meant",
+                stacklevel=4,  # The script's line.
+            )
+            return
 
     def _look_at(self, shared: Shared) -> None:
         """Looks at a gradient that has not left, for what the script did to it since the last addition."""

@@ -68,6 +68,11 @@ from .rules import (
 from .state import OnServers
 from .transfer import Seen, transfer_for
 
+_DISTRIBUTED: weakref.WeakKeyDictionary[
+    torch.optim.Optimizer, weakref.ReferenceType[DistributedOptimizer]
+] = weakref.WeakKeyDictionary()
+"""Which optimizer took the place of one that a script gave, the last time."""
+
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """
@@ -216,19 +221,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_state_of_original(self) -> None:
         """It has no part of the state: a checkpoint of it would say that nothing was trained."""
-        distributed, original = weakref.ref(self), self._original
-
-        def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            mine = distributed()
-            if optimizer is original and mine is not None and mine.watches:
-                raise OptionError(
-                    "the optimizer that was given to `distribute` has no state: it is on the servers",
-                    "save and load that of the one that it returns: "
-                    "model, optimizer = ps.torch.distribute(model, optimizer)",
-                )
-
-        original.register_state_dict_pre_hook(refuse)
-        original.register_load_state_dict_pre_hook(refuse)
+        if self._original not in _DISTRIBUTED:
+            self._original.register_state_dict_pre_hook(_refuse_state)
+            self._original.register_load_state_dict_pre_hook(_refuse_state)
+        _DISTRIBUTED[self._original] = weakref.ref(self)
 
     def let_go(self) -> None:
         """
@@ -429,7 +425,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _refuse_settings(self) -> None:
         """Raises SettingsError where a clipped step would, before this worker has taken half of it."""
         if self._clipping is not None:
-            for rule in {shared.group for shared in self._everything if shared.parameter.requires_grad}:
+            # Also of what is frozen here: it is stepped where another worker has trained it.
+            for rule in {shared.group for shared in self._everything}:
                 rule.refresh()
 
     def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
@@ -811,10 +808,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         everything: bool = False,
         behind: Callable[[], None] = lambda: None,
+        checked: bool = True,
     ) -> None:
         """
         Loads rank 0's torch states into the servers, and does what is `behind` that. With `everything`,
-        parameters without state start afresh.
+        parameters without state start afresh. Unless they are `checked`, worker 0 does that, and the others
+        hear what is wrong: theirs do not count.
         """
         if self._clipping is not None:
             self._clipping.forget_steps()
@@ -837,6 +836,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     shared.tensor._core.load(slot, _as_buffer(array), steps, self._timeout)
 
         def says() -> int:
+            if not checked:
+                self._check_states(states)
             return checksum(
                 part for _, slot, array, steps in arrays() for part in (slot, _as_buffer(array), steps)
             )
@@ -950,8 +951,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state = self._original.state.get(shared.parameter) or self._fresh_state(shared)
             if state:
                 states[shared.parameter] = state
-        self._check_states(states)
-        self._load_states(states, behind=behind)
+        self._load_states(states, behind=behind, checked=False)
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> None:
         mean, declaration, filters = None, self._declaration, self._filters
@@ -1161,6 +1161,16 @@ class _AfterLoad(Ours):
             optimizer.publish()
         elif any(id(parameter) in optimizer._shared for parameter in module.parameters()):
             optimizer._loaded = self._part
+
+
+def _refuse_state(original: torch.optim.Optimizer, *_: Any) -> None:
+    distributed = _DISTRIBUTED.get(original, lambda: None)()
+    if distributed is not None and distributed.watches:
+        raise OptionError(
+            "the optimizer that was given to `distribute` has no state: it is on the servers",
+            "save and load that of the one that it returns: "
+            "model, optimizer = ps.torch.distribute(model, optimizer)",
+        )
 
 
 def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:

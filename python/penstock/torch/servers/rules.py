@@ -24,9 +24,7 @@ HOOKS = tuple(
     for when in ("pre", "post")
 )
 """Where torch has an optimizer's hooks."""
-SLOTS = frozenset(
-    ("momentum_buffer", "sum", "square_avg", "grad_avg", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-)
+SLOTS = frozenset(slot.name for row in optim.ROWS.values() for slot in row.slots)
 """What torch's states call the slots of the servers' rules, which are as large as the parameter."""
 OWN_FLAGS = ("differentiable", "capturable")
 """What only works inside one process's own autograd or CUDA graph."""
@@ -151,11 +149,8 @@ def kept_by(kind: type[torch.optim.Optimizer], group: Group) -> tuple[str, ...]:
     """
     if kind is torch.optim.SGD:
         return ()
-    if kind is torch.optim.Adagrad:
-        return ("sum", "step")
-    if kind is torch.optim.RMSprop:
-        return ("square_avg", *(["grad_avg"] if group["centered"] else []), "step")
-    return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
+    slots = optim.ROWS[kind.__name__].slots
+    return (*(slot.name for slot in slots if slot.needs is None or group[slot.needs]), "step")
 
 
 def torch_state(

@@ -41,7 +41,8 @@ impl Declaring {
         let bytes = size_of::<Self>() + spec.name.len() + size_of_val(&spec.shape[..]) + extents;
         let charges = [
             peer.charge(Resource::Entries, TICKET_ENTRIES).map_err(refuse)?,
-            peer.charge(Resource::Bytes, bytes as u64).map_err(refuse)?,
+            // The job's, as tensors are: a worker whose tables have all of its share can declare one.
+            account.charge(Resource::Bytes, bytes as u64).map_err(refuse)?,
         ];
         Ok(Self { rank, request, spec, decided, _charges: charges })
     }

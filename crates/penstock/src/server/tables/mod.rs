@@ -174,7 +174,8 @@ impl Tables {
                 let ended = self.registry.end(rank, &name);
                 // Those that wait for it need not wait until this worker does, too, which may be interrupted before that.
                 answers.append(&mut self.join_one(&name, asker.members));
-                Some(done(ended))
+                // It hears with them what is wrong, or they could not declare it anew before it asks.
+                Some(done(ended.and_then(|()| self.registry.tell_failure(rank, &name))))
             }
             TableAsk::Join { name } => match self.wait(asker, &self.joining, name.clone()) {
                 Ok(wait) => {

@@ -293,6 +293,36 @@ fn who_waits_for_a_table_has_it_once_the_last_has_declared_it() {
     assert!(server.tables.joining.is_empty());
 }
 
+// The others heard so before the last to declare it had, and were refused as long as it had not.
+#[test]
+fn who_hears_that_a_table_cannot_be_may_declare_it_anew_at_once() {
+    let mut server = Server::new();
+    let name = || "U".to_owned();
+    let spec = || {
+        let (rows, propagation) = (u64::from(WORKERS), Propagation::Eager);
+        TableSpec { name: name(), rows, row_bytes: 8, sum: None, propagation, holds: String::new() }
+    };
+    let declare = |server: &mut Server, rank, row| {
+        server.ask(rank, TableAsk::Begin { spec: spec(), home: 0, near: true });
+        let bytes = RowSet::from_rows([row]).encode();
+        server.ask(rank, TableAsk::Rows { name: name(), part: Part::Produce, bytes });
+        server.ask(rank, TableAsk::End { name: name() })
+    };
+    for rank in [0, 1] {
+        assert_eq!(declare(&mut server, rank, 0).len(), 1);
+        assert!(server.join(rank).is_empty());
+    }
+    let answers = declare(&mut server, 2, 2);
+    let told: BTreeSet<Rank> = answers.iter().filter(|answer| answer.2.is_err()).map(|it| it.0).collect();
+    assert_eq!(told, (0..WORKERS).collect());
+    for rank in 0..WORKERS {
+        let answers = declare(&mut server, rank, rank.into());
+        assert!(answers.iter().all(|answer| answer.2.is_ok()), "worker {rank}");
+        server.join(rank);
+    }
+    assert!(server.tables.joining.is_empty());
+}
+
 // A worker that repeated its declaration, of no rows at all, had all ranges of the others gone over anew, at nobody's cost.
 #[test]
 fn a_declaration_that_is_repeated_begins_nothing_anew_and_ranges_that_are_gone_over_are_paid_for() {
