@@ -61,5 +61,5 @@ def test_what_is_declared_after_much_memory_was_given_back_waits_beside_another_
     )
     waited = float(done.stdout)
     assert (waited > 2) == (where == "beside"), waited
-    said = "cleared that they did not keep" in done.stderr
+    said = "they had much memory cleared that they did not keep" in done.stderr
     assert said == (where == "beside"), done.stderr

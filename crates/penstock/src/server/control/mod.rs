@@ -134,6 +134,8 @@ pub(super) struct Control {
     heard: usize,
     /// For how long they were not heard, as they had asked more.
     kept: KeptWaiting,
+    /// The same for what it has had cleared in vain.
+    kept_for_memory: KeptWaiting,
     /// Searches for circles that were put off, as nothing was left.
     put_off: PutOff,
     /// Declarations of tensors that wait for memory.
@@ -242,6 +244,7 @@ impl Control {
             spent: 0.0,
             heard: 0,
             kept: KeptWaiting::new(Instant::now()),
+            kept_for_memory: KeptWaiting::new(Instant::now()),
             declaring: VecDeque::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
@@ -299,12 +302,17 @@ impl Control {
         }
         let waits_for_memory =
             (self.is_declaring() || self.has_untouched_tables()) && self.first_touch.waits();
-        if self.kept.note(out || waits_for_memory, now) {
-            let why = match out {
-                true => "they ask too much",
-                false => "they have had much memory cleared that they did not keep",
-            };
-            tracing::warn!(job = %self.config.job, why, "the job's workers are kept waiting beside other jobs");
+        for (kept, waits, why) in [
+            (&mut self.kept, out, "they ask too much"),
+            (
+                &mut self.kept_for_memory,
+                waits_for_memory,
+                "they had much memory cleared that they did not keep",
+            ),
+        ] {
+            if kept.note(waits, now) {
+                tracing::warn!(job = %self.config.job, why, "the job's workers are kept waiting beside other jobs");
+            }
         }
         if out {
             self.draw_breath();
