@@ -165,5 +165,5 @@ def spelled(consistency: Consistency | str | None) -> str:
         return str(consistency)
     raise OptionError(
         f"expected ps.BSP(), ps.SSP(slack) or ps.ASP(), got {consistency!r}",
-        f"write ps.{consistency.__name__}(), with parentheses" if isinstance(consistency, type) else None,
+        "write ps.BSP(), with parentheses" if isinstance(consistency, type) else None,
     )

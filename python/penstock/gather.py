@@ -251,17 +251,19 @@ class Gathering:
             gather = self._last = _Gather(call.words, call.data, number, took_part, iteration)
         elif (another := call.differs(gather, job.rank)) is not None:
             raise another
-        elif gather.iteration != job._core.iteration and not (gather.told or call.least):
+        elif gather.iteration != job._core.iteration and not call.least:
             # Whoever gave it up, and gives the same again, is behind the others from here on. Another thread
             # may have completed the iteration while this one repeats its call, though: only the script knows.
+            began, gather.iteration = gather.iteration, job._core.iteration
             # Once: a thread may repeat it again and again, and where warnings are errors it is to go on.
-            gather.told = True
-            warnings.warn(
-                f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
-                f"{gather.iteration} and that had not ended: what it returns is of that one, not of "
-                f"iteration {job._core.iteration}; repeat a gather that timed out before the iteration ends",
-                stacklevel=6,  # The script's line.
-            )
+            told, gather.told = gather.told, True
+            if not told:
+                warnings.warn(
+                    f"`{call.name}` of worker {job.rank} goes on with the gather that it began in iteration "
+                    f"{began} and that had not ended: what it returns is of that one, not of iteration "
+                    f"{gather.iteration}; repeat a gather that timed out before the iteration ends",
+                    stacklevel=6,  # The script's line.
+                )
         try:
             self._run(job, gather, call.most, limit)
         except CircularWait:
@@ -364,7 +366,7 @@ class _Gather:
     before: int
     """Who took part in the gather before."""
     iteration: int = 0
-    """Of the job, in which it was begun."""
+    """Of the job, in which it was begun, or last gone on with."""
     told: bool = False
     """Whether it was said that it goes on in a later one."""
     round: int = 0

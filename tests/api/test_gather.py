@@ -683,6 +683,53 @@ def test_a_gather_that_goes_on_in_a_later_iteration_goes_on_where_warnings_are_e
     assert total == "1"
 
 
+def test_a_gather_that_goes_on_in_a_later_iteration_and_is_interrupted_behind_its_end_is_the_same(
+    spawn_job: Any, tmp_path: Path
+) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import pathlib, time, warnings
+        from penstock import gather
+
+        warnings.simplefilter("ignore")
+        with ps.init() as job:
+            told, said = [], pathlib.Path(sys.argv[1])
+            if job.rank:
+                try:
+                    job.all_gather("same", timeout=0.2)
+                except ps.exceptions.GetTimeout:
+                    told.append("timeout")
+                job.clock()
+                said.touch()
+                real = gather._Gather.result
+
+                def interrupted(self):
+                    gather._Gather.result = real
+                    raise KeyboardInterrupt
+
+                gather._Gather.result = interrupted
+                try:
+                    job.all_gather("same")
+                except KeyboardInterrupt:
+                    told.append("interrupted")
+                told.append(job.all_gather("same"))
+            else:
+                while not said.exists():
+                    time.sleep(0.01)
+                job.clock()
+                told.append(job.all_gather("same"))
+            told.append(job.all_gather("next"))
+            save(told=[str(one) for one in told])
+        """,
+        arguments=(str(tmp_path / "said"),),
+    )
+    ends = [str(["same"] * 2), str(["next"] * 2)]
+    ours, theirs = (result["told"].tolist() for result in saved)
+    assert ours == ends
+    assert theirs == ["timeout", "interrupted", *ends]
+
+
 def test_a_gather_that_timed_out_goes_on_while_another_thread_completes_iterations(spawn_job: Any) -> None:
     """A thread that only gathers completes none: it repeats its call, and its numbers went to the next."""
     saved = spawn_job(

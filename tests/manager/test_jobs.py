@@ -78,14 +78,18 @@ def test_a_secret_file_that_exists_is_left_alone_and_no_job_is_created(site, tmp
     assert json.loads(site.penstock("job", "list", "--json").stdout)["jobs"] == []
 
 
-def test_a_secret_is_not_written_to_a_file_that_has_taken_the_name_meanwhile(tmp_path):
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_secret_is_not_written_to_a_file_that_was_removed_or_replaced_meanwhile(tmp_path, is_replaced):
     path = tmp_path / "secret"
     with SecretFile(str(path)) as file:
         path.unlink()
-        path.write_text("")
-        with pytest.raises(PenstockError, match="another file has taken that name"):
+        if is_replaced:
+            path.write_text("")
+        with pytest.raises(PenstockError, match="removed or replaced meanwhile"):
             file.write("s3cret")
-    assert path.read_text() == ""
+    assert path.exists() == is_replaced
+    if is_replaced:
+        assert path.read_text() == ""
 
 
 def test_a_secret_file_of_a_job_that_was_refused_is_not_left_behind(site, tmp_path, fails):

@@ -36,8 +36,8 @@ WASTEFUL = '''
 import time, penstock as ps
 with ps.init() as job:
     table = job.table("t", rows=4096, width=1 << 16, dtype="u1", produce="all")
-    table.drop(); del table
     since = time.monotonic()
+    table.drop(); del table
     job.tensor("w", shape=(8,), optimizer=ps.Add())
     print(time.monotonic() - since, flush=True)
 '''

@@ -253,14 +253,14 @@ class SecretFile:
         Raises
         ------
         PenstockError
-            Another file has the name by now: the secret is not in it.
+            The name is no longer this file's: the secret is not in it.
         """
         if self._file is None:
             return
         if not self._is_there():
             raise PenstockError(
-                f"the secret is not in {str(self._path)!r}: another file has taken that name",
-                hint="delete the job, and create it with --secret-file in a folder of your own",
+                f"the secret is not in {str(self._path)!r}: the file was removed or replaced meanwhile",
+                hint="`penstock job show NAME --secret-file FILE` writes it, in a folder of your own",
             )
         with os.fdopen(os.dup(self._file), "w", encoding="ascii") as file:
             file.write(secret + "\n")

@@ -552,10 +552,13 @@ def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _sharded(parameter: torch.Tensor) -> str | None:
-    """What torch calls a parameter of which each process has a part, of FSDP or tensor parallelism."""
-    of_torch = [kind for kind in type(parameter).__mro__ if kind.__module__.startswith("torch.distributed")]
-    return next((kind.__name__ for kind in of_torch if kind.__name__ in ("DTensor", "FlatParameter")), None)
+def _sharded(part: torch.Tensor | torch.nn.Module) -> str | None:
+    """What torch calls what a process may have only a part of, by FSDP or tensor parallelism."""
+    if getattr(part, "_is_flat_param", False):
+        return "FlatParameter"
+    kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.distributed")]
+    names = {kind.__name__ for kind in kinds} & {"DTensor", "FullyShardedDataParallel"}
+    return next(iter(names), None)
 
 
 def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
@@ -578,10 +581,10 @@ def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
             "the model is in a DistributedDataParallel, which averages its gradients already",
             "give `distribute` what is in it, `model.module`",
         )
-    for name, parameter in model.named_parameters():
-        if kind := _sharded(parameter):
+    for name, part in (*model.named_modules(), *model.named_parameters()):
+        if kind := _sharded(part):
             raise OptionError(
-                f"parameter `{name}` is a {kind}: each process has only a part of it",
+                f"`{name or 'the model'}` is a {kind}, of which a process may have only a part",
                 "distribute whole models; for replicas of an FSDP2 model see `ps.torch.hooks.replicate`",
             )
     for name, module in model.named_modules():

@@ -136,7 +136,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
-/// And how long those between the first and the last may have taken.
+/// And how long the rounds before the last may have taken.
 const ROUNDS_WITHIN: Duration = Duration::from_millis(10);
 /// Bytes that are heard of a peer once it has gone: more than its connection holds.
 const MOST_UNDER_WAY: u64 = 8 << 20;
@@ -374,13 +374,16 @@ impl Passer {
                     if last.is_some() {
                         continue;
                     }
-                    let some = wire.transmit(&mut self.node, peer);
-                    note_deeds(wire, self.setup.place.as_ref());
-                    match some {
-                        Ok(false) if !wire.holds_output() => continue,
+                    if !wire.holds_output() && !self.node.owes(peer) {
+                        self.node.taken(peer);
+                        continue;
+                    }
+                    since.get_or_insert_with(Instant::now);
+                    match wire.transmit(&mut self.node, peer) {
                         Ok(some) => sent |= some,
                         Err(ended) => lost.push((peer, ended)),
                     }
+                    note_deeds(wire, self.setup.place.as_ref());
                     next = Some(Bound::Excluded(peer));
                     break;
                 }
@@ -398,7 +401,7 @@ impl Passer {
                 self.end_heard(peer, ended);
             }
             any |= sent;
-            if !sent || since.get_or_insert_with(Instant::now).elapsed() > ROUNDS_WITHIN {
+            if !sent || since.is_some_and(|since: Instant| since.elapsed() > ROUNDS_WITHIN) {
                 break;
             }
         }

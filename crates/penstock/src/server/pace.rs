@@ -19,6 +19,8 @@ const CHUNKS_A_FRAME: f64 = 32.0;
 const MOST_EARNED: f64 = 1.0;
 /// How long a shard takes to look at how far a worker is with a chunk.
 const SECONDS_A_LOOK: f64 = 5e-9;
+/// How long a control thread takes to go over an end of a range of rows where a table's producers and consumers are brought together.
+const SECONDS_AN_END: f64 = 50e-9;
 /// The largest part of a core that a shard may spend on what is not a contribution.
 const MOST_OF_A_CORE: f64 = 0.05;
 /// Requests to the control thread.
@@ -63,6 +65,12 @@ impl Pace {
         Self::new(rate, (LONGEST * rate).min(0.25), now)
     }
 
+    /// For bringing producers and consumers of tables together, in seconds of the control thread's time. A job does that when it
+    /// begins, for as many ranges as it has: tens of millions are paid for at once.
+    pub(super) fn of_sweeps(now: Instant) -> Self {
+        Self::new(MOST_OF_A_CORE, 4.0, now)
+    }
+
     /// Nothing is owed any more.
     pub(super) fn forgive(&mut self) {
         (self.left, self.out) = (self.left.max(0.0), false);
@@ -97,6 +105,11 @@ impl Pace {
     /// A frame without values made the shard go over that much, in looks at how far a worker is with a chunk.
     pub(super) fn work(&mut self, looks: usize) {
         self.spend(looks as f64 * SECONDS_A_LOOK);
+    }
+
+    /// So many ends of ranges were gone over.
+    pub(super) fn sweep(&mut self, ends: u64) {
+        self.spend(ends as f64 * SECONDS_AN_END);
     }
 
     /// What it has earned until `now`. To be called before anything is spent: what was earned in the time before a debt is no more

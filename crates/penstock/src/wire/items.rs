@@ -13,11 +13,11 @@ use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long what one peer says, or is told, may keep others waiting, but for the first thing that is said, the last, and the step of
-/// the node that looks for each.
+/// How long what one peer says, or is told, may keep others waiting, but for one step of the node that looks for what to say, and for
+/// the first message that comes.
 const TURN: Duration = Duration::from_millis(10);
 
-/// How long a turn has lasted: since it was first asked, for most turns are over before.
+/// How long a turn has lasted: since it was first asked.
 #[derive(Default)]
 struct Watch(Cell<Option<Instant>>);
 
@@ -71,6 +71,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
+        // Most times nothing or one message has come, and the time is not asked for.
         let watch = Watch::default();
         self.reader.receive(
             &mut self.stream,
@@ -96,11 +97,13 @@ impl<L: Link> ItemWire<L> {
     /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
         let (watch, turn, goes_on) = (Watch::default(), self.turn, self.unfinished);
+        watch.has_time(turn);
         let (unfinished, acted, mut more) = (&mut self.unfinished, &mut self.acted, true);
         let has_time = || watch.has_time(turn);
         let sent = self.writer.transmit(&mut self.stream, has_time, |output| {
-            // Nothing has come meanwhile.
+            // Nothing has come meanwhile, and what was given has gone.
             if !more {
+                node.taken(peer);
                 return 0;
             }
             // Batch by batch: it may take long to find the next.

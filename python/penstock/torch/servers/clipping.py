@@ -145,7 +145,7 @@ class Clipping:
 
     def _settings(self, used: list[Shared]) -> list[Settings]:
         """
-        What each of these is to be stepped with. Parameters that nobody has a gradient of may have any.
+        What each of these is to be stepped with. Parameters that nobody has a gradient of may differ in them.
         """
         for group in {shared.group for shared in used}:
             group.refresh()

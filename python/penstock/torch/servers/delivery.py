@@ -80,6 +80,8 @@ class Shared:
     """How often a gradient was computed since the last step, `torch.autograd.grad`'s too."""
     place: tuple[int, int] | None = None
     """Where the parameter was, and its version, when that was last."""
+    stepped: bool = False
+    """Whether a step has been taken since it came."""
     moved: bool = False
     """Whether the script had changed it since the last step when a gradient was computed."""
     handles: list[Any] = field(default_factory=list)
@@ -384,6 +386,7 @@ class Delivery:
         self._apart = None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
+            shared.stepped = True
             shared.forget()
 
     def forget_changes(self) -> None:
@@ -422,15 +425,16 @@ class Delivery:
         """Warns once of a gradient that no backward pass has added to: what was done to it is not seen."""
         for shared in self:
             gradient = shared.parameter.grad
-            if shared.left or shared.additions or gradient is None or not gradient.detach().any():
+            # One that was unfrozen since the last step was not looked at when backward added to it.
+            was_here = shared.stepped and not shared.left and not shared.additions
+            if not was_here or gradient is None or not gradient.detach().any():
                 continue
             self._told_of_others = True
             warnings.warn(
                 f"no backward pass since the last step() has made the gradient of `{shared.name}`: the "
-                "servers average what stands there, so what was done to it, such as clipping, is done to "
-                "each worker's own and not to the average; clip_norm=... clips that, and overlap=False says "
-                "that it is meant",
-                stacklevel=4,  # The script's line.
+                "servers take what stands there, so what was done to it, such as clipping, is done to each "
+                "worker's own and not to what all have; overlap=False says that it is meant",
+                stacklevel=5,  # The script's line: torch has wrapped `step`.
             )
             return
 

@@ -391,7 +391,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             A gradient is sparse, or of another element type than its parameter; or the model was converted
             after `distribute`.
         SettingsError
-            A parameter group has a setting that is out of range, or a flag that was changed.
+            A parameter group has a setting that is out of range, or a flag that was changed; with `clip_norm`
+            also one whose parameters are frozen here. Or, on worker 0, a parameter that was unfrozen starts
+            from a state of another optimizer, as for `distribute`.
+        FirstFailed
+            Not on worker 0, whose own call has failed over such a state.
         SettingsConflict
             Workers step a parameter with different settings: without `clip_norm` those that have a gradient
             of it, with it all of them. The job has ended; if it goes on without a worker that was lost in the

@@ -52,11 +52,8 @@ impl<H: Host> Node<H> {
     /// take long: then this returns before all that the peer waits for has been looked at, perhaps with nothing, and the next call
     /// goes on.
     pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
-        // What was taken before has gone: its taker takes no more until then.
-        if out.is_empty()
-            && let Some(connection) = self.peers.get_mut(&peer)
-        {
-            connection.given = Given::default();
+        if out.is_empty() {
+            self.taken(peer);
         }
         loop {
             // A thread that waits for rows looks again and again.
@@ -118,8 +115,15 @@ impl<H: Host> Node<H> {
         }
     }
 
+    /// What was given to a peer has gone: its taker takes no more until then.
+    pub fn taken(&mut self, peer: PeerId) {
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.given = Given::default();
+        }
+    }
+
     /// Whether there may be something to send to a peer.
-    fn owes(&self, peer: PeerId) -> bool {
+    pub fn owes(&self, peer: PeerId) -> bool {
         let owes = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(Subscriber::has_work)
         };

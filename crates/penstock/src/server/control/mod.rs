@@ -134,8 +134,11 @@ pub(super) struct Control {
     heard: usize,
     /// For how long they were not heard, as they had asked more.
     kept: KeptWaiting,
-    /// The same for what it has had cleared in vain.
+    /// The same for what it has had cleared in vain, and for the ranges of its tables.
     kept_for_memory: KeptWaiting,
+    kept_for_ranges: KeptWaiting,
+    /// What bringing its tables' producers and consumers together may take beside other jobs.
+    sweeping: Pace,
     /// Searches for circles that were put off, as nothing was left.
     put_off: PutOff,
     /// Declarations of tensors that wait for memory.
@@ -245,6 +248,8 @@ impl Control {
             heard: 0,
             kept: KeptWaiting::new(Instant::now()),
             kept_for_memory: KeptWaiting::new(Instant::now()),
+            kept_for_ranges: KeptWaiting::new(Instant::now()),
+            sweeping: Pace::of_sweeps(Instant::now()),
             declaring: VecDeque::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
@@ -300,6 +305,8 @@ impl Control {
         if self.is_beside_another() {
             self.heard = self.clients.values().filter(|client| !client.is_stranger()).count();
         }
+        self.begin_sweeps(now);
+        let rests = self.has_unsettled_tables() && !self.may_settle_tables();
         let waits_for_memory =
             (self.is_declaring() || self.has_untouched_tables()) && self.first_touch.waits();
         for (kept, waits, why) in [
@@ -309,6 +316,7 @@ impl Control {
                 waits_for_memory,
                 "they had much memory cleared that they did not keep",
             ),
+            (&mut self.kept_for_ranges, rests, "their tables have very many ranges of rows"),
         ] {
             if kept.note(waits, now) {
                 tracing::warn!(job = %self.config.job, why, "the job's workers are kept waiting beside other jobs");
@@ -332,11 +340,11 @@ impl Control {
         let (kept, beside) = (self.account.taken(Resource::Bytes), self.is_beside_another());
         self.first_touch.keeps(kept, beside, Instant::now());
         if self.first_touch.is_for_tables_first() {
-            self.settle_tables(out);
+            self.settle_tables();
             self.go_on_declaring();
         } else {
             self.go_on_declaring();
-            self.settle_tables(out);
+            self.settle_tables();
         }
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
@@ -384,11 +392,11 @@ impl Control {
     fn take_what_is_said(&mut self) {
         let touches = self.is_declaring() || self.has_untouched_tables();
         let may_touch = touches && !self.first_touch.waits();
-        let busy = !self.unfinished.is_empty() || self.has_unsettled_tables() || may_touch;
+        let busy = !self.unfinished.is_empty() || self.may_settle_tables() || may_touch;
         let mut longest = if busy { Duration::ZERO } else { look_every(self.config.options.lease) };
         // However long a lease is: what is waited for here ends by itself, and sooner.
         let ends = !self.hearsay.is_empty() || !self.partings.is_empty();
-        if self.full || ends || touches || self.tables.is_unsealed() {
+        if self.full || ends || touches || self.has_unsettled_tables() || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
         let unfinished = std::mem::take(&mut self.unfinished);

@@ -10,6 +10,7 @@ use penstock_proto::items::control::TableAsk;
 use penstock_proto::message::Answer;
 use penstock_proto::peer::PeerId;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Control {
     /// Hands a peer's connection to the thread that passes rows on.
@@ -99,10 +100,25 @@ impl Control {
         self.is_open() && self.tables.is_untouched()
     }
 
-    /// Goes on with large tables, a part each turn: between two parts others are heard. `out`: beside other jobs nothing is gone over
-    /// for this one now.
-    pub(super) fn settle_tables(&mut self, out: bool) {
-        if self.has_unsettled_tables() && !out {
+    /// Whether that is to be done in this turn.
+    pub(super) fn may_settle_tables(&self) -> bool {
+        self.is_open() && self.tables.may_settle()
+    }
+
+    /// Another turn: beside other jobs ranges of rows may have to rest.
+    pub(super) fn begin_sweeps(&mut self, now: Instant) {
+        self.sweeping.earn(now);
+        self.sweeping.sweep(self.tables.take_swept());
+        let out = self.sweeping.is_out(now);
+        if !self.is_beside_another() {
+            self.sweeping.forgive();
+        }
+        self.tables.rest(out && self.is_beside_another());
+    }
+
+    /// Goes on with large tables, a part each turn: between two parts others are heard.
+    pub(super) fn settle_tables(&mut self) {
+        if self.may_settle_tables() {
             let answers = self.tables.settle(&self.roster.members());
             self.pay_for(self.tables.take_gone_over());
             self.answer_tables(answers);

@@ -70,6 +70,9 @@ pub(in crate::server) struct Tables {
     servers: u32,
     /// How many waits were gone over, each as often as its price says.
     gone_over: Cell<usize>,
+    /// Ends of ranges that were gone over since that was last asked, and whether none are for now.
+    swept: Work,
+    rests: bool,
 }
 
 /// A table that some workers have dropped.
@@ -241,6 +244,7 @@ impl Tables {
     pub(in crate::server) fn join(&mut self, members: &Members) -> Answers {
         let mut answers = self.let_use(None, members);
         // Requests that come meanwhile make no turn longer.
+        self.unsettled |= self.rests;
         if !self.unsettled {
             answers.append(&mut self.settle(members));
         }
@@ -248,9 +252,19 @@ impl Tables {
         answers
     }
 
-    /// How many waits were gone over since the last call of this, each as often as its price says, and ranges of rows likewise.
+    /// How many waits were gone over since the last call of this, each as often as its price says.
     pub(in crate::server) fn take_gone_over(&self) -> usize {
         self.gone_over.take()
+    }
+
+    /// How many ends of ranges were gone over since the last call of this.
+    pub(in crate::server) fn take_swept(&mut self) -> Work {
+        std::mem::take(&mut self.swept)
+    }
+
+    /// Whether no ranges are gone over until this is called again: what there is to do for tables stays.
+    pub(in crate::server) fn rest(&mut self, rests: bool) {
+        self.rests = rests;
     }
 
     /// So many waits are gone over.
@@ -262,6 +276,7 @@ impl Tables {
     fn join_one(&mut self, name: &str, members: &Members) -> Answers {
         self.note(A_NAME * self.joining.len());
         // Requests that come meanwhile make no turn longer.
+        self.unsettled |= self.rests;
         if self.unsettled {
             return Vec::new();
         }
@@ -314,6 +329,11 @@ impl Tables {
         self.unsettled
     }
 
+    /// Whether that is to be done now.
+    pub(in crate::server) fn may_settle(&self) -> bool {
+        self.unsettled && !self.rests
+    }
+
     /// Goes on with tables that all live workers have declared: a part of what there is to do, and the answers that are known.
     pub(in crate::server) fn settle(&mut self, members: &Members) -> Answers {
         let names: BTreeSet<&str> = self.joining.iter().map(|wait| &wait.name[..]).collect();
@@ -329,7 +349,7 @@ impl Tables {
         for name in names {
             let mut work = share;
             let settled = self.registry.settle(&name, members, &mut work);
-            self.note(A_RANGE * (share - work) as usize);
+            self.swept += share - work;
             match settled {
                 Settled::Lacking => {}
                 Settled::Partly => unsettled = true,
@@ -503,8 +523,6 @@ const LEAST: Work = 16;
 
 /// What it costs to compare a wait's name, which may be long, in waits that are gone over for a circle.
 const A_NAME: usize = 4;
-/// What it costs to go over a range of rows where producers and consumers are brought together.
-const A_RANGE: usize = 3;
 /// What it costs to go on with a wait's table.
 const A_SETTLED: usize = 50;
 

@@ -340,7 +340,26 @@ fn a_declaration_that_is_repeated_begins_nothing_anew_and_ranges_that_are_gone_o
         turns += 1;
         assert!(turns < 100, "it ends");
     }
-    assert!(server.tables.take_gone_over() as u64 >= A_RANGE as u64 * ends);
+    assert!(server.tables.take_swept() >= ends);
+}
+
+// They were gone over whatever they took, for the price of the requests that asked for it.
+#[test]
+fn beside_other_jobs_ranges_rest_and_are_gone_on_with_later() {
+    let mut server = Server::new();
+    server.tables.rest(true);
+    for rank in 0..WORKERS {
+        server.declare(rank);
+        assert!(server.join(rank).is_empty());
+    }
+    assert!(server.tables.is_unsettled() && !server.tables.may_settle());
+    assert_eq!(server.tables.take_swept(), 0);
+    server.tables.rest(false);
+    let mut told = 0;
+    while server.tables.may_settle() {
+        told += server.tables.settle(&server.members).len();
+    }
+    assert_eq!(told, WORKERS as usize);
 }
 
 // A request for one table had all that anybody waited for settled, and cost what any request does.
