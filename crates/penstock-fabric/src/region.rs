@@ -276,8 +276,16 @@ impl Mapping {
 
     /// The address of `range`, which must lie inside.
     pub(crate) fn pointer(&self, range: Range<usize>) -> NonNull<u8> {
-        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
-        // SAFETY: inside the mapping (assertion).
+        /// Given by value: what a message refers to would be written to the stack where nothing is wrong, too.
+        #[cold]
+        #[inline(never)]
+        fn outside(start: usize, end: usize, bytes: usize) -> ! {
+            panic!("{start}..{end} of {bytes} bytes")
+        }
+        if range.start > range.end || range.end > self.bytes {
+            outside(range.start, range.end, self.bytes);
+        }
+        // SAFETY: inside the mapping (above).
         unsafe { self.base.add(range.start) }
     }
 
@@ -293,7 +301,7 @@ impl Mapping {
     /// The same where nothing is stored to it: outside of this crate only numbers are handed out.
     pub(crate) fn peek<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset..offset + size_of::<T>()).cast::<T>();
-        assert!(pointer.is_aligned(), "offset {offset}");
+        assert!(pointer.is_aligned(), "an offset that is not aligned");
         // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whichever process writes it, and
         // every other look at memory that can be reached through this is atomic or racing-safe: memory that is lent as slices (a
         // home's chunks, a lane that is received into) has mappings that are never handed out.
@@ -421,6 +429,34 @@ mod tests {
         let region = Region::new("test", PAGE, Writers::Holders).unwrap();
         assert_eq!(rustix::fs::ftruncate(region.fd(), 0).unwrap_err(), Errno::PERM);
         assert_eq!(rustix::fs::ftruncate(region.fd(), 2 * PAGE as u64).unwrap_err(), Errno::PERM);
+    }
+
+    // It was unmapped in one call: for as long as that took, no other thread of the server was given a mapping.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
+    fn what_is_large_is_unmapped_in_pieces() {
+        const WHOLE: usize = 4 * AT_ONCE;
+        let mapped = || -> usize {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let lines = maps.lines().filter(|line| line.contains("memfd:unmapped-in-pieces"));
+            let ends = lines.filter_map(|line| line.split_once(' ')?.0.split_once('-'));
+            let address = |hex: &str| usize::from_str_radix(hex, 16).unwrap();
+            ends.map(|(start, end)| address(end) - address(start)).sum()
+        };
+        // Whoever looks may not be running during the few milliseconds that it takes.
+        let seen_half_way = (0..20).any(|_| {
+            let region = Region::new("unmapped-in-pieces", WHOLE, Writers::Holders).unwrap();
+            assert_eq!(mapped(), WHOLE);
+            std::thread::scope(|scope| {
+                let looks = scope.spawn(|| {
+                    let sizes = std::iter::repeat_with(mapped).take_while(|&bytes| bytes > 0);
+                    sizes.filter(|&bytes| bytes < WHOLE).count()
+                });
+                drop(region);
+                looks.join().unwrap() > 0
+            })
+        });
+        assert!(seen_half_way, "nobody ever saw a part of it");
     }
 
     #[test]

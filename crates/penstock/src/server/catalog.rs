@@ -562,6 +562,8 @@ mod tests {
     use penstock_proto::encoding::Encoding;
     use penstock_proto::spec::{Reduce, SpecError};
     use penstock_proto::travel::Travel;
+    use rustix::time::{ClockId, clock_gettime};
+    use std::time::Duration;
 
     const CHUNK: u32 = 4 << 20;
     const SHARDS: u32 = 2;
@@ -686,6 +688,28 @@ mod tests {
             "there was room for the tensor without that"
         );
         drop(kept);
+    }
+
+    // The chunks of a tensor that has more than the memory there is were gone over before that was found out: half a second here.
+    #[test]
+    fn a_tensor_that_there_is_no_memory_for_is_refused_before_its_chunks_are_gone_over() {
+        const SMALLEST: u32 = 4 << 10;
+        const CHUNKS: u64 = 64 << 20;
+        let spec = || TensorSpec { shape: vec![CHUNKS * u64::from(SMALLEST) / 4], ..spec("w") };
+        // There is enough for what is kept of the chunks, and none for the chunks.
+        let memory = CHUNKS * (CHUNK_BYTES + 2 * 8 * 3);
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, memory));
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, SMALLEST, account.clone());
+        let own_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+        let began = own_time();
+        let refused = catalog.declare(0, false, spec(), None, &mut FirstTouch::default()).unwrap_err();
+        let took = own_time() - began;
+        assert!(
+            matches!(refused, Refusal::OutOfMemory { needed, .. } if needed > CHUNKS * u64::from(SMALLEST)),
+            "{refused}"
+        );
+        assert!(took < Duration::from_millis(50), "{took:?}");
+        assert_eq!(account.taken(Resource::Bytes), 0);
     }
 
     /// Turns that pass until something is there.

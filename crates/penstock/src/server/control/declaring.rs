@@ -163,3 +163,41 @@ impl Control {
         Ok(Some((answer, descriptors)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_kernels::{Dtype, Rule};
+    use penstock_proto::account::Limits;
+    use penstock_proto::consistency::Consistency;
+    use penstock_proto::spec::Reduce;
+    use penstock_proto::travel::Travel;
+
+    // What it waits with was charged to the worker, which then had nothing left of its share for it.
+    #[test]
+    fn a_worker_that_has_all_of_its_share_can_still_have_a_tensor_wait_for_memory() {
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 20));
+        let worker = account.worker(1);
+        let mut share = worker.charge(Resource::Bytes, 0).unwrap();
+        while share.grow(16).is_ok() {}
+        let spec = TensorSpec {
+            name: "w".repeat(200),
+            shape: vec![4, 5],
+            dtype: Dtype::F32,
+            rule: Rule::Add,
+            consistency: Consistency::Bsp,
+            reduce: Reduce::Sum,
+            rescale: 1.0,
+            clip: None,
+            refuse_nonfinite: false,
+            travel: Travel::default(),
+        };
+        let before = (account.taken(Resource::Bytes), worker.taken(Resource::Bytes));
+        let waits = Declaring::new(&account, (1, 7), spec, None).unwrap();
+        assert!(account.taken(Resource::Bytes) >= before.0 + 200, "it is paid for");
+        assert_eq!(worker.taken(Resource::Bytes), before.1);
+        assert_eq!(worker.taken(Resource::Entries), TICKET_ENTRIES, "that it waits is the worker's");
+        drop(waits);
+        assert_eq!((account.taken(Resource::Bytes), worker.taken(Resource::Entries)), (before.0, 0));
+    }
+}
