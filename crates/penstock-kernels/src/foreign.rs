@@ -76,7 +76,7 @@ impl<'a> Foreign<'a> {
     /// If there are no such bytes.
     #[inline]
     pub fn part(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        check_part(&range, self.len);
         Self { base: self.base.wrapping_add(range.start), len: range.end - range.start, memory: PhantomData }
     }
 
@@ -188,7 +188,7 @@ impl<'a> ForeignMut<'a> {
     /// If there are no such bytes.
     #[inline]
     pub fn part(&mut self, range: Range<usize>) -> ForeignMut<'_> {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        check_part(&range, self.len);
         ForeignMut {
             base: self.base.wrapping_add(range.start),
             len: range.end - range.start,
@@ -214,19 +214,8 @@ impl<'a> ForeignMut<'a> {
             // SAFETY: both are as long, in whole words (above), and aligned.
             return unsafe { move_words(self.base, source.base, self.len / 8) };
         }
-        // SAFETY: aligned (above).
-        unsafe { self.pad_words_from(source) };
-    }
-
-    /// # Safety
-    /// This is as many whole words as `source` fills, aligned.
-    #[inline(never)]
-    unsafe fn pad_words_from(&mut self, source: Foreign<'_>) {
-        for at in (0..self.len).step_by(8) {
-            // SAFETY: inside (the loop's bound, whole words) and aligned (the caller's promise).
-            let word = unsafe { AtomicU64::from_ptr(self.base.wrapping_add(at).cast()) };
-            word.store(source.word(at), Ordering::Relaxed);
-        }
+        // SAFETY: as many whole words as `source` fills, aligned (above).
+        unsafe { pad_words(self.base, source) };
     }
 
     /// Copies what stands in whole words of 8 bytes, as [`ForeignMut::copy_words_from`] left it.
@@ -402,6 +391,32 @@ unsafe fn store_words(mut target: *mut u8, mut src: &[u8]) {
     }
     // SAFETY: likewise; bytes are always aligned.
     unsafe { store_1(&mut target, src) };
+}
+
+/// Writes the words that `source` fills, the last one with zeros behind.
+///
+/// # Safety
+/// `target` is good for as many stores, and aligned.
+#[inline(never)]
+unsafe fn pad_words(target: *mut u8, source: Foreign<'_>) {
+    for at in (0..source.len).step_by(8) {
+        // SAFETY: one of the words, aligned (the caller's promise).
+        let word = unsafe { AtomicU64::from_ptr(target.wrapping_add(at).cast()) };
+        word.store(source.word(at), Ordering::Relaxed);
+    }
+}
+
+#[inline(always)]
+fn check_part(range: &Range<usize>, bytes: usize) {
+    /// Given by value: what a message refers to would be written to the stack where nothing is wrong, too.
+    #[cold]
+    #[inline(never)]
+    fn outside(start: usize, end: usize, bytes: usize) -> ! {
+        panic!("{start}..{end} of {bytes} bytes")
+    }
+    if range.start > range.end || range.end > bytes {
+        outside(range.start, range.end, bytes);
+    }
 }
 
 impl fmt::Debug for Foreign<'_> {

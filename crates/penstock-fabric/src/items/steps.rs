@@ -130,7 +130,7 @@ impl<W: Words> Steps<W> {
     }
 
     /// The same for all rows of a row group. None of them was written by itself in this set.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put_row_group(
         &mut self,
         row_group: u32,

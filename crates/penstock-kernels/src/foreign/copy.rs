@@ -24,30 +24,35 @@ impl ForeignMut<'_> {
     /// # Panics
     ///
     /// If it is not exactly as long as this.
-    #[inline]
+    #[inline(always)]
     pub fn copy_from(&mut self, source: Foreign<'_>) {
         assert_eq!(source.len, self.len, "a copy needs as many bytes as there are");
         if self.len < SHORT {
             // SAFETY: both are good for as many bytes, by the promises that they were made with.
             unsafe { copy_short(source.base, self.base, self.len) };
         } else {
-            self.copy_long(source);
+            copy_long(source, self.part(0..self.len));
         }
     }
+}
 
-    fn copy_long(&mut self, source: Foreign<'_>) {
-        arch::on_best(Copy { source, target: self.part(0..self.len) });
-    }
+#[inline(never)]
+fn copy_long(source: Foreign<'_>, target: ForeignMut<'_>) {
+    arch::on_best(Copy { source, target });
 }
 
 /// Bytes from which on a call of a kernel costs little beside the copy.
 const SHORT: usize = 4096;
 
 /// A function that copies blocks of four registers' bytes as long as there are whole ones, and returns how many bytes that
-/// were. Pointers come by value: those that a function may move are kept in memory.
+/// were. Pointers come by value: those that a function may move are kept in memory. Behind the registers: what leaves them as a
+/// function must, and what changes besides memory.
 #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
 macro_rules! copies_blocks {
-    ($name:ident, $feature:literal, $width:literal, $a:ident, $b:ident, $c:ident, $d:ident) => {
+    (
+        $name:ident, $feature:literal, $width:literal, [$a:tt, $b:tt, $c:tt, $d:tt],
+        [$($end:literal)?], [$($changes:tt)*]
+    ) => {
         /// # Safety
         /// `source` is good for `bytes` loads, `target` for as many stores; the processor has
         #[doc = concat!("`", $feature, "`.")]
@@ -56,28 +61,28 @@ macro_rules! copies_blocks {
             let whole = bytes / (4 * $width) * (4 * $width);
             if whole > 0 {
                 // SAFETY: loads and stores of `whole` bytes, which the caller vouches for, as for the instructions; the loop
-                // ends, since there is a block (above). The registers are among those that a call may change.
+                // ends, since there is a block (above). All registers that it uses are named.
                 unsafe {
                     std::arch::asm!(
                         "2:",
-                        concat!("vmovups ", stringify!($a), ", [rsi]"),
-                        concat!("vmovups ", stringify!($b), ", [rsi + {width}]"),
-                        concat!("vmovups ", stringify!($c), ", [rsi + 2 * {width}]"),
-                        concat!("vmovups ", stringify!($d), ", [rsi + 3 * {width}]"),
-                        concat!("vmovups [rdi], ", stringify!($a)),
-                        concat!("vmovups [rdi + {width}], ", stringify!($b)),
-                        concat!("vmovups [rdi + 2 * {width}], ", stringify!($c)),
-                        concat!("vmovups [rdi + 3 * {width}], ", stringify!($d)),
+                        concat!("vmovups ", $a, ", [rsi]"),
+                        concat!("vmovups ", $b, ", [rsi + {width}]"),
+                        concat!("vmovups ", $c, ", [rsi + 2 * {width}]"),
+                        concat!("vmovups ", $d, ", [rsi + 3 * {width}]"),
+                        concat!("vmovups [rdi], ", $a),
+                        concat!("vmovups [rdi + {width}], ", $b),
+                        concat!("vmovups [rdi + 2 * {width}], ", $c),
+                        concat!("vmovups [rdi + 3 * {width}], ", $d),
                         "add rsi, 4 * {width}",
                         "add rdi, 4 * {width}",
                         "sub rcx, 4 * {width}",
                         "jnz 2b",
-                        "vzeroupper",
+                        $($end,)?
                         width = const $width,
                         inout("rsi") source => _,
                         inout("rdi") target => _,
                         inout("rcx") whole => _,
-                        clobber_abi("C"),
+                        $($changes)*
                         options(nostack),
                     );
                 }
@@ -88,29 +93,53 @@ macro_rules! copies_blocks {
 }
 
 #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-copies_blocks!(copy_blocks_avx512, "avx512f", 64, zmm0, zmm1, zmm2, zmm3);
+copies_blocks!(
+    // Registers that older instructions do not know, which these therefore need not leave clean.
+    copy_blocks_avx512, "avx512f", 64, ["zmm16", "zmm17", "zmm18", "zmm19"],
+    [], [out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,]
+);
 #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-copies_blocks!(copy_blocks_avx, "avx", 32, ymm0, ymm1, ymm2, ymm3);
+copies_blocks!(
+    copy_blocks_avx,
+    "avx",
+    32,
+    ["ymm0", "ymm1", "ymm2", "ymm3"],
+    // It changes a part of all registers of this kind.
+    ["vzeroupper"],
+    [clobber_abi("C"),]
+);
 
-/// Copies what is short in place: by blocks of the widest registers, then by words.
+/// Copies what is short in place: by blocks of the widest registers, then by words. Blocks of the widest are copied without a call:
+/// what a call writes to the stack waits its turn behind stores to lines that another core has, in the few places that a core has for
+/// such, which the rest of the copy could take.
 ///
 /// # Safety
 /// `source` is good for `bytes` loads, `target` for as many stores.
-#[inline]
-unsafe fn copy_short(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
+#[inline(always)]
+unsafe fn copy_short(source: *const u8, target: *mut u8, bytes: usize) {
+    let mut done = 0;
     // Where assembly may not stand: see `arch::on_best`.
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-    {
-        if bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: as for the caller; the processor has the instructions.
-            let done = unsafe { copy_blocks_avx512(source, target, bytes) };
-            (source, target, bytes) = (source.wrapping_add(done), target.wrapping_add(done), bytes - done);
-        }
-        if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
-            // SAFETY: likewise.
-            let done = unsafe { copy_blocks_avx(source, target, bytes) };
-            (source, target, bytes) = (source.wrapping_add(done), target.wrapping_add(done), bytes - done);
-        }
+    if bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: as for the caller; the processor has the instructions.
+        done = unsafe { copy_blocks_avx512(source, target, bytes) };
+    }
+    if done < bytes {
+        // SAFETY: so many are left.
+        unsafe { copy_rest(source.wrapping_add(done), target.wrapping_add(done), bytes - done) };
+    }
+}
+
+/// Likewise without the widest.
+///
+/// # Safety
+/// As of [`copy_short`].
+unsafe fn copy_rest(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+    if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: as for the caller; the processor has the instructions.
+        let done = unsafe { copy_blocks_avx(source, target, bytes) };
+        (source, target, bytes) = (source.wrapping_add(done), target.wrapping_add(done), bytes - done);
     }
     if source.cast::<u64>().is_aligned() && target.cast::<u64>().is_aligned() {
         while bytes >= 8 {

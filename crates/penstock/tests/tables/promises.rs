@@ -1,10 +1,10 @@
 //! What a get promises: age, wholeness, barriers, views, versions.
 
 use crate::common;
-use crate::common::Cluster;
+use crate::common::{Cluster, Way};
 use crate::rig::*;
 use penstock::worker::{Error, TableDeclaration};
-use penstock_proto::items::Slack;
+use penstock_proto::items::{Propagation, Slack};
 
 #[test]
 fn no_read_is_older_than_its_slack_torn_or_apart_by_any_way_and_propagation() {
@@ -105,6 +105,44 @@ fn what_was_set_before_a_barrier_is_seen_behind_it_even_without_any_bound() {
                         let seen = unsafe { std::slice::from_raw_parts(view.address().as_ptr(), view.len()) };
                         assert_eq!(common::numbers(seen), [f64::from(round); WIDTH], "{way:?} {propagation}");
                     }
+                    job.barrier(None).unwrap();
+                }
+            });
+        }
+    }
+}
+
+// Python and C try this first, since it waits for nothing.
+#[test]
+fn a_get_that_asks_nobody_takes_rows_that_come_unasked_and_behind_a_barrier_only_when_they_have_come() {
+    for way in [Way::Memory, Way::Tcp] {
+        for propagation in PROPAGATIONS {
+            let cluster = Cluster::over(way, 2, 1, &[("lease", "20")]);
+            cluster.run(|job| {
+                let given = TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) };
+                let table = job.table(given).unwrap();
+                let others = if job.rank() == 0 { ROWS..2 * ROWS } else { 0..ROWS };
+                let at_once = |clock, slack| {
+                    let mut out = vec![0; 8 * WIDTH * ROWS as usize];
+                    let is_there = table.try_get(others.clone(), &mut out, Some(clock), Some(slack)).unwrap();
+                    is_there.then(|| common::numbers(&out))
+                };
+                let shared = way == Way::Memory;
+                let comes_unasked = shared || propagation == Propagation::Eager;
+                for clock in 1..=10 {
+                    let value = vec![clock as f64; WIDTH * ROWS as usize];
+                    set(&table, &rows(mine(job)), clock as f64, Some(clock)).unwrap();
+                    job.barrier(None).unwrap();
+                    let behind = at_once(0, Slack::Unbounded);
+                    assert_eq!(
+                        behind,
+                        shared.then(|| value.clone()),
+                        "{way:?} {propagation}: nobody has asked"
+                    );
+                    get(&table, &rows(others.clone()), Some(clock), None).unwrap();
+                    let now = at_once(clock, Slack::Bound(0));
+                    assert_eq!(now, comes_unasked.then_some(value), "{way:?} {propagation}");
+                    assert_eq!(at_once(clock + 1, Slack::Bound(0)), None, "{way:?} {propagation}: too old");
                     job.barrier(None).unwrap();
                 }
             });

@@ -260,9 +260,9 @@ impl Words for Rows {
         self.layout.row_groups
     }
 
-    #[inline]
+    #[inline(always)]
     fn row_group(&self, row_group: u32) -> &RowGroup {
-        assert!(row_group < self.layout.row_groups, "row group {row_group} of {}", self.layout.row_groups);
+        assert!(row_group < self.layout.row_groups, "there is no such row group");
         self.mapping.peek(self.layout.row_group(row_group))
     }
 

@@ -163,6 +163,7 @@ impl Writer {
 
     /// Begins to take the lines of a row group from the readers' caches, while something else is written: asked for one by one,
     /// each would keep the writer waiting.
+    #[inline(always)]
     fn claim_row_group(&self, row_group: u32) {
         let rows = self.rows();
         if row_group >= rows.layout.row_groups {
@@ -182,8 +183,9 @@ impl Writer {
     }
 
     /// All rows of a row group. None of them was written by itself in this set.
+    #[inline(always)]
     fn put_row_group(&mut self, row_group: u32, number: u64, clock: u64, values: Foreign<'_>) {
-        assert_eq!(values.len(), self.rows().layout.row_group_bytes(), "a row group has as many bytes");
+        assert!(values.len() == self.rows().layout.row_group_bytes(), "a row group has as many bytes");
         self.bound = self.bound.max(clock);
         self.steps.put_row_group(row_group, number, clock, |rows, to| {
             let first = rows.layout.rows_of(row_group).start;
@@ -216,9 +218,9 @@ impl<'a> Buffer<'a> {
     ///
     /// # Safety
     /// Only the writer of `rows` calls this, and lets go of one buffer before it takes the next.
-    #[inline]
+    #[inline(always)]
     unsafe fn new(rows: &'a Rows, slot: u32, spot: Spot, bytes: usize) -> Self {
-        assert!(slot < rows.layout.slots, "slot {slot} of {}", rows.layout.slots);
+        assert!(slot < rows.layout.slots, "there is no such slot");
         let at = rows.layout.value(slot, spot);
         let long = is_long(at, bytes);
         let room = if long { bytes } else { bytes.next_multiple_of(8) };
@@ -229,9 +231,9 @@ impl<'a> Buffer<'a> {
         Self { memory, bytes, long }
     }
 
-    #[inline]
-    fn copy(&mut self, value: Foreign<'_>) {
-        assert_eq!(value.len(), self.bytes, "a row has as many bytes");
+    #[inline(always)]
+    fn copy(mut self, value: Foreign<'_>) {
+        assert!(value.len() == self.bytes, "a row has as many bytes");
         if self.long {
             self.memory.copy_from(value);
         } else {
@@ -278,6 +280,10 @@ impl Set<'_> {
     }
 
     /// The rows from `first` on are `values`, at `clock`.
+    ///
+    /// Readers have the lines that are written: so many stores wait that it counts how many others there are. Of row groups all is
+    /// done in this function, and what is only said when something is wrong refers to nothing that would be kept on the stack for it
+    /// (measured: 256 rows of 8 bytes take a sixth less).
     pub fn put_run<'v>(&mut self, first: u32, clock: u64, values: impl Into<Foreign<'v>>) {
         let values = values.into();
         let Some(number) = self.writer.steps.number() else { return };

@@ -109,8 +109,8 @@ impl Table {
         Ok(version)
     }
 
-    /// [`Table::get`], if the rows stand in memory of this host and are fresh enough; `false` if not, and then `out`
-    /// may hold anything.
+    /// [`Table::get`], if nobody has to be asked for the rows, and they are fresh enough; `false` if not, and then `out` may hold
+    /// anything.
     pub fn try_get<'a, 'o>(
         &self,
         rows: impl Into<Chosen<'a>>,
@@ -132,8 +132,8 @@ impl Table {
         };
         let Some(place) = place else { return Ok(false) };
         let source = &inner.sources[place.source as usize];
-        if source.remote.is_some() {
-            return Ok(false); // they may have to be asked for
+        if !inner.comes_unasked(source) {
+            return Ok(false);
         }
         if out.len() > LONG && source.rows.version(place.slot) < wanted.version {
             return Ok(false);

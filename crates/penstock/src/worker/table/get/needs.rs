@@ -43,6 +43,16 @@ impl Table {
 }
 
 impl Remote {
+    /// Whether what its producer had set before the last of so many barriers is here. Pairs with [`Remote::pass`]: a thread that need
+    /// not ask sees the rows that came for the one that did.
+    fn has_passed(&self, barriers: u64) -> bool {
+        self.barriers.load(Ordering::Acquire) == barriers
+    }
+
+    fn pass(&self, barriers: u64) {
+        self.barriers.store(barriers, Ordering::Release);
+    }
+
     /// Says which versions are needed: the one asked for, the one that the next get will ask for, and those that are waited for.
     fn need(&self, now: u64, next: u64) {
         let mut needs = lock(&self.needs);
@@ -121,6 +131,15 @@ impl TableInner {
         Err(self.too_late(source, awaited, wanted, deadline))
     }
 
+    /// Whether a get has to ask nobody for rows of a producer: they stand on this host, or what is set is sent, and all that was set
+    /// before the last barrier is here.
+    pub(super) fn comes_unasked(&self, source: &Source) -> bool {
+        source.remote.as_ref().is_none_or(|remote| {
+            remote.propagation == Propagation::Eager
+                && (source.is_gone() || remote.has_passed(self.job.barriers()))
+        })
+    }
+
     /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. The row is
     /// one of them, to name it.
     pub(super) fn pass_barrier(
@@ -132,8 +151,7 @@ impl TableInner {
         // All that a producer that has gone had set is here.
         let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
-        // Pairs with the store below: a thread that need not ask sees the rows that came for the one that did.
-        if remote.barriers.load(Ordering::Acquire) == barriers {
+        if remote.has_passed(barriers) {
             return Ok(());
         }
         let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
@@ -149,7 +167,7 @@ impl TableInner {
                 self.fetch(source, remote, &all, wanted, awaited, deadline)?;
             }
         }
-        remote.barriers.store(barriers, Ordering::Release);
+        remote.pass(barriers);
         Ok(())
     }
 
