@@ -443,15 +443,18 @@ mod tests {
             let address = |hex: &str| usize::from_str_radix(hex, 16).unwrap();
             ends.map(|(start, end)| address(end) - address(start)).sum()
         };
-        // Whoever looks may not be running during the few milliseconds that it takes.
-        let seen_half_way = (0..20).any(|_| {
+        // Whoever looks may not be running during the few milliseconds, or with huge pages the few microseconds, that it takes.
+        let seen_half_way = (0..100).any(|_| {
             let region = Region::new("unmapped-in-pieces", WHOLE, Writers::Holders).unwrap();
             assert_eq!(mapped(), WHOLE);
+            let looking = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 let looks = scope.spawn(|| {
+                    looking.wait();
                     let sizes = std::iter::repeat_with(mapped).take_while(|&bytes| bytes > 0);
                     sizes.filter(|&bytes| bytes < WHOLE).count()
                 });
+                looking.wait();
                 drop(region);
                 looks.join().unwrap() > 0
             })

@@ -57,7 +57,7 @@ impl MessageReader {
     }
 
     /// Passes on the messages that have come, one at least and then as long as it `has_time`; whether anything had come. `true` also
-    /// where more may be there.
+    /// where more may be there. An error may come behind messages that were taken.
     pub fn receive<L: Link, E: Into<Ended>>(
         &mut self,
         link: &mut L,
@@ -85,14 +85,15 @@ impl MessageReader {
                     (self.input, self.charge) = (vec![0; self.read], Charge::default());
                 }
             }
-            if taken >= TURN {
+            // Also amid a message, which may come byte by byte.
+            if taken >= TURN || taken > 0 && !has_time() {
                 return Ok(true);
             }
             if self.filled == self.input.len() {
                 self.make_room()?;
             }
-            // Also behind a short read: what came while the messages before it were taken goes on together with what they brought,
-            // and one that passes rows on sends a tenth less often under load.
+            // Also behind a short read: rows that came while earlier ones were taken are then passed on together with them, for one
+            // read in vain a turn.
             let bytes = match link.read(&mut [IoSliceMut::new(&mut self.input[self.filled..])])? {
                 Got::Bytes(bytes) => bytes,
                 Got::Nothing => {
@@ -246,11 +247,13 @@ mod tests {
     struct Full {
         came: Vec<u8>,
         sent: Vec<u8>,
+        /// Most bytes that a read brings.
+        piece: Option<usize>,
     }
 
     impl Link for Full {
         fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
-            let bytes = parts[0].len().min(self.came.len());
+            let bytes = parts[0].len().min(self.came.len()).min(self.piece.unwrap_or(usize::MAX));
             parts[0][..bytes].copy_from_slice(&self.came[..bytes]);
             self.came.drain(..bytes);
             Ok(if bytes > 0 { Got::Bytes(bytes) } else { Got::Nothing })
@@ -296,6 +299,31 @@ mod tests {
         assert!(!reader.is_behind());
         assert!(!reader.receive(&mut link, || true, &mut take).unwrap(), "nothing is left");
         assert_eq!(taken, [0, 1, 2]);
+    }
+
+    // Of one that is not whole the time was not asked for.
+    #[test]
+    fn a_message_that_comes_byte_by_byte_takes_no_longer_than_a_turn() {
+        let mut link = Full { piece: Some(1), ..Full::default() };
+        link.came.extend_from_slice(&record::length_bytes(1000));
+        link.came.resize(LENGTH_BYTES + 1000, 7);
+        let mut reader = MessageReader::new(Account::default());
+        let (mut left, mut taken, mut turns) = (0, 0, 0);
+        while taken == 0 {
+            left = 10;
+            let has_time = || {
+                left -= 1;
+                left > 0
+            };
+            let take = |message: &[u8]| -> Result<(), Ended> {
+                taken = message.len();
+                Ok(())
+            };
+            assert!(reader.receive(&mut link, has_time, take).unwrap());
+            assert!(reader.is_behind() || taken > 0);
+            turns += 1;
+        }
+        assert!(taken == 1000 && turns > 90 && left < 10, "{taken} bytes in {turns} turns");
     }
 
     // A read that brought less than there was room for ended the turn: who passes rows on then sent each message of a fast

@@ -117,13 +117,15 @@ copies_blocks!(
 /// `source` is good for `bytes` loads, `target` for as many stores.
 #[inline(always)]
 unsafe fn copy_short(source: *const u8, target: *mut u8, bytes: usize) {
-    let mut done = 0;
     // Where assembly may not stand: see `arch::on_best`.
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-    if bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
+    let done = match bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
         // SAFETY: as for the caller; the processor has the instructions.
-        done = unsafe { copy_blocks_avx512(source, target, bytes) };
-    }
+        true => unsafe { copy_blocks_avx512(source, target, bytes) },
+        false => 0,
+    };
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, penstock_portable)))))]
+    let done = 0;
     if done < bytes {
         // SAFETY: so many are left.
         unsafe { copy_rest(source.wrapping_add(done), target.wrapping_add(done), bytes - done) };

@@ -71,7 +71,7 @@ impl<L: Link> ItemWire<L> {
 
     /// Passes on what has come, for one turn; whether anything had. `true` also where more may be there.
     pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
-        // Most times nothing or one message has come, and the time is not asked for.
+        // Most times nothing has come, and the time is not asked for.
         let watch = Watch::default();
         self.reader.receive(
             &mut self.stream,

@@ -283,7 +283,7 @@ impl Set<'_> {
     ///
     /// Readers have the lines that are written: so many stores wait that it counts how many others there are. Of row groups all is
     /// done in this function, and what is only said when something is wrong refers to nothing that would be kept on the stack for it
-    /// (measured: 256 rows of 8 bytes take a sixth less).
+    /// (256 rows of 8 bytes, read by another core: 370 ns, 500 before).
     pub fn put_run<'v>(&mut self, first: u32, clock: u64, values: impl Into<Foreign<'v>>) {
         let values = values.into();
         let Some(number) = self.writer.steps.number() else { return };
