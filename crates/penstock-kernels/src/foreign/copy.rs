@@ -45,8 +45,8 @@ fn copy_long(source: Foreign<'_>, target: ForeignMut<'_>) {
 const SHORT: usize = 4096;
 
 /// A function that copies blocks of four registers' bytes as long as there are whole ones, and returns how many bytes that
-/// were. Pointers come by value: those that a function may move are kept in memory. Behind the registers: what leaves them as a
-/// function must, and what changes besides memory.
+/// were. Pointers come by value: those that a function may move are kept in memory. Behind the registers:
+/// the instruction at its end, if one is needed, and what it changes besides memory.
 #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
 macro_rules! copies_blocks {
     (

@@ -68,17 +68,15 @@ mod tests {
     use crate::server::ports::Port;
     use crate::server::remote::Remote;
     use crate::server::shard::Flags;
-    use crate::wire::travel::members::terms;
+    use crate::wire::travel::members::{sum, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions};
     use penstock_fabric::net::stream::Stream;
-    use penstock_kernels::{Dtype, Rule};
+    use penstock_kernels::Dtype;
     use penstock_proto::chunk::Cut;
-    use penstock_proto::consistency::Consistency;
     use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
     use penstock_proto::peer::{PeerId, Role};
     use penstock_proto::placement::Extent;
     use penstock_proto::shard::Shard;
-    use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
     use penstock_proto::travel::Travel;
     use std::io::Read;
@@ -91,18 +89,7 @@ mod tests {
     fn who_is_on_another_host_hears_that_a_shard_lives_while_it_works() {
         const LEASE: Duration = Duration::from_secs(10);
         const BYTES: u64 = 4096;
-        let spec = TensorSpec {
-            name: "w".to_owned(),
-            shape: vec![BYTES / 4],
-            dtype: Dtype::F32,
-            rule: Rule::Add,
-            consistency: Consistency::Bsp,
-            reduce: Reduce::Sum,
-            rescale: 1.0,
-            clip: None,
-            refuse_nonfinite: false,
-            travel: Travel::default(),
-        };
+        let spec = sum("w", BYTES / 4, Travel::default());
         let layout = ExtentLayout::new(Cut::new(BYTES, 4096), Extent { first: 0, count: 1 }, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0], 1);
         let (mut machine, mut memory, mut ports) =

@@ -276,22 +276,20 @@ impl<L: Link + AsFd> Remote<L> {
 mod tests {
     use super::*;
     use crate::server::shard::Flags;
-    use crate::wire::travel::members::{CHANGES, differences, terms};
+    use crate::wire::travel::members::{CHANGES, differences, sum, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
     use penstock_fabric::net::remote_peer::Homed as _;
     use penstock_kernels::filter::{Coordinates, Filter};
-    use penstock_kernels::{Dtype, Foreign, Rule, Settings};
+    use penstock_kernels::{Dtype, Foreign, Settings};
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
-    use penstock_proto::consistency::Consistency;
     use penstock_proto::encoding::{Encoding, Sent, Source};
     use penstock_proto::frame::{Body, Header};
     use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
     use penstock_proto::remote::home::{Chunks as _, Owing};
-    use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
     use penstock_proto::travel::{Filtering, Terms, Travel};
     use std::io::Write;
@@ -320,18 +318,7 @@ mod tests {
     }
 
     fn rig_on(peer: PeerId, travel: &Travel, terms: Terms) -> Rig {
-        let spec = TensorSpec {
-            name: "w".to_owned(),
-            shape: vec![BYTES as u64 / 4],
-            dtype: Dtype::F32,
-            rule: Rule::Add,
-            consistency: Consistency::Bsp,
-            reduce: Reduce::Sum,
-            rescale: 1.0,
-            clip: None,
-            refuse_nonfinite: false,
-            travel: travel.clone(),
-        };
+        let spec = sum("w", BYTES as u64 / 4, travel.clone());
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
             .holding_back(terms.filter.holds_back());

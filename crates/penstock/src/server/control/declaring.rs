@@ -167,10 +167,8 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_kernels::{Dtype, Rule};
+    use crate::wire::travel::members::sum;
     use penstock_proto::account::Limits;
-    use penstock_proto::consistency::Consistency;
-    use penstock_proto::spec::Reduce;
     use penstock_proto::travel::Travel;
 
     // What it waits with was charged to the worker, which then had nothing left of its share for it.
@@ -180,18 +178,7 @@ mod tests {
         let worker = account.worker(1);
         let mut share = worker.charge(Resource::Bytes, 0).unwrap();
         while share.grow(16).is_ok() {}
-        let spec = TensorSpec {
-            name: "w".repeat(200),
-            shape: vec![4, 5],
-            dtype: Dtype::F32,
-            rule: Rule::Add,
-            consistency: Consistency::Bsp,
-            reduce: Reduce::Sum,
-            rescale: 1.0,
-            clip: None,
-            refuse_nonfinite: false,
-            travel: Travel::default(),
-        };
+        let spec = sum(&"w".repeat(200), 20, Travel::default());
         let before = (account.taken(Resource::Bytes), worker.taken(Resource::Bytes));
         let waits = Declaring::new(&account, (1, 7), spec, None).unwrap();
         assert!(account.taken(Resource::Bytes) >= before.0 + 200, "it is paid for");

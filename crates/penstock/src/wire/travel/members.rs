@@ -5,8 +5,10 @@ mod travel;
 
 use penstock_kernels::codec::{self, Base, Codec, Sparse, Undecodable};
 use penstock_kernels::filter::{self, sums};
-use penstock_kernels::{Dtype, Foreign};
+use penstock_kernels::{Dtype, Foreign, Rule};
+use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding, Member};
+use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,6 +44,22 @@ pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0, 0
 pub(crate) fn differences(filter: Filtering) -> Travel {
     let encodings = vec![CHANGES, Encoding::RAW];
     Travel { filter, values: encodings.clone(), contributions: encodings, ..Travel::default() }
+}
+
+/// A tensor of f32 that adds up what is pushed.
+pub(crate) fn sum(name: &str, elements: u64, travel: Travel) -> TensorSpec {
+    TensorSpec {
+        name: name.to_owned(),
+        shape: vec![elements],
+        dtype: Dtype::F32,
+        rule: Rule::Add,
+        consistency: Consistency::Bsp,
+        reduce: Reduce::Sum,
+        rescale: 1.0,
+        clip: None,
+        refuse_nonfinite: false,
+        travel,
+    }
 }
 
 /// What a declaration comes to.
