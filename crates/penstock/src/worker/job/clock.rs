@@ -4,43 +4,49 @@ use super::{Inner, Job};
 use crate::turn::Place;
 use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{self, Link, Rooms, TELL_CLOCK, lock};
+use crate::worker::link::{self, Rooms, TELL_CLOCK, lock};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::submission::Submission;
-use smallvec::SmallVec;
 use std::time::Instant;
 
 impl Inner {
-    /// Tells the clock to the shards that are home of a tensor, all or none; to the others later, or, if it is time to, as far as
-    /// they have room.
-    fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
-        let (links, mut rooms) = (self.links(), Rooms::new());
-        let mut others: SmallVec<[(&Link, u32); 8]> = SmallVec::new();
+    /// Moves the clock. Tells it to the shards that are home of a tensor, all or none; to the others later, or, if it is time to,
+    /// as far as they have room.
+    fn move_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
+        let (links, mut rooms, untold) = (self.links(), Rooms::new(), &self.fate.untold);
+        let mut others = 0;
         for link in links.iter() {
             for shard in 0..link.welcome.shards {
                 match link.is_home(shard) {
                     true => rooms.push(link.room(shard, 1, deadline)?),
-                    false => others.push((link, shard)),
+                    false => others += 1,
                 }
             }
         }
-        rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
-        link::ring(&mut rooms);
-        if !others.is_empty() {
-            others.into_iter().for_each(|(link, shard)| link.leave_behind(shard, clock));
-            if self.is_time_to_tell(deadline.began()) {
-                self.fate.untold.tell();
-            }
+        if !rooms.is_empty() {
+            rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
+            link::ring(&mut rooms);
+        }
+        if others == 0 {
+            untold.move_told(clock);
+            return Ok(());
+        }
+        untold.move_untold(clock);
+        let still =
+            links.iter().flat_map(|link| (0..link.welcome.shards).filter(|&shard| !link.is_home(shard)));
+        if self.is_time_to_tell(deadline.began()) || still.count() < others {
+            untold.tell();
         }
         Ok(())
     }
 
+    /// Asked by the thread that moves the clock.
     fn is_time_to_tell(&self, now: Instant) -> bool {
-        let mut told = lock(&self.told);
-        let is_time = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_CLOCK);
+        let now = now.saturating_duration_since(self.began).as_nanos() as u64;
+        let is_time = now >= self.tell_from.load(Ordering::Relaxed);
         if is_time {
-            *told = Some(now);
+            self.tell_from.store(now + TELL_CLOCK.as_nanos() as u64, Ordering::Relaxed);
         }
         is_time
     }
@@ -77,13 +83,11 @@ impl Inner {
     }
 
     fn complete_iteration(&self) {
-        let all = lock(&self.adaptive);
-        if all.is_empty() {
-            return;
-        }
+        let Some(adaptive) = self.adaptive.get() else { return };
+        let mut adaptive = lock(adaptive);
         let now = Instant::now();
-        if let Some(began) = lock(&self.began).replace(now) {
-            all.values().for_each(|controller| lock(controller).iteration(now - began));
+        if let Some(began) = adaptive.began.replace(now) {
+            adaptive.controllers.values().for_each(|controller| lock(controller).iteration(now - began));
         }
     }
 
@@ -95,7 +99,7 @@ impl Inner {
     }
 
     pub(in crate::worker) fn shown_clock(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
+        self.fate.untold.clock()
     }
 }
 
@@ -109,8 +113,7 @@ impl Job {
         // Once more: the job may have been closed while this waited for its turn.
         self.inner.fate.check()?;
         let next = self.inner.shown_clock() + 1;
-        self.inner.submit_clock(next, deadline)?;
-        self.inner.clock.store(next, Ordering::Relaxed);
+        self.inner.move_clock(next, deadline)?;
         self.inner.each_table(|table| table.raise(next));
         self.inner.complete_iteration();
         Ok(next)

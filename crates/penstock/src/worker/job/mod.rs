@@ -35,7 +35,7 @@ use penstock_proto::message::{Answer, Ask, LEFT};
 use penstock_proto::peer::PeerId;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 /// What a worker has done since it joined.
@@ -87,6 +87,15 @@ struct Gone {
     left: bool,
 }
 
+/// What chooses slack.
+#[derive(Default)]
+struct Choosing {
+    /// By their bounds.
+    controllers: BTreeMap<Adaptive, Arc<Mutex<Controller>>>,
+    /// When the iteration began.
+    began: Option<Instant>,
+}
+
 /// What a job's tensors need of it.
 pub(super) struct Inner {
     /// A thread that needs the relays too locks these first, and none locks them twice at a time: it would stand behind a thread
@@ -94,8 +103,6 @@ pub(super) struct Inner {
     pub(super) links: RwLock<Vec<Link>>,
     pub(super) fate: Arc<Fate>,
     pub(super) counters: Counters,
-    /// Iterations completed.
-    clock: AtomicU64,
     /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for a
     /// thread that is alone.
     pub(super) stamping: Floor,
@@ -107,15 +114,15 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
-    /// When all shards were last told the clock.
-    told: Mutex<Option<Instant>>,
+    /// When this was made, and from when on, in nanoseconds since then, all shards are to be told the clock again.
+    began: Instant,
+    tell_from: AtomicU64,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
     pub(super) relays: Mutex<BTreeMap<u32, Arc<Relay>>>,
-    /// What chooses slack, by its bounds, and when the iteration began.
-    adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
-    began: Mutex<Option<Instant>>,
+    /// Made when slack is first chosen.
+    adaptive: OnceLock<Mutex<Choosing>>,
     /// The tables, which are told of the clock. They live until they are dropped or the job ends, whether or not a handle is
     /// left: others wait for their rows.
     pub(super) tables: Mutex<Vec<Arc<TableInner>>>,
@@ -222,8 +229,13 @@ impl Inner {
 
     /// What chooses slack between these bounds, for all tensors and tables of this worker.
     pub(super) fn adaptive(&self, settings: Adaptive) -> Arc<Mutex<Controller>> {
-        let mut all = lock(&self.adaptive);
-        Arc::clone(all.entry(settings).or_insert_with(|| Arc::new(Mutex::new(Controller::new(settings)))))
+        let mut adaptive = lock(self.adaptive.get_or_init(Mutex::default));
+        Arc::clone(
+            adaptive
+                .controllers
+                .entry(settings)
+                .or_insert_with(|| Arc::new(Mutex::new(Controller::new(settings)))),
+        )
     }
 
     /// The most slack that is in force where it is chosen by waiting.
@@ -231,7 +243,8 @@ impl Inner {
         if self.fate.is_abandoned() {
             return 0; // the thread that held the lock is not in this process
         }
-        lock(&self.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0)
+        let Some(adaptive) = self.adaptive.get() else { return 0 };
+        lock(adaptive).controllers.values().map(|one| lock(one).slack()).max().unwrap_or(0)
     }
 
     pub(super) fn each_table(&self, tell: impl Fn(&TableInner)) {
@@ -316,10 +329,10 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
-            told: Mutex::new(None),
+            began: Instant::now(),
+            tell_from: AtomicU64::new(0),
             membership,
-            adaptive: Mutex::default(),
-            began: Mutex::default(),
+            adaptive: OnceLock::new(),
             relays: Mutex::default(),
             tables: Mutex::default(),
             declared: Mutex::default(),
@@ -327,7 +340,6 @@ impl Job {
             links: RwLock::new(links),
             fate,
             counters: Counters::default(),
-            clock: AtomicU64::new(0),
             stamping: Floor::default(),
             gathering: Turn::default(),
             deeds: Deeds::default(),

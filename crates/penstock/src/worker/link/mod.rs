@@ -169,11 +169,6 @@ impl Link {
         self.wire.outlets.make_home(shard);
     }
 
-    /// Notes a clock that a shard is told later.
-    pub(super) fn leave_behind(&self, shard: u32, clock: u64) {
-        self.fate.untold.leave(&self.wire.outlets, shard, clock);
-    }
-
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
     pub(super) fn wait(
         &self,

@@ -17,7 +17,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::submission::Submission;
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -33,20 +33,23 @@ struct Outlet {
     producer: Producer,
     /// Slots that are kept for those that have a [`Room`].
     kept: u64,
-    /// The clock, where the shard was not told.
-    behind: Option<u64>,
+    /// The clock that the shard was told.
+    told: u64,
     /// Whether the worker has said goodbye, behind which nothing may come.
     sealed: bool,
 }
 
 impl Outlet {
-    /// Whether there is room for `count` beside what is kept.
-    fn has_room(&mut self, ring: &Ring, count: u64) -> bool {
-        let count = count + u64::from(self.behind.is_some());
+    /// Whether there is room for `count` beside what is kept, and for the `clock` if the shard was not told.
+    fn has_room(&mut self, ring: &Ring, count: u64, clock: u64) -> bool {
+        let count = count + u64::from(self.told < clock);
         self.producer.has_room(ring, self.kept + count)
     }
 
     fn push(&mut self, ring: &Ring, submission: Submission) {
+        if let Submission::Clock { clock } = submission {
+            self.told = clock;
+        }
         let pushed = self.producer.push(ring, submission.encode());
         debug_assert!(pushed.is_ok(), "there was room");
     }
@@ -76,6 +79,8 @@ pub(super) struct Outlets {
     outlets: Box<[Mutex<Outlet>]>,
     /// Whether the shard is home of one of this worker's tensors.
     homes: Box<[AtomicBool]>,
+    /// The worker's clock: see [`Untold`].
+    clock: Arc<AtomicU64>,
     page: Arc<Mapping>,
     flags: Arc<Mapping>,
     wakeups: Vec<OwnedFd>,
@@ -86,7 +91,7 @@ impl Outlets {
     pub(super) fn new(page: Arc<Mapping>, flags: Arc<Mapping>, wakeups: Vec<OwnedFd>) -> Self {
         let outlets = wakeups.iter().map(|_| Mutex::default()).collect();
         let homes = wakeups.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { outlets, homes, page, flags, wakeups }
+        Self { outlets, homes, clock: Arc::default(), page, flags, wakeups }
     }
 
     fn outlet(&self, shard: u32) -> (&Mutex<Outlet>, &Ring) {
@@ -95,7 +100,7 @@ impl Outlets {
 
     pub(super) fn has_room(&self, shard: u32, count: u64) -> bool {
         let (outlet, ring) = self.outlet(shard);
-        lock(outlet).has_room(ring, count)
+        lock(outlet).has_room(ring, count, self.clock())
     }
 
     /// Keeps room for `count` submissions, behind a clock that the shard was not told.
@@ -105,15 +110,16 @@ impl Outlets {
         if outlet.sealed {
             return Err(NoRoom::Sealed);
         }
-        if !outlet.has_room(ring, count) {
+        let clock = self.clock();
+        if !outlet.has_room(ring, count, clock) {
             return Err(NoRoom::Full);
         }
-        let behind = outlet.behind.take();
-        if let Some(clock) = behind {
+        let behind = outlet.told < clock;
+        if behind {
             outlet.push(ring, Submission::Clock { clock });
         }
         outlet.kept += count;
-        Ok(Room { outlets: self, shard, left: count, unheard: behind.is_some() })
+        Ok(Room { outlets: self, shard, left: count, unheard: behind })
     }
 
     pub(super) fn is_home(&self, shard: u32) -> bool {
@@ -122,12 +128,12 @@ impl Outlets {
 
     /// From now on the shard is told of every clock at once. The caller then tells it what it was not told.
     pub(super) fn make_home(&self, shard: u32) {
-        // In one order with `Untold::any`: see `leave_behind`.
+        // In one order with the clock: see [`Untold::move_untold`].
         self.homes[shard as usize].store(true, Ordering::SeqCst);
     }
 
-    fn leave_behind(&self, shard: u32, clock: u64) {
-        lock(&self.outlets[shard as usize]).behind = Some(clock);
+    fn clock(&self) -> u64 {
+        self.clock.load(Ordering::SeqCst)
     }
 
     /// Tells the clock to those that were not told; whether all had room for it.
@@ -154,32 +160,41 @@ impl Outlets {
     }
 }
 
-/// Which shards, of all servers, were not told the worker's clock.
+/// The worker's clock, and whether all shards, of all servers, were told.
 #[derive(Default)]
 pub(in crate::worker) struct Untold {
-    /// Whether there may be any.
-    any: AtomicBool,
+    clock: Arc<AtomicU64>,
+    /// All were told this, or have said goodbye.
+    told: AtomicU64,
     /// Those of links that have ended are gone.
     all: Mutex<Vec<Weak<Outlets>>>,
 }
 
 impl Untold {
     /// The ways to another server.
-    pub(super) fn add(&self, outlets: Outlets) -> Arc<Outlets> {
+    pub(super) fn add(&self, mut outlets: Outlets) -> Arc<Outlets> {
+        outlets.clock = Arc::clone(&self.clock);
         let outlets = Arc::new(outlets);
         lock(&self.all).push(Arc::downgrade(&outlets));
         outlets
     }
 
-    /// Notes a clock that a shard is told later. It may have become home since it was looked at.
-    pub(super) fn leave(&self, outlets: &Outlets, shard: u32, clock: u64) {
-        outlets.leave_behind(shard, clock);
-        // Either this sees that it is home now, or the thread that made it one sees this: both are in one order with what
-        // they wrote first.
-        self.any.store(true, Ordering::SeqCst);
-        if outlets.is_home(shard) {
-            self.tell();
-        }
+    /// Iterations that the worker has completed.
+    pub(in crate::worker) fn clock(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Moves the clock, which all shards were told.
+    pub(in crate::worker) fn move_told(&self, clock: u64) {
+        self.told.store(clock, Ordering::Release);
+        self.clock.store(clock, Ordering::SeqCst);
+    }
+
+    /// Moves the clock, which shards that are home of nothing are told later. Whether there are still as many of them is to be
+    /// looked at again: either this thread sees then that one has become home, or the thread that made it one sees the clock,
+    /// since both are in one order with what they wrote first.
+    pub(in crate::worker) fn move_untold(&self, clock: u64) {
+        self.clock.store(clock, Ordering::SeqCst);
     }
 
     /// For a thread that is about to sleep, and has `slept` before in this wait: how long it may sleep until it comes here again.
@@ -187,18 +202,20 @@ impl Untold {
         if std::mem::replace(slept, true) {
             self.tell();
         }
-        if self.any.load(Ordering::Relaxed) { WAIT_UNTOLD } else { Duration::MAX }
+        if self.told.load(Ordering::Relaxed) < self.clock() { WAIT_UNTOLD } else { Duration::MAX }
     }
 
     /// Tells all shards the clock, without waiting for room; whether all know it now.
     pub(in crate::worker) fn tell(&self) -> bool {
+        let clock = self.clock.load(Ordering::SeqCst);
+        if self.told.load(Ordering::Acquire) >= clock {
+            return true;
+        }
         // A thread that comes second returns when they have been told.
         let all = lock(&self.all);
-        let standing = all.iter().filter_map(Weak::upgrade);
-        let told = !self.any.swap(false, Ordering::SeqCst)
-            || standing.filter(|outlets| !outlets.catch_up()).count() == 0;
-        if !told {
-            self.any.store(true, Ordering::SeqCst);
+        let told = all.iter().filter_map(Weak::upgrade).filter(|outlets| !outlets.catch_up()).count() == 0;
+        if told {
+            self.told.fetch_max(clock, Ordering::Release);
         }
         told
     }
@@ -269,7 +286,6 @@ mod tests {
     use penstock_fabric::region::{Region, Writers};
     use penstock_fabric::ring::{CAPACITY, Consumer};
     use rustix::event::{EventfdFlags, eventfd};
-    use std::sync::atomic::AtomicU64;
 
     fn outlets(shards: u32) -> (Outlets, Arc<Mapping>) {
         let region = |bytes| Region::new("penstock-test", bytes, Writers::Holders).unwrap();
@@ -287,14 +303,15 @@ mod tests {
             let (ring, consumer) = &mut consumers[shard];
             consumer.pop(ring).unwrap().map(|words| Submission::decode(words).unwrap())
         };
-        outlets.leave_behind(1, 5);
-        outlets.leave_behind(1, 6);
+        let clock = |clock| Some(Submission::Clock { clock });
+        outlets.clock.store(5, Ordering::SeqCst);
+        outlets.clock.store(6, Ordering::SeqCst);
         assert_eq!(pop(1), None, "it is left alone");
         outlets.catch_up();
-        assert_eq!((pop(0), pop(1), pop(1)), (None, Some(Submission::Clock { clock: 6 }), None));
-        outlets.leave_behind(1, 7);
+        assert_eq!((pop(0), pop(1), pop(1)), (clock(6), clock(6), None), "the newest, once");
+        outlets.clock.store(7, Ordering::SeqCst);
         outlets.room(1, 1).unwrap().submit(&Submission::Leave);
-        assert_eq!((pop(1), pop(1)), (Some(Submission::Clock { clock: 7 }), Some(Submission::Leave)));
+        assert_eq!((pop(1), pop(1)), (clock(7), Some(Submission::Leave)));
         assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
     }
 
@@ -303,7 +320,7 @@ mod tests {
     fn a_shard_is_rung_for_a_clock_although_nothing_follows_it() {
         let (outlets, _) = outlets(1);
         outlets.flags.at::<Sleeping>(flags::sleeping(0)).announce();
-        outlets.leave_behind(0, 1);
+        outlets.clock.store(1, Ordering::SeqCst);
         drop(outlets.room(0, 1).unwrap());
         let mut count = [0; 8];
         assert_eq!(rustix::io::read(&outlets.wakeups[0], &mut count), Ok(8), "it was rung for");
@@ -313,7 +330,7 @@ mod tests {
     fn room_that_is_kept_is_nobody_elses_and_a_clock_needs_some_too() {
         let (outlets, _) = outlets(1);
         let kept = outlets.room(0, CAPACITY - 1).unwrap();
-        outlets.leave_behind(0, 1);
+        outlets.clock.store(1, Ordering::SeqCst);
         assert_eq!(outlets.room(0, 1).err(), Some(NoRoom::Full));
         drop(kept);
         let mut room = outlets.room(0, CAPACITY - 1).unwrap();
