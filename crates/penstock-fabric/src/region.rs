@@ -275,6 +275,7 @@ impl Mapping {
     }
 
     /// The address of `range`, which must lie inside.
+    #[inline(always)]
     pub(crate) fn pointer(&self, range: Range<usize>) -> NonNull<u8> {
         /// Given by value: what a message refers to would be written to the stack where nothing is wrong, too.
         #[cold]
@@ -299,6 +300,7 @@ impl Mapping {
     }
 
     /// The same where nothing is stored to it: outside of this crate only numbers are handed out.
+    #[inline(always)]
     pub(crate) fn peek<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset..offset + size_of::<T>()).cast::<T>();
         assert!(pointer.is_aligned(), "an offset that is not aligned");

@@ -256,7 +256,7 @@ impl<W: Words> Steps<W> {
     }
 
     /// Notes in the change log that a row was written, or a whole row group.
-    #[inline]
+    #[inline(always)]
     fn log(&mut self, place: u32) {
         let Some(open) = &mut self.open else { return };
         if open.logged == open.begun {

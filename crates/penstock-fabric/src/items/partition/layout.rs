@@ -102,11 +102,13 @@ impl Layout {
     }
 
     /// Where a slot lies.
+    #[inline(always)]
     pub fn slot(&self, slot: u32) -> usize {
         let slots = (CHANGE_LOG + 8 * self.entries as usize).next_multiple_of(LINE);
         slots + slot as usize * self.stride
     }
 
+    #[inline(always)]
     pub(super) fn value(&self, slot: u32, spot: Spot) -> usize {
         match spot {
             Spot::Slot(buffer) => self.slot(slot) + self.first + buffer * self.buffer,
@@ -127,15 +129,15 @@ impl Layout {
         slot & (self.group - 1) == 0
     }
 
-    /// The row groups that are whole among `count` rows from `first` on. Not all of them need be there; where none is whole, the
-    /// range may end before it begins.
+    /// The row groups that are whole among `count` rows from `first` on. Where none is, the range may end before it begins.
+    #[inline]
     pub(super) fn whole_row_groups(&self, first: u32, count: u32) -> Range<u32> {
         self.row_groups_before(first) + u32::from(!self.begins_row_group(first))
-            ..self.row_groups_before(first + count)
+            ..self.row_groups_before(first + count).min(self.row_groups)
     }
 
     /// Where an entry of the change log lies: there is a power of two of them.
-    #[inline]
+    #[inline(always)]
     pub(super) fn entry(&self, at: u64) -> usize {
         CHANGE_LOG + 8 * (at & u64::from(self.entries - 1)) as usize
     }
@@ -148,6 +150,7 @@ impl Layout {
     }
 
     /// Where the head of a row group lies: behind the slots.
+    #[inline(always)]
     pub(super) fn row_group(&self, row_group: u32) -> usize {
         self.slot(self.slots) + row_group as usize * size_of::<RowGroup>()
     }
@@ -170,11 +173,13 @@ impl Layout {
         })
     }
 
+    #[inline(always)]
     pub(super) fn row_group_bytes(&self) -> usize {
         self.group as usize * self.row_bytes
     }
 
     /// Where the rows of a row group lie: behind the heads, the first buffers of all row groups, then the second.
+    #[inline(always)]
     pub(super) fn values(&self, row_group: u32, buffer: usize) -> usize {
         let before = buffer * self.row_groups as usize + row_group as usize;
         self.row_group(self.row_groups) + before * self.row_group_bytes()

@@ -232,7 +232,7 @@ impl Rows {
 }
 
 impl Words for Rows {
-    #[inline]
+    #[inline(always)]
     fn progress(&self) -> &Progress {
         self.mapping.peek(0)
     }
@@ -241,7 +241,7 @@ impl Words for Rows {
         self.layout.entries.into()
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, at: u64) -> &OwnedU64 {
         self.mapping.peek(self.layout.entry(at))
     }

@@ -113,7 +113,7 @@ impl Writer {
                     };
                     if !later {
                         let values = Foreign::of(value(rows.start, layout.group));
-                        self.put_row_group(row_group, number, clock, values);
+                        self.put_row_groups(row_group..row_group + 1, number, clock, values);
                         continue;
                     }
                     rows
@@ -176,22 +176,45 @@ impl Writer {
         (0..bytes).step_by(LINE).for_each(|line| claim(base.wrapping_add(line)));
     }
 
+    #[inline(always)]
     fn claim_head(&self, row_group: u32) {
         if row_group < self.rows().layout.row_groups {
             claim(ptr::from_ref(self.rows().row_group(row_group)).cast());
         }
     }
 
-    /// All rows of a row group. None of them was written by itself in this set.
+    /// Begins to take the first lines of `row_groups`.
     #[inline(always)]
-    fn put_row_group(&mut self, row_group: u32, number: u64, clock: u64, values: Foreign<'_>) {
-        assert!(values.len() == self.rows().layout.row_group_bytes(), "a row group has as many bytes");
+    fn claim_first(&self, row_groups: &Range<u32>) {
+        (row_groups.start..row_groups.end.min(row_groups.start + HEADS)).for_each(|at| self.claim_head(at));
+        (row_groups.start..row_groups.end.min(row_groups.start + 2)).for_each(|at| self.claim_row_group(at));
+    }
+
+    /// All rows of `row_groups`, of which none was written by itself in this set.
+    ///
+    /// Readers have the lines that are written: so many stores wait for those that it counts how many others there are. So all is
+    /// done in this one function, which calls none and keeps little on the stack; what is only said when something is wrong refers to
+    /// nothing that would be kept there for it.
+    #[inline(never)]
+    fn put_row_groups(&mut self, row_groups: Range<u32>, number: u64, clock: u64, values: Foreign<'_>) {
+        let bytes = self.rows().layout.row_group_bytes();
+        assert!(values.len() == row_groups.len() * bytes, "a row group has as many bytes");
         self.bound = self.bound.max(clock);
-        self.steps.put_row_group(row_group, number, clock, |rows, to| {
-            let first = rows.layout.rows_of(row_group).start;
-            // SAFETY: as in `put`.
-            unsafe { Buffer::new(rows, first, Spot::RowGroup(to), values.len()) }.copy(values);
-        });
+        for (row_group, at) in row_groups.clone().zip((0..).step_by(bytes)) {
+            if row_group + 2 < row_groups.end {
+                self.claim_row_group(row_group + 2);
+            }
+            if row_group + HEADS < row_groups.end {
+                self.claim_head(row_group + HEADS);
+            }
+            let values = values.part(at..at + bytes);
+            self.steps.put_row_group(row_group, number, clock, |rows, to| {
+                let to = rows.layout.values(row_group, to);
+                let address = rows.mapping.pointer(to..to + bytes);
+                // SAFETY: as in `Buffer::new`. A row group is whole cache lines, which readers look at as such too.
+                unsafe { ForeignMut::new(address.as_ptr(), bytes) }.copy_from(values);
+            });
+        }
     }
 }
 
@@ -280,46 +303,32 @@ impl Set<'_> {
     }
 
     /// The rows from `first` on are `values`, at `clock`.
-    ///
-    /// Readers have the lines that are written: so many stores wait that it counts how many others there are. Of row groups all is
-    /// done in this function, and what is only said when something is wrong refers to nothing that would be kept on the stack for it
-    /// (256 rows of 8 bytes, read by another core: 370 ns, 500 before).
     pub fn put_run<'v>(&mut self, first: u32, clock: u64, values: impl Into<Foreign<'v>>) {
         let values = values.into();
         let Some(number) = self.writer.steps.number() else { return };
         let (layout, bytes) = (self.writer.rows().layout, self.writer.rows().layout.row_bytes);
         let count = (values.len() / bytes) as u32;
         // Once a set has written a row by itself, it could not be told which of two values came last.
-        let row_groups = self.writer.steps.is_fresh();
-        let Range { start: first_row_group, end: end_row_group } = layout.whole_row_groups(first, count);
-        (first_row_group..end_row_group.min(first_row_group + HEADS))
-            .for_each(|row_group| self.writer.claim_head(row_group));
-        (first_row_group..end_row_group.min(first_row_group + 2))
-            .for_each(|row_group| self.writer.claim_row_group(row_group));
-        for piece in layout.pieces(first, count) {
-            match piece {
-                Piece::RowGroup(row_group) if row_groups => {
-                    let at = (layout.rows_of(row_group).start - first) as usize * bytes;
-                    let values = values.part(at..at + layout.row_group_bytes());
-                    if row_group + 2 < end_row_group {
-                        self.writer.claim_row_group(row_group + 2);
-                    }
-                    if row_group + HEADS < end_row_group {
-                        self.writer.claim_head(row_group + HEADS);
-                    }
-                    self.writer.put_row_group(row_group, number, clock, values);
-                }
-                Piece::RowGroup(row_group) => {
-                    for slot in layout.rows_of(row_group) {
-                        let at = (slot - first) as usize * bytes;
-                        self.put(slot, clock, values.part(at..at + bytes));
-                    }
-                }
-                Piece::Row(slot) => {
-                    let at = (slot - first) as usize * bytes;
-                    self.put(slot, clock, values.part(at..at + bytes));
-                }
-            }
+        let fresh = self.writer.steps.is_fresh();
+        let row_groups = Some(layout.whole_row_groups(first, count)).filter(|all| fresh && !all.is_empty());
+        let Some(row_groups) = row_groups else {
+            return self.put_each(first..first + count, first, clock, values);
+        };
+        self.writer.claim_first(&row_groups);
+        let inside = layout.rows_of(row_groups.start).start..layout.rows_of(row_groups.end).start;
+        self.put_each(first..inside.start, first, clock, values);
+        let place = |slot: u32| (slot - first) as usize * bytes;
+        let common = values.part(place(inside.start)..place(inside.end));
+        self.writer.put_row_groups(row_groups, number, clock, common);
+        self.put_each(inside.end..first + count, first, clock, values);
+    }
+
+    /// Each of the rows `slots` by itself, where `values` are those from `first` on.
+    fn put_each(&mut self, slots: Range<u32>, first: u32, clock: u64, values: Foreign<'_>) {
+        let bytes = self.writer.rows().layout.row_bytes;
+        for slot in slots {
+            let at = (slot - first) as usize * bytes;
+            self.put(slot, clock, values.part(at..at + bytes));
         }
     }
 
