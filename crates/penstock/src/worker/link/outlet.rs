@@ -315,6 +315,50 @@ mod tests {
         assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
     }
 
+    // A worker that waits looks up once a millisecond as long as there is anybody to be told.
+    #[test]
+    fn only_a_clock_that_some_shard_was_not_told_shortens_a_sleep() {
+        let (outlets, page) = outlets(1);
+        let mut consumer = Consumer::default();
+        let mut pop = || {
+            let words = consumer.pop(page.at::<Ring>(page::ring(0))).unwrap();
+            words.map(|words| Submission::decode(words).unwrap())
+        };
+        let untold = Untold::default();
+        let outlets = untold.add(outlets);
+        assert_eq!(untold.before_sleep(&mut true), Duration::MAX, "nothing has happened");
+        untold.move_untold(1);
+        let mut slept = false;
+        assert_eq!(
+            (untold.before_sleep(&mut slept), pop()),
+            (WAIT_UNTOLD, None),
+            "most waits are over by then"
+        );
+        assert_eq!(untold.before_sleep(&mut slept), Duration::MAX);
+        assert_eq!((pop(), pop()), (Some(Submission::Clock { clock: 1 }), None));
+        outlets.room(0, 1).unwrap().submit(&Submission::Clock { clock: 2 });
+        untold.move_told(2);
+        assert_eq!((untold.clock(), untold.before_sleep(&mut true)), (2, Duration::MAX));
+        assert_eq!((pop(), pop()), (Some(Submission::Clock { clock: 2 }), None), "told once");
+    }
+
+    #[test]
+    fn a_clock_for_which_a_shard_has_no_room_stays_untold_until_it_has() {
+        let (outlets, page) = outlets(1);
+        let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
+        let untold = Untold::default();
+        let outlets = untold.add(outlets);
+        let mut room = outlets.room(0, CAPACITY).unwrap();
+        (0..CAPACITY).for_each(|version| room.submit(&Submission::Clock { clock: version }));
+        untold.move_untold(CAPACITY);
+        assert!(!untold.tell());
+        assert_eq!(untold.before_sleep(&mut false), WAIT_UNTOLD);
+        (0..CAPACITY).for_each(|_| assert!(consumer.pop(ring).unwrap().is_some()));
+        assert!(untold.tell());
+        let words = consumer.pop(ring).unwrap().unwrap();
+        assert_eq!(Submission::decode(words), Ok(Submission::Clock { clock: CAPACITY }));
+    }
+
     // The shard slept through what it had been told, and was not told again.
     #[test]
     fn a_shard_is_rung_for_a_clock_although_nothing_follows_it() {
