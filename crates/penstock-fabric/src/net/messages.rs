@@ -56,8 +56,9 @@ impl MessageReader {
         self.behind
     }
 
-    /// Passes on the messages that have come, one at least and then as long as it `has_time`; whether anything had come. `true` also
-    /// where more may be there. An error may come behind messages that were taken.
+    /// Reads, and passes on the messages that are whole, as long as it `has_time`; whether anything had come. The first of those that
+    /// an earlier turn left here is passed on without asking, so that each turn gets on. `true` also where more may be there. An
+    /// error may come behind messages that were taken.
     pub fn receive<L: Link, E: Into<Ended>>(
         &mut self,
         link: &mut L,

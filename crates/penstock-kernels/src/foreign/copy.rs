@@ -110,8 +110,7 @@ copies_blocks!(
 );
 
 /// Copies what is short in place: by blocks of the widest registers, then by words. Blocks of the widest are copied without a call:
-/// what a call writes to the stack waits its turn behind stores to lines that another core has, in the few places that a core has for
-/// such, which the rest of the copy could take.
+/// what a call writes to the stack would take a place in the store buffer, behind stores to lines that another core has.
 ///
 /// # Safety
 /// `source` is good for `bytes` loads, `target` for as many stores.

@@ -68,7 +68,7 @@ mod tests {
     use crate::server::ports::Port;
     use crate::server::remote::Remote;
     use crate::server::shard::Flags;
-    use crate::wire::travel::members::{sum, terms};
+    use crate::wire::travel::members::{plain_tensor, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions};
     use penstock_fabric::net::stream::Stream;
     use penstock_kernels::Dtype;
@@ -89,7 +89,7 @@ mod tests {
     fn who_is_on_another_host_hears_that_a_shard_lives_while_it_works() {
         const LEASE: Duration = Duration::from_secs(10);
         const BYTES: u64 = 4096;
-        let spec = sum("w", BYTES / 4, Travel::default());
+        let spec = plain_tensor("w", BYTES / 4, Travel::default());
         let layout = ExtentLayout::new(Cut::new(BYTES, 4096), Extent { first: 0, count: 1 }, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0], 1);
         let (mut machine, mut memory, mut ports) =

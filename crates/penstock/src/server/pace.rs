@@ -21,7 +21,8 @@ const MOST_EARNED: f64 = 1.0;
 const SECONDS_A_LOOK: f64 = 5e-9;
 /// How long a control thread takes to go over an end of a range of rows where a table's producers and consumers are brought together.
 const SECONDS_AN_END: f64 = 50e-9;
-/// The largest part of a core that a shard may spend on what is not a contribution.
+/// The largest part of a core that a shard may spend on what is not a contribution, and a control thread on bringing tables' producers
+/// and consumers together.
 const MOST_OF_A_CORE: f64 = 0.05;
 /// Requests to the control thread.
 pub(super) const REQUESTS_A_SECOND: f64 = 2_000.0;
@@ -87,7 +88,7 @@ impl Pace {
         self.left = (self.left - cost).clamp(-most, self.burst);
     }
 
-    /// The same where what is spent is not taken at once, and costs while it is out: it may owe so much at most.
+    /// Spends what comes bit by bit, and also while it is out: the debts add up, to `most`.
     pub(super) fn owe(&mut self, cost: f64, most: f64) {
         self.left = (self.left - cost).max(-most);
     }

@@ -276,7 +276,7 @@ impl<L: Link + AsFd> Remote<L> {
 mod tests {
     use super::*;
     use crate::server::shard::Flags;
-    use crate::wire::travel::members::{CHANGES, differences, sum, terms};
+    use crate::wire::travel::members::{CHANGES, differences, plain_tensor, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn rig_on(peer: PeerId, travel: &Travel, terms: Terms) -> Rig {
-        let spec = sum("w", BYTES as u64 / 4, travel.clone());
+        let spec = plain_tensor("w", BYTES as u64 / 4, travel.clone());
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
             .holding_back(terms.filter.holds_back());

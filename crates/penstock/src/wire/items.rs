@@ -59,7 +59,7 @@ impl<L: Link> ItemWire<L> {
         Self { stream, reader, writer, vigil, unfinished: false, looks_again: false, acted: false, turn }
     }
 
-    /// From now on a turn takes one message.
+    /// From now on a turn takes one message at most.
     #[cfg(test)]
     pub(crate) fn shorten_turns(&mut self) {
         self.turn = Duration::ZERO;
@@ -97,6 +97,7 @@ impl<L: Link> ItemWire<L> {
     /// where what there is to send has not been found out.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
         let (watch, turn, goes_on) = (Watch::default(), self.turn, self.unfinished);
+        // From now on: to find what there is to say may take long.
         watch.has_time(turn);
         let (unfinished, acted, mut more) = (&mut self.unfinished, &mut self.acted, true);
         let has_time = || watch.has_time(turn);

@@ -43,7 +43,7 @@ pub(in crate::worker) struct Fate {
     notes: OnceLock<Vec<PathBuf>>,
     /// Whether this worker has joined all servers.
     joined: AtomicBool,
-    /// Which shards do not know this worker's clock.
+    /// This worker's clock, and whether all shards know it.
     pub(in crate::worker) untold: Untold,
     /// Set once. Not under a lock: calling it waits for Python's interpreter, and runs signal handlers.
     interrupt: OnceLock<Interrupt>,

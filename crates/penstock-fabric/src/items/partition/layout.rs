@@ -21,6 +21,8 @@ const GROUP_ROWS: (usize, usize) = (8, 64);
 const _: () = assert!(GROUP_ROWS.0.is_power_of_two() && GROUP_ROWS.1.is_power_of_two());
 /// Most bytes of a row group that are asked for in advance: as much as a core can wait for at once, and some more.
 pub(super) const CLAIM_BYTES: usize = 2048;
+/// Row groups that are asked for in advance when they are written.
+pub(super) const AHEAD: u32 = 2;
 /// Row groups whose heads are asked for in advance.
 pub(super) const HEADS: u32 = 16;
 /// Most rows of a partition.
@@ -162,14 +164,15 @@ impl Layout {
 
     /// `count` rows from `first` on: whole row groups where they are whole.
     pub(super) fn pieces(&self, first: u32, count: u32) -> impl Iterator<Item = Piece> {
-        let (layout, mut at) = (*self, first);
+        let (layout, whole, mut at) = (*self, self.whole_row_groups(first, count), first);
         std::iter::from_fn(move || {
-            let left = (first + count).checked_sub(at).filter(|&left| left > 0)?;
-            let whole = layout.begins_row_group(at) && left >= layout.group;
-            let row_group = layout.row_group_of(at).filter(|_| whole);
-            let piece = row_group.map_or(Piece::Row(at), Piece::RowGroup);
-            at += if row_group.is_some() { layout.group } else { 1 };
-            Some(piece)
+            (at < first + count).then(|| {
+                let row_group = layout.row_groups_before(at);
+                let is_whole = whole.contains(&row_group);
+                let piece = if is_whole { Piece::RowGroup(row_group) } else { Piece::Row(at) };
+                at += if is_whole { layout.group } else { 1 };
+                piece
+            })
         })
     }
 

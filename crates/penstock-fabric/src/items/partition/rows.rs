@@ -98,19 +98,15 @@ impl Rows {
     }
 
     fn expect_head(&self, row_group: u32) {
-        if row_group < self.layout.row_groups {
-            bring_near(ptr::from_ref(self.row_group(row_group)).cast());
-        }
+        bring_near(ptr::from_ref(self.row_group(row_group)).cast());
     }
 
     /// Brings a row group near, while another is read. Most often it stands in the buffer that the one before stood in.
     fn expect_row_group(&self, row_group: u32, buffer: usize) {
-        if row_group < self.layout.row_groups {
-            let at = self.layout.values(row_group, buffer);
-            let bytes = self.layout.row_group_bytes().min(CLAIM_BYTES);
-            let base = self.mapping.pointer(at..at + bytes).as_ptr();
-            (0..bytes).step_by(LINE).for_each(|line| bring_near(base.wrapping_add(line)));
-        }
+        let at = self.layout.values(row_group, buffer);
+        let bytes = self.layout.row_group_bytes().min(CLAIM_BYTES);
+        let base = self.mapping.pointer(at..at + bytes).as_ptr();
+        (0..bytes).step_by(LINE).for_each(|line| bring_near(base.wrapping_add(line)));
     }
 
     /// Rows of a row group; 0 if there are none.

@@ -167,7 +167,7 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::travel::members::sum;
+    use crate::wire::travel::members::plain_tensor;
     use penstock_proto::account::Limits;
     use penstock_proto::travel::Travel;
 
@@ -178,7 +178,7 @@ mod tests {
         let worker = account.worker(1);
         let mut share = worker.charge(Resource::Bytes, 0).unwrap();
         while share.grow(16).is_ok() {}
-        let spec = sum(&"w".repeat(200), 20, Travel::default());
+        let spec = plain_tensor(&"w".repeat(200), 20, Travel::default());
         let before = (account.taken(Resource::Bytes), worker.taken(Resource::Bytes));
         let waits = Declaring::new(&account, (1, 7), spec, None).unwrap();
         assert!(account.taken(Resource::Bytes) >= before.0 + 200, "it is paid for");

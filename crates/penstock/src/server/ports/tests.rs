@@ -4,10 +4,10 @@ use super::*;
 use crate::server::Shared;
 use crate::server::arrivals::Newest;
 use crate::server::shard::{self, Command, Flags, Handle, Report, Setup};
-use crate::wire::travel::members::terms;
+use crate::wire::travel::members::{plain_tensor, terms};
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
 use penstock_fabric::net::stream::Stream;
-use penstock_kernels::{Dtype, Rule, Settings};
+use penstock_kernels::{Dtype, Settings};
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
@@ -15,7 +15,7 @@ use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::job::job_number;
 use penstock_proto::peer::Role;
 use penstock_proto::placement::Extent;
-use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::travel::Travel;
 use std::io::{Read, Write};
@@ -49,18 +49,8 @@ impl Drop for Rig {
 }
 
 fn spec(consistency: Consistency) -> TensorSpec {
-    TensorSpec {
-        name: "w".to_owned(),
-        shape: vec![ELEMENTS.iter().sum::<usize>() as u64],
-        dtype: Dtype::F32,
-        rule: Rule::Add,
-        consistency,
-        reduce: Reduce::Sum,
-        rescale: 1.0,
-        clip: None,
-        refuse_nonfinite: false,
-        travel: Travel::default(),
-    }
+    let elements = ELEMENTS.iter().sum::<usize>() as u64;
+    TensorSpec { consistency, ..plain_tensor("w", elements, Travel::default()) }
 }
 
 impl Rig {

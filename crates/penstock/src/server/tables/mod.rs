@@ -243,8 +243,9 @@ impl Tables {
     /// However large the tables are, this takes no longer than a turn may: what is left is for [`settle`](Self::settle).
     pub(in crate::server) fn join(&mut self, members: &Members) -> Answers {
         let mut answers = self.let_use(None, members);
-        // Requests that come meanwhile make no turn longer.
+        // While they rest, it is for a later turn.
         self.unsettled |= self.rests;
+        // Requests that come meanwhile make no turn longer.
         if !self.unsettled {
             answers.append(&mut self.settle(members));
         }
@@ -275,7 +276,7 @@ impl Tables {
     /// Answers those that wait for one table: a request for it changes nothing for the others.
     fn join_one(&mut self, name: &str, members: &Members) -> Answers {
         self.note(A_NAME * self.joining.len());
-        // Requests that come meanwhile make no turn longer.
+        // As in `join`.
         self.unsettled |= self.rests;
         if self.unsettled {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! A codec and a filter that the product does not have: they prove that a declaration carries more than what travels raw.
+//! A codec and a filter that the product does not have, and a plain tensor to declare them with: they prove that a declaration
+//! carries more than what travels raw.
 
 #[path = "../../../../penstock-kernels/tests/travel/mod.rs"]
 mod travel;
@@ -47,7 +48,7 @@ pub(crate) fn differences(filter: Filtering) -> Travel {
 }
 
 /// A tensor of f32 that adds up what is pushed.
-pub(crate) fn sum(name: &str, elements: u64, travel: Travel) -> TensorSpec {
+pub(crate) fn plain_tensor(name: &str, elements: u64, travel: Travel) -> TensorSpec {
     TensorSpec {
         name: name.to_owned(),
         shape: vec![elements],

@@ -4,7 +4,7 @@ use super::{Inner, Job};
 use crate::turn::Place;
 use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{self, Rooms, TELL_CLOCK, lock};
+use crate::worker::link::{self, Link, Rooms, TELL_CLOCK, lock};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::submission::Submission;
@@ -28,14 +28,13 @@ impl Inner {
             rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
             link::ring(&mut rooms);
         }
-        if others == 0 {
-            untold.move_told(clock);
-            return Ok(());
-        }
-        untold.move_untold(clock);
-        let still =
-            links.iter().flat_map(|link| (0..link.welcome.shards).filter(|&shard| !link.is_home(shard)));
-        if self.is_time_to_tell(deadline.began()) || still.count() < others {
+        let still = || {
+            let strangers =
+                |link: &Link| (0..link.welcome.shards).filter(|&shard| !link.is_home(shard)).count();
+            links.iter().map(strangers).sum()
+        };
+        untold.move_to(clock, others, still);
+        if others > 0 && self.is_time_to_tell(deadline.began()) {
             untold.tell();
         }
         Ok(())
@@ -43,7 +42,7 @@ impl Inner {
 
     /// Asked by the thread that moves the clock.
     fn is_time_to_tell(&self, now: Instant) -> bool {
-        let now = now.saturating_duration_since(self.began).as_nanos() as u64;
+        let now = now.saturating_duration_since(self.made).as_nanos() as u64;
         let is_time = now >= self.tell_from.load(Ordering::Relaxed);
         if is_time {
             self.tell_from.store(now + TELL_CLOCK.as_nanos() as u64, Ordering::Relaxed);

@@ -114,8 +114,9 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
-    /// When this was made, and from when on, in nanoseconds since then, all shards are to be told the clock again.
-    began: Instant,
+    /// When this was made.
+    made: Instant,
+    /// From when on, in nanoseconds since then, all shards are to be told the clock again.
     tell_from: AtomicU64,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
@@ -329,7 +330,7 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
-            began: Instant::now(),
+            made: Instant::now(),
             tell_from: AtomicU64::new(0),
             membership,
             adaptive: OnceLock::new(),

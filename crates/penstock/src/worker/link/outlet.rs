@@ -128,7 +128,7 @@ impl Outlets {
 
     /// From now on the shard is told of every clock at once. The caller then tells it what it was not told.
     pub(super) fn make_home(&self, shard: u32) {
-        // In one order with the clock: see [`Untold::move_untold`].
+        // In one order with the clock: see [`Untold::move_to`].
         self.homes[shard as usize].store(true, Ordering::SeqCst);
     }
 
@@ -163,6 +163,7 @@ impl Outlets {
 /// The worker's clock, and whether all shards, of all servers, were told.
 #[derive(Default)]
 pub(in crate::worker) struct Untold {
+    /// Iterations that the worker has completed.
     clock: Arc<AtomicU64>,
     /// All were told this, or have said goodbye.
     told: AtomicU64,
@@ -184,17 +185,19 @@ impl Untold {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Moves the clock, which all shards were told.
-    pub(in crate::worker) fn move_told(&self, clock: u64) {
-        self.told.store(clock, Ordering::Release);
+    /// Moves the clock, which all shards were told but `others`, which are home of nothing and are told later. `still`: how many
+    /// these are now.
+    pub(in crate::worker) fn move_to(&self, clock: u64, others: usize, still: impl FnOnce() -> usize) {
+        if others == 0 {
+            // Pairs with the acquire in `tell`: who finds it told comes behind what the shards were told.
+            self.told.store(clock, Ordering::Release);
+        }
         self.clock.store(clock, Ordering::SeqCst);
-    }
-
-    /// Moves the clock, which shards that are home of nothing are told later. Whether there are still as many of them is to be
-    /// looked at again: either this thread sees then that one has become home, or the thread that made it one sees the clock,
-    /// since both are in one order with what they wrote first.
-    pub(in crate::worker) fn move_untold(&self, clock: u64) {
-        self.clock.store(clock, Ordering::SeqCst);
+        // Either this sees that one has become home, or the thread that made it one sees the clock: both are in one order with
+        // what they wrote first.
+        if others > 0 && still() < others {
+            self.tell();
+        }
     }
 
     /// For a thread that is about to sleep, and has `slept` before in this wait: how long it may sleep until it comes here again.
@@ -208,6 +211,7 @@ impl Untold {
     /// Tells all shards the clock, without waiting for room; whether all know it now.
     pub(in crate::worker) fn tell(&self) -> bool {
         let clock = self.clock.load(Ordering::SeqCst);
+        // Pairs with the releases of `told`: what the shards were told stands in their rings.
         if self.told.load(Ordering::Acquire) >= clock {
             return true;
         }
@@ -297,19 +301,20 @@ mod tests {
 
     #[test]
     fn a_clock_that_a_shard_was_not_told_goes_before_whatever_it_is_told_next() {
-        let (outlets, page) = outlets(2);
+        let (untold, (outlets, page)) = (Untold::default(), outlets(2));
+        let outlets = untold.add(outlets);
         let mut consumers = [0, 1].map(|shard| (page.at::<Ring>(page::ring(shard)), Consumer::default()));
         let mut pop = |shard: usize| {
             let (ring, consumer) = &mut consumers[shard];
             consumer.pop(ring).unwrap().map(|words| Submission::decode(words).unwrap())
         };
         let clock = |clock| Some(Submission::Clock { clock });
-        outlets.clock.store(5, Ordering::SeqCst);
-        outlets.clock.store(6, Ordering::SeqCst);
+        untold.move_to(5, 2, || 2);
+        untold.move_to(6, 2, || 2);
         assert_eq!(pop(1), None, "it is left alone");
-        outlets.catch_up();
+        assert!(untold.tell());
         assert_eq!((pop(0), pop(1), pop(1)), (clock(6), clock(6), None), "the newest, once");
-        outlets.clock.store(7, Ordering::SeqCst);
+        untold.move_to(7, 2, || 2);
         outlets.room(1, 1).unwrap().submit(&Submission::Leave);
         assert_eq!((pop(1), pop(1)), (clock(7), Some(Submission::Leave)));
         assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
@@ -327,7 +332,7 @@ mod tests {
         let untold = Untold::default();
         let outlets = untold.add(outlets);
         assert_eq!(untold.before_sleep(&mut true), Duration::MAX, "nothing has happened");
-        untold.move_untold(1);
+        untold.move_to(1, 1, || 1);
         let mut slept = false;
         assert_eq!(
             (untold.before_sleep(&mut slept), pop()),
@@ -337,9 +342,26 @@ mod tests {
         assert_eq!(untold.before_sleep(&mut slept), Duration::MAX);
         assert_eq!((pop(), pop()), (Some(Submission::Clock { clock: 1 }), None));
         outlets.room(0, 1).unwrap().submit(&Submission::Clock { clock: 2 });
-        untold.move_told(2);
+        untold.move_to(2, 0, || 0);
         assert_eq!((untold.clock(), untold.before_sleep(&mut true)), (2, Duration::MAX));
         assert_eq!((pop(), pop()), (Some(Submission::Clock { clock: 2 }), None), "told once");
+    }
+
+    // The thread that makes it one may have looked before the clock moved, and the one that moves it before that.
+    #[test]
+    fn a_shard_that_becomes_home_while_the_clock_moves_is_told_at_once() {
+        let (outlets, page) = outlets(1);
+        let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
+        let untold = Untold::default();
+        let outlets = untold.add(outlets);
+        untold.move_to(1, 1, || 1);
+        assert!(consumer.pop(ring).unwrap().is_none());
+        untold.move_to(2, 1, || {
+            outlets.make_home(0);
+            0
+        });
+        let told = consumer.pop(ring).unwrap().map(Submission::decode);
+        assert_eq!(told, Some(Ok(Submission::Clock { clock: 2 })));
     }
 
     #[test]
@@ -349,8 +371,8 @@ mod tests {
         let untold = Untold::default();
         let outlets = untold.add(outlets);
         let mut room = outlets.room(0, CAPACITY).unwrap();
-        (0..CAPACITY).for_each(|version| room.submit(&Submission::Clock { clock: version }));
-        untold.move_untold(CAPACITY);
+        (0..CAPACITY).for_each(|clock| room.submit(&Submission::Clock { clock }));
+        untold.move_to(CAPACITY, 1, || 1);
         assert!(!untold.tell());
         assert_eq!(untold.before_sleep(&mut false), WAIT_UNTOLD);
         (0..CAPACITY).for_each(|_| assert!(consumer.pop(ring).unwrap().is_some()));
