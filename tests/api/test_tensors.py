@@ -348,6 +348,13 @@ def test_an_optimizers_state_can_be_read_and_put_back(job: ps.Job) -> None:
     assert int(b.optimizer_state()["step"]) == 4
 
 
+# The server was asked before it had heard.
+def test_a_workers_own_clock_is_what_it_is_now(job: ps.Job) -> None:
+    job.table("rows", rows=2, width=4)
+    for _ in range(200):
+        assert [job.clock()] == job.clocks()
+
+
 # Each was taken for something that waits, for good, of which a worker may have 256.
 def test_any_number_of_tensors_is_loaded_one_by_one(job: ps.Job) -> None:
     for number in range(600):

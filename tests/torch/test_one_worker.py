@@ -1183,10 +1183,34 @@ def test_a_model_of_which_each_process_has_a_part_is_refused_with_what_to_do(job
     flat = importlib.import_module("torch.distributed.fsdp._flat_param")
     other = nn.Linear(2, 1)
     other.weight = flat.FlatParameter(torch.zeros(3))
-    for part, kind in ((model, "DTensor"), (other, "FlatParameter")):
+    # As the module has it that FSDP has wrapped, with `use_orig_params`.
+    inner = nn.Linear(2, 1)
+    inner.weight._fsdp_flattened = True
+    for part, kind in ((model, "DTensor"), (other, "FlatParameter"), (inner, "part of a FlatParameter")):
         with pytest.raises(ps.exceptions.OptionError, match=f"`weight` is a {kind}") as caught:
             ps.torch.distribute(part, torch.optim.SGD([part.bias], lr=0.1), job=job, where=where)
         assert "ps.torch.hooks.replicate" in str(caught.value.hint)
+
+
+def test_a_module_that_has_every_attribute_is_a_whole_model(job: ps.Job) -> None:
+    """It was taken for a FlatParameter."""
+
+    class Lazy(nn.Linear):  # type: ignore[misc,name-defined]
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("__"):
+                    raise
+                return Lazy(1, 1)
+
+    plain, model = (Lazy(6, 2) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+    train(plain, reference, steps=2)
+    train(model, optimizer, steps=2)
+    assert_close(model, plain)
 
 
 def test_an_optimizer_that_the_servers_do_not_have_is_refused_with_the_other_way(job: ps.Job) -> None:

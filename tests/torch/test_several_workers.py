@@ -723,14 +723,66 @@ def test_gradients_that_no_backward_pass_has_made_are_averaged_with_a_warning(sp
             before = model.weight.detach().clone()
             sgd = torch.optim.SGD(model.parameters(), lr=1.0)
             model, optimizer = ps.torch.distribute(model, sgd, where="servers")
+            # Torch wraps `step` once more.
+            schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+            after = []
             for _ in range(2):
                 loss = model(torch.full((1, 2), 1.0 + job.rank)).sum()
                 model.weight.grad = torch.autograd.grad(loss, model.weight)[0]
                 optimizer.step()
-            save(moved=(before - model.weight.detach()).numpy(), warned=[str(one.message) for one in warned])
+                after.append(len(warned))
+            save(moved=(before - model.weight.detach()).numpy(), warned=[str(one.message) for one in warned],
+                 after=after, here=[one.filename == __file__ for one in warned])
         """,
     )
     for result in saved:
         np.testing.assert_allclose(result["moved"], [[3.0, 3.0]])
         (warning,) = result["warned"].tolist()
         assert "no backward pass since the last step() has made the gradient of `model/weight`" in warning
+        assert result["after"].tolist() == [1, 1], "said in the first step"
+        assert result["here"].tolist() == [True], "of the script's line"
+
+
+def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_job: Any) -> None:
+    """The first group had left, and was stepped; the step that was mended then told of a changed parameter."""
+    saved = spawn_job(
+        2,
+        """
+        import torch, penstock as ps
+
+        def net():
+            torch.manual_seed(0)
+            return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+
+        def groups(model):
+            parts = [{"params": part.parameters()} for part in model]
+            return torch.optim.SGD(parts, lr=0.1, momentum=0.9)
+
+        with ps.init() as job:
+            for bad in (-1.0, None):
+                model, plain = net(), net()
+                reference = groups(plain)
+                model, optimizer = ps.torch.distribute(model, groups(model), where="servers", overlap=False)
+                for step in range(3):
+                    x = torch.full((2, 3), float(step + 1))
+                    for one, other in (model, optimizer), (plain, reference):
+                        other.zero_grad()
+                        one(x).square().mean().backward()
+                    if step == 1:
+                        optimizer.param_groups[1]["lr"] = bad
+                        try:
+                            optimizer.step()
+                        except (ps.exceptions.SettingsError, TypeError):
+                            optimizer.param_groups[1]["lr"] = 0.1
+                        job.barrier()
+                        # What had left would be averaged, and stepped, by now.
+                        assert job.clocks()[job.rank] == job.iteration
+                        for mean in range(20):
+                            job.all_gather(mean)
+                    optimizer.step()
+                    reference.step()
+                for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                    torch.testing.assert_close(mine, theirs)
+        """,
+    )
+    assert len(saved) == 2

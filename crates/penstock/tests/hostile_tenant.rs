@@ -586,6 +586,27 @@ fn who_asks_for_a_table_pays_for_the_waits_that_are_gone_over() {
     are_answered_at_a_pace(control, 3_000, question, |took| (AT_ONCE + UNDER_WAY) as f64 + A_SECOND * took);
 }
 
+/// Each such request counted as one, however long: 2,000 of them a second took most of a core.
+#[test]
+fn who_tells_the_rows_of_a_table_pays_for_their_bytes() {
+    let _shared = undisturbed();
+    const BYTES: u64 = 32 << 10;
+    /// A request counts for itself, and for one for each 2 KiB.
+    const COST: u64 = 1 + BYTES / 2048;
+    const AT_ONCE: u64 = 20_000 / COST;
+    const UNDER_WAY: u64 = 100;
+    let (_service, address) = service_where_evil_has((0, 1), 2);
+    let mut controls = evil_workers(address, 2);
+    // Refused at once, as of a table that was not begun: it was read all the same.
+    let rows = || {
+        let (name, part) = ("unknown".to_owned(), Part::Produce);
+        Ask::Table(TableAsk::Rows { name, part, bytes: [1; BYTES as usize].to_vec() })
+    };
+    are_answered_at_a_pace(&mut controls[1], AT_ONCE + 400, rows, |took| {
+        (AT_ONCE + UNDER_WAY) as f64 + 2_000.0 / COST as f64 * took
+    });
+}
+
 /// Its memory was made and cleared first, some ten milliseconds of the control thread for a request: neighbours took up to six times
 /// as long.
 #[test]

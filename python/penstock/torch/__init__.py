@@ -554,8 +554,12 @@ def _type_of(value: object) -> str:
 
 def _sharded(part: torch.Tensor | torch.nn.Module) -> str | None:
     """What torch calls what a process may have only a part of, by FSDP or tensor parallelism."""
-    if getattr(part, "_is_flat_param", False):
-        return "FlatParameter"
+    if isinstance(part, torch.Tensor):
+        if getattr(part, "_is_flat_param", None) is True:
+            return "FlatParameter"
+        # With `use_orig_params`, as the module has it that was wrapped.
+        if getattr(part, "_fsdp_flattened", None) is True:
+            return "part of a FlatParameter"
     kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.distributed")]
     names = {kind.__name__ for kind in kinds} & {"DTensor", "FullyShardedDataParallel"}
     return next(iter(names), None)

@@ -368,8 +368,8 @@ impl TableCalls {
     /// slack
     ///     Clocks that a row may lag behind, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
     /// out
-    ///     Written to and returned: C-contiguous, of the shape and element type of the result. Default: a new
-    ///     array.
+    ///     Written to, and returned as a NumPy array: C-contiguous, of the shape and element type of the result.
+    ///     Where the call raises it may hold anything. Default: a new array.
     /// timeout
     ///     Seconds to wait. Default: the job's `deadline`.
     ///

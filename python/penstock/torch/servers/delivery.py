@@ -26,6 +26,7 @@ end.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -80,8 +81,8 @@ class Shared:
     """How often a gradient was computed since the last step, `torch.autograd.grad`'s too."""
     place: tuple[int, int] | None = None
     """Where the parameter was, and its version, when that was last."""
-    stepped: bool = False
-    """Whether a step has been taken since it came."""
+    watched: bool = False
+    """Whether all that backward has added to its gradient since the last step was seen."""
     moved: bool = False
     """Whether the script had changed it since the last step when a gradient was computed."""
     handles: list[Any] = field(default_factory=list)
@@ -234,6 +235,8 @@ class Delivery:
         """The servers have what these start from: their gradients may leave early."""
         for shared in which:
             shared.expected = self._count
+            # Its hooks stand; a gradient that is there already may be backward's.
+            shared.watched = shared.parameter.grad is None
 
     @contextlib.contextmanager
     def aside(self, shared: Shared) -> Iterator[None]:
@@ -386,7 +389,7 @@ class Delivery:
         self._apart = None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
-            shared.stepped = True
+            shared.watched = True
             shared.forget()
 
     def forget_changes(self) -> None:
@@ -425,16 +428,15 @@ class Delivery:
         """Warns once of a gradient that no backward pass has added to: what was done to it is not seen."""
         for shared in self:
             gradient = shared.parameter.grad
-            # One that was unfrozen since the last step was not looked at when backward added to it.
-            was_here = shared.stepped and not shared.left and not shared.additions
-            if not was_here or gradient is None or not gradient.detach().any():
+            unseen = shared.watched and not shared.left and not shared.additions
+            if not unseen or gradient is None or not gradient.detach().any():
                 continue
             self._told_of_others = True
             warnings.warn(
                 f"no backward pass since the last step() has made the gradient of `{shared.name}`: the "
                 "servers take what stands there, so what was done to it, such as clipping, is done to each "
                 "worker's own and not to what all have; overlap=False says that it is meant",
-                stacklevel=5,  # The script's line: torch has wrapped `step`.
+                stacklevel=_of_the_script(),
             )
             return
 
@@ -480,3 +482,14 @@ def _left_already(shared: Shared, what: str) -> OptionError:
         f"the gradient of `{shared.name}` {what} after it had left for the servers",
         "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
     )
+
+
+def _of_the_script() -> int:
+    """
+    How far up the caller's caller is that is neither torch's nor ours, as `warnings.warn` counts from there:
+    torch wraps `step`, and a scheduler does once more.
+    """
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("penstock", "torch"):
+        frame, level = frame.f_back, level + 1
+    return max(level, 1)

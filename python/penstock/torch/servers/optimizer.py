@@ -427,11 +427,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _refuse_settings(self) -> None:
-        """Raises SettingsError where a clipped step would, before this worker has taken half of it."""
+        """Raises SettingsError where a step would, before this worker has taken a part of it."""
         if self._clipping is not None:
             # Also of what is frozen here: it is stepped where another worker has trained it.
-            for rule in {shared.group for shared in self._everything}:
-                rule.refresh()
+            taken = list(self._everything)
+        else:
+            taken = [one for one in self._delivery if not one.left and one.parameter.grad is not None]
+        for rule in {shared.group for shared in taken}:
+            rule.refresh()
 
     def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
         """All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush."""

@@ -305,8 +305,7 @@ impl Control {
         if self.is_beside_another() {
             self.heard = self.clients.values().filter(|client| !client.is_stranger()).count();
         }
-        self.begin_sweeps(now);
-        let rests = self.has_unsettled_tables() && !self.may_settle_tables();
+        let rests = self.begin_sweeps(now, out) && self.has_unsettled_tables();
         let waits_for_memory =
             (self.is_declaring() || self.has_untouched_tables()) && self.first_touch.waits();
         for (kept, waits, why) in [

@@ -105,15 +105,17 @@ impl Control {
         self.is_open() && self.tables.may_settle()
     }
 
-    /// Another turn: beside other jobs ranges of rows may have to rest.
-    pub(super) fn begin_sweeps(&mut self, now: Instant) {
+    /// Another turn: beside other jobs ranges of rows may have to rest, for which this is `true`. They do too while the job's clients
+    /// are `out`: the waits are gone over in each turn in which ranges are, and that is paid for as requests are.
+    pub(super) fn begin_sweeps(&mut self, now: Instant, out: bool) -> bool {
         self.sweeping.earn(now);
         self.sweeping.sweep(self.tables.take_swept());
-        let out = self.sweeping.is_out(now);
+        let swept = self.sweeping.is_out(now) && self.is_beside_another();
         if !self.is_beside_another() {
             self.sweeping.forgive();
         }
-        self.tables.rest(out && self.is_beside_another());
+        self.tables.rest(swept || out);
+        swept
     }
 
     /// Goes on with large tables, a part each turn: between two parts others are heard.

@@ -120,7 +120,7 @@ impl Job {
 
     /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is
     /// home of none of a worker's tensors it hears of that worker's clock within a tenth of a second, at once if the worker
-    /// waits for anything.
+    /// waits for anything. This worker's own is what it is now.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(None);
@@ -128,7 +128,14 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         match first.ask(Ask::Clocks, "tell the clocks", deadline)? {
-            (Answer::Clocks { clocks }, _) => Ok(clocks.into_iter().map(|clock| clock.max(-1)).collect()),
+            (Answer::Clocks { clocks }, _) => {
+                let mut clocks: Vec<i64> = clocks.into_iter().map(|clock| clock.max(-1)).collect();
+                // It was told just before it was asked, on another way: it may not have heard yet.
+                if let Some(own) = clocks.get_mut(self.inner.rank as usize).filter(|own| **own >= 0) {
+                    *own = self.inner.shown_clock().cast_signed().max(*own);
+                }
+                Ok(clocks)
+            }
             (other, _) => Err(first.misunderstood(&other)),
         }
     }

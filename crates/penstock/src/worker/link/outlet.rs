@@ -364,6 +364,51 @@ mod tests {
         assert_eq!(told, Some(Ok(Submission::Clock { clock: 2 })));
     }
 
+    // One of the two threads must see the other (with the second look left out, or the two stores relaxed, some are missed).
+    #[test]
+    fn a_shard_that_another_thread_makes_home_knows_the_clock_when_both_are_done() {
+        const ROUNDS: u64 = 5000;
+        let (outlets, page) = outlets(1);
+        let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
+        let untold = Untold::default();
+        let outlets = untold.add(outlets);
+        let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        let spin = |count: u64| (0..count).for_each(|_| std::hint::spin_loop());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while begun.load(Ordering::Acquire) < round {
+                        std::hint::spin_loop();
+                    }
+                    spin(round * 7 % 97);
+                    outlets.make_home(0);
+                    assert!(untold.tell());
+                    ended.store(round, Ordering::Release);
+                }
+            });
+            // Failed only when the other thread has ended, which waits for this one in each round.
+            let (mut missed, mut again) = (0, 0);
+            for clock in 1..=ROUNDS {
+                begun.store(clock, Ordering::Release);
+                spin(clock * 5 % 89);
+                let others = || usize::from(!outlets.is_home(0));
+                let strangers = others();
+                if strangers == 0 {
+                    outlets.room(0, 1).unwrap().submit(&Submission::Clock { clock });
+                }
+                untold.move_to(clock, strangers, others);
+                while ended.load(Ordering::Acquire) < clock {
+                    std::hint::spin_loop();
+                }
+                let told = consumer.pop(ring).unwrap().map(Submission::decode);
+                missed += u64::from(told != Some(Ok(Submission::Clock { clock })));
+                again += u64::from(consumer.pop(ring).unwrap().is_some());
+                outlets.homes[0].store(false, Ordering::SeqCst);
+            }
+            assert_eq!((missed, again), (0, 0), "clocks that it did not know, and that it was told again");
+        });
+    }
+
     #[test]
     fn a_clock_for_which_a_shard_has_no_room_stays_untold_until_it_has() {
         let (outlets, page) = outlets(1);
