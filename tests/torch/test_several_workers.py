@@ -732,7 +732,7 @@ def test_gradients_that_no_backward_pass_has_made_are_averaged_with_a_warning(sp
                 optimizer.step()
                 after.append(len(warned))
             save(moved=(before - model.weight.detach()).numpy(), warned=[str(one.message) for one in warned],
-                 after=after, here=[one.filename == __file__ for one in warned])
+                 after=after, here=[one.filename == "<string>" for one in warned])
         """,
     )
     for result in saved:
@@ -774,11 +774,8 @@ def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_jo
                             optimizer.step()
                         except (ps.exceptions.SettingsError, TypeError):
                             optimizer.param_groups[1]["lr"] = 0.1
+                        # Behind this the servers have taken what had left.
                         job.barrier()
-                        # What had left would be averaged, and stepped, by now.
-                        assert job.clocks()[job.rank] == job.iteration
-                        for mean in range(20):
-                            job.all_gather(mean)
                     optimizer.step()
                     reference.step()
                 for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
