@@ -744,7 +744,7 @@ def test_gradients_that_no_backward_pass_has_made_are_averaged_with_a_warning(sp
 
 
 def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_job: Any) -> None:
-    """The first group had left, and was stepped; the step that was mended then told of a changed parameter."""
+    """The first group had left, and was stepped; the mended step then told of a changed parameter."""
     saved = spawn_job(
         2,
         """
