@@ -5,6 +5,8 @@ use crate::common::{Cluster, Way};
 use crate::rig::*;
 use penstock::worker::{Error, TableDeclaration};
 use penstock_proto::items::{Propagation, Slack};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 #[test]
 fn no_read_is_older_than_its_slack_torn_or_apart_by_any_way_and_propagation() {
@@ -148,6 +150,48 @@ fn a_get_that_asks_nobody_takes_rows_that_come_unasked_and_behind_a_barrier_only
             });
         }
     }
+}
+
+/// In a burst calls leave their rows to a thread, which looks for more for a while and then leaves them to calls again: at either
+/// change none may be left lying until something else is set.
+#[test]
+fn rows_that_are_set_in_bursts_and_by_themselves_come_without_another_call() {
+    const ROUNDS: u64 = 400;
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "20"), ("deadline", "20")]);
+    let heard = AtomicU64::new(0);
+    cluster.run(|job| {
+        let given =
+            TableDeclaration { propagation: Propagation::Eager, ..declaration("U", mine(job), all(job)) };
+        let table = job.table(given).unwrap();
+        let first = rows(mine(job));
+        for round in 1..=ROUNDS {
+            if job.rank() == 0 {
+                let calls = [1, 3, 15, 16, 33, 100, 400][round as usize % 7];
+                for call in 1..=calls {
+                    set(&table, &first, (1000 * round + call) as f64, Some(round)).unwrap();
+                }
+                // Nothing is called meanwhile that could send them.
+                let began = Instant::now();
+                while heard.load(Ordering::Acquire) < round {
+                    assert!(began.elapsed() < Duration::from_secs(30), "round {round} was not heard");
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_micros([0, 50, 120, 400, 2000][round as usize % 5]));
+            } else {
+                let calls = [1, 3, 15, 16, 33, 100, 400][round as usize % 7];
+                let last = (1000 * round + calls) as f64;
+                let began = Instant::now();
+                while get(&table, &[0], Some(round), Some(Slack::Bound(0))).unwrap()[0] < last {
+                    assert!(
+                        began.elapsed() < Duration::from_secs(15),
+                        "the last row of round {round} lies there"
+                    );
+                }
+                heard.store(round, Ordering::Release);
+            }
+        }
+        job.barrier(None).unwrap();
+    });
 }
 
 #[test]

@@ -100,11 +100,43 @@ impl Host for Mirrors {
     }
 }
 
+/// So many calls in a row that each sent something, within that time, are a burst.
+const BURST: u32 = 16;
+const BURST_WITHIN: Duration = Duration::from_micros(300);
+
 struct State {
     node: Node<Mirrors>,
     wire: Option<ItemWire>,
     /// Partitions that this worker writes, and whether others ask for their rows.
     own: Vec<(PartitionId, bool)>,
+    burst: Burst,
+    /// Whether the thread goes on looking for rows of this worker, which it has not announced to stop: no call needs to ring for it.
+    collects: bool,
+    /// Times that something was sent.
+    sends: u64,
+}
+
+/// Whether rows are set so fast that it pays to leave them to a thread that sends those of many calls at once: each call that sends
+/// takes some microseconds for it.
+#[derive(Default)]
+struct Burst {
+    calls: u32,
+    /// When it was last looked at, and how often something had been sent by then.
+    last: Option<(Instant, u64)>,
+}
+
+impl Burst {
+    /// A call has sent what it has set, after which it was sent so often; whether it is one of a burst.
+    fn goes_on(&mut self, sends: u64) -> bool {
+        self.calls += 1;
+        if self.calls < BURST {
+            return false;
+        }
+        self.calls = 0;
+        let now = Instant::now();
+        let last = self.last.replace((now, sends));
+        last.is_some_and(|(then, before)| sends - before >= BURST.into() && now - then < BURST_WITHIN)
+    }
 }
 
 impl State {
@@ -115,7 +147,10 @@ impl State {
         let Some(wire) = &mut self.wire else { return false };
         self.node.collect_all();
         match wire.transmit(&mut self.node, HOME) {
-            Ok(_) => true,
+            Ok(some) => {
+                self.sends += u64::from(some);
+                true
+            }
             Err(_) => {
                 wire.stream().shutdown();
                 false
@@ -176,7 +211,14 @@ impl Relay {
         // No other job has turns here, and in steps the rows of a set would be overtaken by those of the next.
         node.look_at_most(u64::MAX);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { node, wire: None, own: Vec::new() }),
+            state: Mutex::new(State {
+                node,
+                wire: None,
+                own: Vec::new(),
+                burst: Burst::default(),
+                collects: false,
+                sends: 0,
+            }),
             answers,
             wakeup: Wakeup::new().map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
@@ -247,11 +289,17 @@ impl Relay {
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {
             Ok(mut state) => {
+                if state.collects {
+                    return; // the thread looks once more before it announces that it does not
+                }
                 // As before this relay's own thread sleeps, which is left asleep.
                 let sent = announce_then_look(&mut *state, State::announce, State::transmit)
                     && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+                let sends = state.sends;
+                state.collects = sent && state.burst.goes_on(sends);
+                let leaves = state.collects;
                 drop(state);
-                if !sent {
+                if !sent || leaves {
                     self.shared.ring();
                 }
             }
@@ -305,11 +353,12 @@ impl Relay {
     /// Takes what has come, for a thread that has nothing else to do: so no other has to be woken first.
     pub(super) fn help(&self) {
         if let Ok(mut state) = self.shared.state.try_lock() {
-            let State { node, wire, .. } = &mut *state;
+            let State { node, wire, collects, .. } = &mut *state;
             let Some(wire) = wire else { return };
             let through = match wire.receive(node, HOME) {
-                Ok(false) => return,
-                Ok(true) => {
+                Ok(false) if !*collects => return,
+                // Also what this worker has set, which the thread may not have come to.
+                Ok(_) => {
                     let through = |wire: &ItemWire| !wire.holds_output() && !wire.holds_input();
                     state.transmit() && state.wire.as_ref().is_some_and(through)
                 }
