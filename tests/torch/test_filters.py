@@ -598,3 +598,32 @@ save(**told)
     kinds, texts = zip(*(one["apart"] for one in saved if "apart" in one), strict=True)
     assert any("DeclarationConflict" in kind for kind in kinds), saved
     assert any("where others" in text for text in texts), texts
+
+
+def test_a_setting_that_is_refused_holds_up_a_flush_of_all_groups(job: ps.Job) -> None:
+    """The first group was flushed, and lost with the hint that followed."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    groups = [{"params": part.parameters()} for part in model]
+    model, optimizer = ps.torch.distribute(
+        model,
+        torch.optim.SGD(groups, lr=0.1),
+        job=job,
+        where="servers",
+        overlap=False,
+        filter=ps.Filters(push=ps.TopK(0.25)),
+    )
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    held = optimizer.held_back.elements
+    before = model[0].weight.detach().clone()
+    assert held > 0
+    optimizer.param_groups[1]["lr"] = -1.0
+    with pytest.raises(ps.exceptions.SettingsError):
+        optimizer.flush()
+    assert optimizer.held_back.elements == held
+    optimizer.param_groups[1]["lr"] = 0.1
+    optimizer.flush()
+    assert optimizer.held_back.elements == 0
+    assert not torch.equal(model[0].weight, before)

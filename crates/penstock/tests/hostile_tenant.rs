@@ -595,14 +595,15 @@ fn who_tells_the_rows_of_a_table_pays_for_their_bytes() {
     const COST: u64 = 1 + BYTES / 2048;
     const AT_ONCE: u64 = 20_000 / COST;
     const UNDER_WAY: u64 = 100;
-    let (_service, address) = service_where_evil_has((0, 1), 2);
-    let mut controls = evil_workers(address, 2);
+    let (_service, address) = service_with(QUOTA);
+    // The worker that never comes has no lease.
+    let mut control = evil_worker(address);
     // Refused at once, as of a table that was not begun: it was read all the same.
     let rows = || {
         let (name, part) = ("unknown".to_owned(), Part::Produce);
         Ask::Table(TableAsk::Rows { name, part, bytes: [1; BYTES as usize].to_vec() })
     };
-    are_answered_at_a_pace(&mut controls[1], AT_ONCE + 400, rows, |took| {
+    are_answered_at_a_pace(&mut control, AT_ONCE + 400, rows, |took| {
         (AT_ONCE + UNDER_WAY) as f64 + 2_000.0 / COST as f64 * took
     });
 }

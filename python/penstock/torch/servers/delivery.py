@@ -490,6 +490,6 @@ def _of_the_script() -> int:
     torch wraps `step`, and a scheduler does once more.
     """
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("penstock", "torch"):
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("penstock", "torch"):
         frame, level = frame.f_back, level + 1
     return max(level, 1)

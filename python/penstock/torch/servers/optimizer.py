@@ -427,7 +427,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _refuse_settings(self) -> None:
-        """Raises SettingsError where a step would, before this worker has taken a part of it."""
+        """Raises SettingsError where a step would, before more of it is sent than has left in backward."""
         if self._clipping is not None:
             # Also of what is frozen here: it is stepped where another worker has trained it.
             taken = list(self._everything)
@@ -508,15 +508,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.refuse_between("a flush")
         self._refuse_changes()
         self._refuse_settings()
+        held = [shared for shared in self._shared.values() if shared.sends_to.held_back.elements]
+        # All before the first: what has left could not be sent again once a setting is refused.
+        for rule in {shared.group for shared in held}:
+            rule.refresh()
         now = self.job.iteration
         self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
-        for shared in self._shared.values():
-            # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
-            if shared.sends_to.held_back.elements:
-                shared.group.refresh()
-                # Before it is sent: interrupted behind that, nothing is held back any more.
-                self._flushed[shared] = now
-                shared.sends_to.flush()
+        # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
+        for shared in held:
+            # Before it is sent: interrupted behind that, nothing is held back any more.
+            self._flushed[shared] = now
+            shared.sends_to.flush()
         self._have_stepped(self._flushed)
         self._flushed.clear()
         self._delivery.forget_changes()
