@@ -191,8 +191,6 @@ impl Writer {
     /// Readers hold the lines that are written, so these stores wait in the core's store buffer, and each store behind them, to the
     /// stack too, takes one of its few places. So all is done in this one function; where the processor has AVX-512, and row groups
     /// are whole blocks of 256 bytes and less than 4 KiB, it calls none. What is only said when something is wrong goes by value.
-    /// (256 rows of 8 bytes, read by another core: 332 ns; 336 to 391, as the stack happens to lie, where it was part of its callers
-    /// and called some.)
     #[inline(never)]
     fn put_row_groups(&mut self, row_groups: Range<u32>, number: u64, clock: u64, values: Foreign<'_>) {
         let bytes = self.rows().layout.row_group_bytes();

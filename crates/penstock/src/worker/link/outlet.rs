@@ -299,10 +299,16 @@ mod tests {
         (Outlets::new(Arc::clone(&page), Arc::clone(flags.mapping()), wakeups), page)
     }
 
+    /// The same, with a clock that they are told later.
+    fn told_later(shards: u32) -> (Untold, Arc<Outlets>, Arc<Mapping>) {
+        let (untold, (outlets, page)) = (Untold::default(), outlets(shards));
+        let outlets = untold.add(outlets);
+        (untold, outlets, page)
+    }
+
     #[test]
     fn a_clock_that_a_shard_was_not_told_goes_before_whatever_it_is_told_next() {
-        let (untold, (outlets, page)) = (Untold::default(), outlets(2));
-        let outlets = untold.add(outlets);
+        let (untold, outlets, page) = told_later(2);
         let mut consumers = [0, 1].map(|shard| (page.at::<Ring>(page::ring(shard)), Consumer::default()));
         let mut pop = |shard: usize| {
             let (ring, consumer) = &mut consumers[shard];
@@ -323,14 +329,12 @@ mod tests {
     // A worker that waits looks up once a millisecond as long as there is anybody to be told.
     #[test]
     fn only_a_clock_that_some_shard_was_not_told_shortens_a_sleep() {
-        let (outlets, page) = outlets(1);
+        let (untold, outlets, page) = told_later(1);
         let mut consumer = Consumer::default();
         let mut pop = || {
             let words = consumer.pop(page.at::<Ring>(page::ring(0))).unwrap();
             words.map(|words| Submission::decode(words).unwrap())
         };
-        let untold = Untold::default();
-        let outlets = untold.add(outlets);
         assert_eq!(untold.before_sleep(&mut true), Duration::MAX, "nothing has happened");
         untold.move_to(1, 1, || 1);
         let mut slept = false;
@@ -350,10 +354,8 @@ mod tests {
     // The thread that makes it one may have looked before the clock moved, and the one that moves it before that.
     #[test]
     fn a_shard_that_becomes_home_while_the_clock_moves_is_told_at_once() {
-        let (outlets, page) = outlets(1);
+        let (untold, outlets, page) = told_later(1);
         let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
-        let untold = Untold::default();
-        let outlets = untold.add(outlets);
         untold.move_to(1, 1, || 1);
         assert!(consumer.pop(ring).unwrap().is_none());
         untold.move_to(2, 1, || {
@@ -369,10 +371,8 @@ mod tests {
     fn a_shard_that_another_thread_makes_home_knows_the_clock_when_both_are_done() {
         const ROUNDS: u64 = 5000;
         const LONGEST: Duration = Duration::from_secs(5);
-        let (outlets, page) = outlets(1);
+        let (untold, outlets, page) = told_later(1);
         let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
-        let untold = Untold::default();
-        let outlets = untold.add(outlets);
         let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
         let spin = |count: u64| (0..count).for_each(|_| std::hint::spin_loop());
         // Where both share a core, a thread that only looked would take it from the other.
@@ -424,10 +424,8 @@ mod tests {
 
     #[test]
     fn a_clock_for_which_a_shard_has_no_room_stays_untold_until_it_has() {
-        let (outlets, page) = outlets(1);
+        let (untold, outlets, page) = told_later(1);
         let (ring, mut consumer) = (page.at::<Ring>(page::ring(0)), Consumer::default());
-        let untold = Untold::default();
-        let outlets = untold.add(outlets);
         let mut room = outlets.room(0, CAPACITY).unwrap();
         (0..CAPACITY).for_each(|clock| room.submit(&Submission::Clock { clock }));
         untold.move_to(CAPACITY, 1, || 1);
