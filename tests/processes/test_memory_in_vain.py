@@ -60,6 +60,7 @@ def test_what_is_declared_after_much_memory_was_given_back_waits_beside_another_
         [sys.executable, "-c", SERVICE, where], capture_output=True, text=True, timeout=120, check=True
     )
     waited = float(done.stdout)
+    # Who is alone waits for no other job, however long clearing takes.
     assert waited > 2 or where == "alone", waited
     said = "they had much memory cleared that they did not keep" in done.stderr
     assert said == (where == "beside"), done.stderr

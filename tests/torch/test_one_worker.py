@@ -383,6 +383,44 @@ def test_a_refused_setting_that_is_taken_back_leaves_none_of_those_set_with_it(j
     assert_close(model, plain)
 
 
+def test_a_rate_that_misses_0_by_rounding_is_0(job: ps.Job) -> None:
+    """A schedule's last rate, -1e-18, ended a training that was over."""
+    plain, model = net(), net()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+    linear = torch.optim.lr_scheduler.LinearLR
+    schedules = [linear(one, end_factor=0.0, total_iters=4) for one in (reference, optimizer)]
+    for (x,) in batches(6):
+        for one, other in ((plain, reference), (model, optimizer)):
+            other.zero_grad()
+            one(x).square().mean().backward()
+            other.step()
+        for schedule in schedules:
+            schedule.step()
+    assert -1e-12 < optimizer.param_groups[0]["lr"] < 0.0
+    assert_close(model, plain)
+
+
+def test_a_setting_that_is_no_number_is_told_by_name(job: ps.Job) -> None:
+    model = net()
+    _, optimizer = distribute(model, torch.optim.Adam(model.parameters(), lr=0.1), job=job)
+    group, (x,) = optimizer.param_groups[0], next(iter(batches(1)))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    two = torch.ones(2)
+    for name, wrong in (("lr", None), ("lr", "x"), ("lr", (0.1, 0.2)), ("lr", two), ("betas", (0.9, None))):
+        before, group[name] = group[name], wrong
+        with pytest.raises(ps.exceptions.SettingsError, match=name):
+            step()
+        group[name] = before
+    step()
+
+
 @pytest.mark.parametrize("name", ["dampened", "rmsprop"])
 def test_momentum_may_be_0_for_a_while(job: ps.Job, name: str) -> None:
     """Torch then takes the gradient, undamped, and leaves the buffer, which the servers moved on."""
@@ -1201,7 +1239,7 @@ def test_a_module_that_has_every_attribute_is_a_whole_model(job: ps.Job) -> None
                 return super().__getattr__(name)
             except AttributeError:
                 # Torch asks for other names to find out whether they are free.
-                if not name.startswith(("_is_", "_fsdp_")):
+                if not name.startswith(("_is_", "_fsdp_", "_ddp_")):
                     raise
                 return nn.Identity()
 

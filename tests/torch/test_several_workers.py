@@ -416,6 +416,7 @@ with ps.init(deadline=60) as job:
                 told["in step"] = flat(model)
             told["in the end"] = flat(model)
     told["warned"] = np.array([str(one.message) for one in caught])
+    told["warned of"] = np.array([one.filename for one in caught])
 plain = net(0)
 alone = MAKERS["sgd"](plain.parameters())
 for number, (zero, one) in enumerate(zip([0, 1, 2, 3, 4], [0, 1, 3, 4, None])):
@@ -561,11 +562,12 @@ def test_a_batch_that_one_worker_leaves_out_is_replaced_by_its_next_until_it_lea
         np.testing.assert_array_equal(one["in step"], told[0]["in step"])
         np.testing.assert_allclose(one["in step"], one["in step/plain"], rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(told[0]["in the end"], told[0]["in the end/plain"], rtol=2e-4, atol=2e-5)
-    assert [
-        text
-        for text in told[0]["warned"]
+    gone = [
+        line
+        for text, line in zip(told[0]["warned"], told[0]["warned of"], strict=True)
         if "workers [1] have left the job, or were lost, after fewer steps" in text
     ]
+    assert gone == ["<string>"], "of the script's line"
     assert not len(told[1]["warned"])
 
 
@@ -759,21 +761,27 @@ def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_jo
             return torch.optim.SGD(parts, lr=0.1, momentum=0.9)
 
         with ps.init() as job:
-            for bad in (-1.0, None):
+            cases = [(False, 1, -1.0), (False, 1, None), (False, 0, -1.0), ("auto", 0, -1.0), (1, 0, "x")]
+            for overlap, group, bad in cases:
                 model, plain = net(), net()
                 reference = groups(plain)
-                model, optimizer = ps.torch.distribute(model, groups(model), where="servers", overlap=False)
-                for step in range(3):
-                    x = torch.full((2, 3), float(step + 1))
+                model, optimizer = ps.torch.distribute(
+                    model, groups(model), where="servers", overlap=overlap
+                )
+                for step in range(6):
+                    x = torch.full((2, 3), (step + 1) / 3)
+                    # As a schedule has it, which changes rates before backward.
+                    if step == 4 and overlap:
+                        optimizer.param_groups[group]["lr"] = bad
                     for one, other in (model, optimizer), (plain, reference):
                         other.zero_grad()
                         one(x).square().mean().backward()
-                    if step == 1:
-                        optimizer.param_groups[1]["lr"] = bad
+                    if step == 4:
+                        optimizer.param_groups[group]["lr"] = bad
                         try:
                             optimizer.step()
-                        except (ps.exceptions.SettingsError, TypeError):
-                            optimizer.param_groups[1]["lr"] = 0.1
+                        except ps.exceptions.SettingsError:
+                            optimizer.param_groups[group]["lr"] = 0.1
                         # Behind this the servers have taken what had left.
                         job.barrier()
                     optimizer.step()

@@ -599,7 +599,9 @@ def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
                 "call torch.distributed.init_process_group() first, or keep ordinary batch norms: with "
                 'buffers="mean" their running statistics are averaged',
             )
-        ignored = list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        # A module may have an answer for every name.
+        ignored = list(ignored) if isinstance(ignored, list | tuple | set | frozenset) else []
         if buffers == "local":
             # Those stay each worker's own.
             own = {one for one, _ in module.named_buffers()}

@@ -365,7 +365,7 @@ impl Passer {
 
     /// Sends what there is to send, not without end: rows may be set as fast as they go. Whether anything was.
     fn transmit_all(&mut self) -> bool {
-        // Most times nothing is, and then the time is asked for once in some peers.
+        // Most times nothing is, and then the time is asked for once in [`QUIET_A_SIGN`] peers.
         let (mut any, mut since) = (false, None);
         for _ in 0..ROUNDS {
             self.node.collect_all();

@@ -25,6 +25,7 @@ from ...arrays import Array
 from ...exceptions import DeclarationConflict
 from ...job import Job
 from ...optim import Replace
+from ..script import of_the_script
 
 if TYPE_CHECKING:
     from .delivery import Shared
@@ -108,7 +109,6 @@ class Attendance:
             warnings.warn(
                 f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
                 f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
-                # Around a step, torch has a function of its own.
-                stacklevel=5 if self._flushes else 6,
+                stacklevel=of_the_script(),
             )
         return [int(rank) for rank in np.flatnonzero(present)], left > 0

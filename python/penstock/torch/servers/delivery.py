@@ -26,7 +26,6 @@ end.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ import torch
 from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
+from ..script import of_the_script
 from .bits import same_bits
 from .rules import GroupRule
 from .transfer import Transfer, dense
@@ -75,7 +75,7 @@ class Shared:
     """The job's iteration in which it left."""
     held: bool = False
     """Whether the transfer knows the bits of the gradient after the last addition."""
-    seen: tuple[torch.Tensor, int, Settings] | None = None
+    seen: tuple[torch.Tensor, int, Settings | None] | None = None
     """The gradient, its version and the settings, as they were after the last addition."""
     computed: int = 0
     """How often a gradient was computed since the last step, `torch.autograd.grad`'s too."""
@@ -151,8 +151,7 @@ class Shared:
         """Notes the gradient and the settings as they are."""
         gradient = self.parameter.grad
         if gradient is not None:
-            self.group.refresh()
-            self.seen = (gradient, gradient._version, self.tensor._optimizer._packed)
+            self.seen = (gradient, gradient._version, self._settings())
 
     def release(self) -> None:
         """Removes its hooks."""
@@ -175,10 +174,11 @@ class Shared:
 
     def settings_changed(self) -> bool:
         """Whether the settings changed since `remember`."""
-        if self.seen is None or self.mean is not None:
-            return False
-        self.group.refresh()
-        return self.tensor._optimizer._packed != self.seen[2]
+        return self.seen is not None and self.mean is None and self._settings() != self.seen[2]
+
+    def _settings(self) -> Settings | None:
+        """The settings as they are now; None where they are refused, as `step()` says."""
+        return self.tensor._optimizer._packed if self.group.fits() else None
 
 
 class Delivery:
@@ -204,6 +204,11 @@ class Delivery:
         self._all: dict[int, Shared] = {}
         """By the number of their parameter."""
         self._forgotten = False
+        self._fits: bool | None = None
+        """
+        Whether all settings were valid when the first gradient of this iteration was to leave; None: none was
+        yet.
+        """
         self.keeps_back = False
         """Whether nothing leaves before `step()`: values may be this worker's alone."""
         self._apart: tuple[Shared, torch.Tensor] | None = None
@@ -291,13 +296,22 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        if shared.additions == shared.expected and not self.keeps_back:
+        if shared.additions == shared.expected and not self.keeps_back and self._may_leave():
             if self._check and not shared.transfer.keeps_sent:
                 shared.hold()
             self.send(shared)
         elif self._check and self._watches:
             shared.hold()
         shared.remember()
+
+    def _may_leave(self) -> bool:
+        """
+        Whether gradients leave in backward. If a setting is refused all leave in `step()`, which raises for
+        it while they are all here to be stepped with another.
+        """
+        if self._fits is None:
+            self._fits = all(group.fits() for group in {shared.group for shared in self})
+        return self._fits
 
     def _look_for_steps(self, shared: Shared) -> None:
         """Raises OptionError for a parameter that changes again and again without a step of the servers."""
@@ -386,7 +400,7 @@ class Delivery:
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
-        self._apart = None
+        self._apart, self._fits = None, None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
             shared.watched = True
@@ -436,7 +450,7 @@ class Delivery:
                 f"no backward pass since the last step() has made the gradient of `{shared.name}`: the "
                 "servers take what stands there, so what was done to it, such as clipping, is done to each "
                 "worker's own and not to what all have; overlap=False says that it is meant",
-                stacklevel=_of_the_script(),
+                stacklevel=of_the_script(),
             )
             return
 
@@ -482,14 +496,3 @@ def _left_already(shared: Shared, what: str) -> OptionError:
         f"the gradient of `{shared.name}` {what} after it had left for the servers",
         "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
     )
-
-
-def _of_the_script() -> int:
-    """
-    How far up the caller's caller is that is neither torch's nor ours, as `warnings.warn` counts from there:
-    torch wraps `step`, and a scheduler does once more.
-    """
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("penstock", "torch"):
-        frame, level = frame.f_back, level + 1
-    return max(level, 1)

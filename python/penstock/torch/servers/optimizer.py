@@ -426,14 +426,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps += 1
         return loss
 
-    def _refuse_settings(self) -> None:
-        """Raises SettingsError where a step would, before more of it is sent than has left in backward."""
+    def _refuse_settings(self, also: Collection[Shared] = ()) -> None:
+        """
+        Raises SettingsError where a step would, before more of it is sent than has left in backward. `also`:
+        what is stepped besides.
+        """
         if self._clipping is not None:
             # Also of what is frozen here: it is stepped where another worker has trained it.
             taken = list(self._everything)
         else:
             taken = [one for one in self._delivery if not one.left and one.parameter.grad is not None]
-        for rule in {shared.group for shared in taken}:
+        for rule in {shared.group for shared in (*taken, *also)}:
             rule.refresh()
 
     def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
@@ -507,11 +510,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.check()
         self._delivery.refuse_between("a flush")
         self._refuse_changes()
-        self._refuse_settings()
         held = [shared for shared in self._shared.values() if shared.sends_to.held_back.elements]
         # All before the first: what has left could not be sent again once a setting is refused.
-        for rule in {shared.group for shared in held}:
-            rule.refresh()
+        self._refuse_settings(held)
         now = self.job.iteration
         self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
         # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ... import optim
-from ...exceptions import OptionError
+from ...exceptions import OptionError, SettingsError
 from ...optim import Optimizer
 
 Group: TypeAlias = dict[str, Any]
@@ -26,6 +26,8 @@ HOOKS = tuple(
 """Where torch has an optimizer's hooks."""
 SLOTS = frozenset(slot.name for row in optim.ROWS.values() for slot in row.slots)
 """What torch's states call the slots of the servers' rules, which are as large as the parameter."""
+RATE_OF_ROUNDING = 1e-12
+"""A learning rate that is below 0 by less is 0."""
 OWN_FLAGS = ("differentiable", "capturable")
 """What only works inside one process's own autograd or CUDA graph."""
 _METHODS = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
@@ -46,11 +48,24 @@ _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
 }
 
 
-def _plain(value: Any) -> Any:
-    """A number, a pair of numbers or a flag, as Python's own: a learning rate may be a tensor."""
+def _plain(name: str, value: Any) -> Any:
+    """
+    A number, a pair of numbers or a flag, as Python's own: a learning rate may be a tensor. Raises
+    SettingsError if it is none of these.
+    """
     if isinstance(value, bool):
         return value
-    return tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
+    try:
+        plain = tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise SettingsError(
+            f"expected a number as `{name}` of a parameter group, got {value!r}",
+            "give the group a number, and step again",
+        ) from None
+    # A schedule that ends at 0 may miss it by rounding, as LinearLR's with end_factor=0.
+    if name == "lr" and isinstance(plain, float) and -RATE_OF_ROUNDING < plain < 0.0:
+        return 0.0
+    return plain
 
 
 def check_flags(group: Group) -> None:
@@ -131,13 +146,21 @@ class GroupRule:
             setattr(self.rule, name, self._of_a_step(name))
         self._last = now
 
+    def fits(self) -> bool:
+        """Takes over the group's settings if `refresh` would not raise; whether it did."""
+        try:
+            self.refresh()
+        except SettingsError:
+            return False
+        return True
+
     def _now(self) -> list[Any]:
         """What the settings are now: a tensor or a list may change without becoming another object."""
-        return [_plain(self._group[name]) for name in self._names]
+        return [_plain(name, self._group[name]) for name in self._names]
 
     def _of_a_step(self, name: str) -> Any:
         """The group's setting, as it is for one step of the rule."""
-        value = _plain(self._group[name])
+        value = _plain(name, self._group[name])
         divisor = self._divisors.get(name)
         return value if divisor is None else value / divisor
 

@@ -22,7 +22,7 @@ pub(super) const A_REQUEST: f64 = 1.0;
 /// What a question to the shards counts for: it wakes this thread twice, and a shard, each time at the cost of somebody's core.
 const A_QUESTION: f64 = 20.0;
 /// Bytes of a request that this thread goes over in the time that a small one takes: of a table's rows more is made when all of
-/// them have come, up to twelve bytes of each.
+/// them have come, up to twelve bytes of memory for each.
 const BYTES_A_REQUEST: f64 = 2048.0;
 /// Waits of one worker for another that are gone over in the time that a request takes.
 const WAITS_A_REQUEST: f64 = 1000.0;

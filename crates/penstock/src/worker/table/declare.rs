@@ -84,7 +84,7 @@ impl TableDeclaration {
 }
 
 /// How far a table's declaration has come in this worker. A call that fails on its way, most often because another worker was
-/// late, leaves here what it has achieved; the next one goes on from there.
+/// late, leaves here what it has achieved; the next one goes on from there. Until all have agreed it tells its rows anew.
 #[derive(Default)]
 pub(in crate::worker) struct Progress {
     /// Of the thread that declares the table: a second one that does so too waits, and gets the same table.

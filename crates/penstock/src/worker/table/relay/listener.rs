@@ -23,8 +23,6 @@ const LEFT_TO_CALLS: Duration = Duration::from_millis(1);
 /// Once calls have taken more bytes than this in that time nothing is left to them: more comes while they compute with the last, and
 /// two threads take it faster.
 const MOST_LEFT: u64 = 8 << 10;
-/// How long it goes on looking for rows to send after a burst: some times what a wake-up costs.
-const COLLECTS_FOR: Duration = Duration::from_micros(100);
 /// Times in a row that it passes by, since a call is at the connection just then: it may be one that only sends.
 const MOST_PASSED: u32 = 2;
 
@@ -99,8 +97,6 @@ impl Shared {
         // When calls were last seen to have taken what had come.
         let mut helped: Option<Instant> = None;
         let (mut is_left, mut rung, mut passed) = (false, false, 0);
-        // How often something had been sent when it was last seen to grow, and when that was.
-        let (mut sends, mut grown) = (0, Instant::now());
         self.left_to_calls.store(false, Ordering::Release);
         {
             let mut state = lock(&self.state);
@@ -147,22 +143,18 @@ impl Shared {
                 }
                 _ => {
                     state.wire = None;
+                    state.burst.end();
                     state.node.lost(HOME);
                     break;
                 }
             }
-            if state.collects {
-                if state.sends != sends {
-                    (sends, grown) = (state.sends, Instant::now());
-                }
-                if grown.elapsed() < COLLECTS_FOR {
-                    drop(state);
-                    // Those that set rows, and the server, may need this core.
-                    sched_yield();
-                    rung = true;
-                    continue;
-                }
-                state.collects = false;
+            let sends = state.sends;
+            if state.burst.goes_on(sends, Instant::now) {
+                drop(state);
+                // Those that set rows, and the server, may need this core.
+                sched_yield();
+                rung = true;
+                continue;
             }
             let stands = announce_then_look(&mut *state, State::announce, State::transmit);
             let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);

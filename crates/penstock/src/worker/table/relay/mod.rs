@@ -2,13 +2,15 @@
 //! there. [`penstock_proto::items::node`] decides what is sent.
 //!
 //! One thread listens. A thread that sets, fetches or asks sends by itself if no other is in its way: a row is on the wire when
-//! the call returns.
+//! the call returns. In a burst of such calls the rows are left to the thread that listens.
 //!
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | what calls ask, and wait for |
+//! | [`burst`] | when calls leave their rows to the thread |
 //! | [`listener`] | the thread that listens |
 
+mod burst;
 mod listener;
 
 use crate::thread::{self, Wakeup};
@@ -18,6 +20,7 @@ use crate::wire::items::ItemWire;
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use crate::worker::link::lock;
+use burst::Burst;
 use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::items::waiters::announce_then_look;
@@ -100,43 +103,14 @@ impl Host for Mirrors {
     }
 }
 
-/// So many calls in a row that each sent something, within that time, are a burst.
-const BURST: u32 = 16;
-const BURST_WITHIN: Duration = Duration::from_micros(300);
-
 struct State {
     node: Node<Mirrors>,
     wire: Option<ItemWire>,
     /// Partitions that this worker writes, and whether others ask for their rows.
     own: Vec<(PartitionId, bool)>,
     burst: Burst,
-    /// Whether the thread goes on looking for rows of this worker, which it has not announced to stop: no call needs to ring for it.
-    collects: bool,
     /// Times that something was sent.
     sends: u64,
-}
-
-/// Whether rows are set so fast that it pays to leave them to a thread that sends those of many calls at once: each call that sends
-/// takes some microseconds for it.
-#[derive(Default)]
-struct Burst {
-    calls: u32,
-    /// When it was last looked at, and how often something had been sent by then.
-    last: Option<(Instant, u64)>,
-}
-
-impl Burst {
-    /// A call has sent what it has set, after which it was sent so often; whether it is one of a burst.
-    fn goes_on(&mut self, sends: u64) -> bool {
-        self.calls += 1;
-        if self.calls < BURST {
-            return false;
-        }
-        self.calls = 0;
-        let now = Instant::now();
-        let last = self.last.replace((now, sends));
-        last.is_some_and(|(then, before)| sends - before >= BURST.into() && now - then < BURST_WITHIN)
-    }
 }
 
 impl State {
@@ -211,14 +185,7 @@ impl Relay {
         // No other job has turns here, and in steps the rows of a set would be overtaken by those of the next.
         node.look_at_most(u64::MAX);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                node,
-                wire: None,
-                own: Vec::new(),
-                burst: Burst::default(),
-                collects: false,
-                sends: 0,
-            }),
+            state: Mutex::new(State { node, wire: None, own: Vec::new(), burst: Burst::default(), sends: 0 }),
             answers,
             wakeup: Wakeup::new().map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
@@ -235,9 +202,14 @@ impl Relay {
 
     /// Runs `work` on the node and sends what comes of it.
     fn with<T>(&self, work: impl FnOnce(&mut Node<Mirrors>) -> T) -> T {
+        self.with_state(|state| (work(&mut state.node), state.transmit()))
+    }
+
+    /// Runs `work`, which sends what comes of it and says whether the connection still stands.
+    fn with_state<T>(&self, work: impl FnOnce(&mut State) -> (T, bool)) -> T {
         let mut state = lock(&self.shared.state);
-        let result = work(&mut state.node);
-        let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+        let (result, stands) = work(&mut state);
+        let sent = stands && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
         drop(state);
         if !sent {
             self.shared.ring();
@@ -259,8 +231,12 @@ impl Relay {
         let (own, memory) =
             (PeerId::worker(self.shared.setup.rank), PartitionMemory::followed(rows, waiters));
         let asked = shape.propagation != Propagation::Eager;
-        lock(&self.shared.state).own.push((id, asked));
-        self.with(|node| node.produce(id, own, shape, memory, Some(HOME)));
+        self.with_state(|state| {
+            state.own.push((id, asked));
+            state.node.produce(id, own, shape, memory, Some(HOME));
+            // The thread may be asleep since before these rows were: their first set must not rely on it.
+            ((), announce_then_look(state, State::announce, State::transmit))
+        });
     }
 
     /// Slots `rows` of what another worker writes come from the server, into memory that is returned.
@@ -289,17 +265,19 @@ impl Relay {
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {
             Ok(mut state) => {
-                if state.collects {
+                if state.burst.lasts() {
                     return; // the thread looks once more before it announces that it does not
                 }
+                let before = state.sends;
                 // As before this relay's own thread sleeps, which is left asleep.
                 let sent = announce_then_look(&mut *state, State::announce, State::transmit)
                     && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
                 let sends = state.sends;
-                state.collects = sent && state.burst.goes_on(sends);
-                let leaves = state.collects;
-                drop(state);
-                if !sent || leaves {
+                if sent && sends > before {
+                    state.burst.called(sends, Instant::now);
+                }
+                // Before others see that it is a burst: they leave their rows to the thread, which may be asleep.
+                if !sent || state.burst.lasts() {
                     self.shared.ring();
                 }
             }
@@ -350,13 +328,14 @@ impl Relay {
         self.with(|node| node.need(id, versions));
     }
 
-    /// Takes what has come, for a thread that has nothing else to do: so no other has to be woken first.
+    /// Takes what has come, for a thread that has nothing else to do: so no other has to be woken first. In a burst it also sends what
+    /// has been set.
     pub(super) fn help(&self) {
         if let Ok(mut state) = self.shared.state.try_lock() {
-            let State { node, wire, collects, .. } = &mut *state;
+            let State { node, wire, burst, .. } = &mut *state;
             let Some(wire) = wire else { return };
             let through = match wire.receive(node, HOME) {
-                Ok(false) if !*collects => return,
+                Ok(false) if !burst.lasts() => return,
                 // Also what this worker has set, which the thread may not have come to.
                 Ok(_) => {
                     let through = |wire: &ItemWire| !wire.holds_output() && !wire.holds_input();
@@ -592,7 +571,9 @@ mod tests {
             set.finish();
             waiters.wake(writer.rows())
         };
-        assert!(!rings(), "no thread is about to sleep");
+        // Of rows that are new, as those whose subscription came to a call: they lay until the thread looked by itself.
+        assert!(rings());
+        assert!(!rings(), "once for each sleep");
         for _ in 0..2 {
             relay.kick();
             assert!(rings());
