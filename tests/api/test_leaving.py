@@ -9,17 +9,19 @@ import pytest
 import penstock as ps
 
 
-def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_job: Any) -> None:
+@pytest.mark.parametrize("error", ["ValueError: the data is bad", "KeyboardInterrupt"])
+def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_job: Any, error: str) -> None:
     """It ended with exit code 0: what fails when the interpreter ends was forgotten."""
+    kind, _, text = error.partition(": ")
     saved = spawn_job(
         2,
-        """
+        f"""
         import time
 
         job = ps.init()
         job.barrier()
         if job.rank == 1:
-            raise ValueError("the data is bad")
+            raise {kind}(*{[text] if text else []})
         while not job.closed:
             time.sleep(0.01)
         print("the script is done")
@@ -28,7 +30,7 @@ def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_j
     )
     assert "the script is done" in saved[0]["output"]
     assert "WorkerLost: " in saved[0]["output"]
-    assert "worker 1 was lost: it failed: ValueError: the data is bad" in saved[0]["output"]
+    assert f"worker 1 was lost: it failed: {error}\n" in saved[0]["output"]
     assert saved[0]["code"] == 1
 
 

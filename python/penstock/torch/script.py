@@ -7,8 +7,8 @@ import inspect
 
 def of_the_script() -> int:
     """
-    The `stacklevel` of the nearest caller that is neither torch's nor ours: torch wraps `step`, and a scheduler
-    does once more.
+    The `stacklevel` of the nearest caller that is neither torch's nor ours: torch wraps `step`, and a
+    scheduler does once more.
     """
     frame, level = inspect.currentframe(), 0
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("penstock", "torch"):
