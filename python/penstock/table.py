@@ -480,12 +480,13 @@ def declared_ranges(rows: Rows, count: int, what: str) -> list[tuple[int, int]]:
         return [(start, stop)] if start < stop else []
     if isinstance(rows, range) and rows.step == 1 and 0 <= rows.start <= rows.stop <= count:
         return [(rows.start, rows.stop)] if rows else []
-    chosen = np.unique(chosen_rows(rows, count))
+    chosen = np.sort(chosen_rows(rows, count))
     if not chosen.size:
         return []
     if chosen[-1] >= count:
         raise UnknownRow(f"expected rows from 0 to {count - 1} as {what}, got {chosen[-1]}")
-    breaks = np.flatnonzero(np.diff(chosen) != 1)
+    # A row may be named more than once.
+    breaks = np.flatnonzero(np.diff(chosen) > 1)
     starts = chosen[np.concatenate(([0], breaks + 1))]
     ends = chosen[np.concatenate((breaks, [chosen.size - 1]))] + np.uint64(1)
     return list(zip(starts.tolist(), ends.tolist(), strict=True))

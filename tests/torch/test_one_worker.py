@@ -401,6 +401,48 @@ def test_a_rate_that_misses_0_by_rounding_is_0(job: ps.Job) -> None:
     assert_close(model, plain)
 
 
+@pytest.mark.parametrize("overlap", ["auto", 1])
+def test_settings_that_change_between_step_and_backward_are_those_of_the_next_step(
+    job: ps.Job, overlap: Any
+) -> None:
+    """One that was refused between two passes cut the second off; those of a new dictionary came too late."""
+
+    def parts() -> Any:
+        torch.manual_seed(0)
+        return nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+
+    def grouped(model: Any) -> Any:
+        return torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.1, momentum=0.9)
+
+    plain, model = parts(), parts()
+    reference, original = grouped(plain), grouped(model)
+    _, optimizer = distribute(model, original, job=job, overlap=overlap)
+    for step, (x,) in enumerate(batches(9)):
+        bad = {3: -1.0, 4: "0.1", 5: None}.get(step)
+        for one, other in ((plain, reference), (model, optimizer)):
+            other.zero_grad()
+            if step == 7:
+                other.param_groups[0] = {**other.param_groups[0], "lr": 0.05}
+            one[0](x).square().mean().backward()
+            if step in (3, 4, 5) and other is optimizer:
+                other.param_groups[1]["lr"] = bad
+            one[1](x).square().mean().backward()
+            if step in (3, 4, 5) and other is optimizer:
+                with pytest.raises(ps.exceptions.SettingsError):
+                    other.step()
+                other.param_groups[1]["lr"] = 0.1
+            other.step()
+        assert_close(model, plain)
+
+
+def test_what_ddp_is_to_ignore_is_refused_whatever_lists_it(job: ps.Job) -> None:
+    for names in (["bias"], {"bias": 0}.keys(), filter(None, ["bias"])):
+        model = nn.Linear(2, 1)
+        model._ddp_params_and_buffers_to_ignore = names
+        with pytest.raises(ps.exceptions.OptionError, match="to ignore `bias` of the model"):
+            distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+
+
 def test_a_setting_that_is_no_number_is_told_by_name(job: ps.Job) -> None:
     model = net()
     _, optimizer = distribute(model, torch.optim.Adam(model.parameters(), lr=0.1), job=job)
@@ -413,7 +455,7 @@ def test_a_setting_that_is_no_number_is_told_by_name(job: ps.Job) -> None:
 
     step()
     two = torch.ones(2)
-    for name, wrong in (("lr", None), ("lr", "x"), ("lr", (0.1, 0.2)), ("lr", two), ("betas", (0.9, None))):
+    for name, wrong in (("lr", None), ("lr", "0.1"), ("lr", (0.1, 0.2)), ("lr", two), ("betas", (0.9, None))):
         before, group[name] = group[name], wrong
         with pytest.raises(ps.exceptions.SettingsError, match=name):
             step()

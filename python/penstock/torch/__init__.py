@@ -31,7 +31,7 @@ import contextlib
 import hashlib
 import importlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 try:
@@ -601,7 +601,8 @@ def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
             )
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         # A module may have an answer for every name.
-        ignored = list(ignored) if isinstance(ignored, list | tuple | set | frozenset) else []
+        names = isinstance(ignored, Iterable) and not isinstance(ignored, torch.nn.Module)
+        ignored = [one for one in ignored if isinstance(one, str)] if names else []
         if buffers == "local":
             # Those stay each worker's own.
             own = {one for one, _ in module.named_buffers()}

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,10 +185,13 @@ class Delivery:
     """
     Sends the gradients of a set of parameters, early where that is allowed.
 
-    `alone`: no other worker has a part in the average. `check`: changes are looked for by bits.
+    `alone`: no other worker has a part in the average. `check`: changes are looked for by bits. `follows`:
+    whether the settings that rules read are those of the groups as they are now.
     """
 
-    def __init__(self, overlap: bool | int | str, *, alone: bool, check: bool) -> None:
+    def __init__(
+        self, overlap: bool | int | str, *, alone: bool, check: bool, follows: Callable[[], bool]
+    ) -> None:
         number = isinstance(overlap, int) and overlap is not True and overlap >= 1
         if overlap is not False and overlap != "auto" and not number:
             raise OptionError(
@@ -201,13 +204,14 @@ class Delivery:
         self._alone = alone
         self._told_of_others = False
         self._check = check
+        self._follows = follows
         self._all: dict[int, Shared] = {}
         """By the number of their parameter."""
         self._forgotten = False
         self._fits: bool | None = None
         """
-        Whether all settings were valid when the first gradient of this iteration was to leave; None: none was
-        yet.
+        Whether `step()` would have taken all settings as they were when the first gradient of this iteration
+        was to leave; None: none was yet.
         """
         self.keeps_back = False
         """Whether nothing leaves before `step()`: values may be this worker's alone."""
@@ -296,7 +300,7 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        if shared.additions == shared.expected and not self.keeps_back and self._may_leave():
+        if shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared):
             if self._check and not shared.transfer.keeps_sent:
                 shared.hold()
             self.send(shared)
@@ -304,14 +308,15 @@ class Delivery:
             shared.hold()
         shared.remember()
 
-    def _may_leave(self) -> bool:
+    def _may_leave(self, shared: Shared) -> bool:
         """
-        Whether gradients leave in backward. If a setting is refused all leave in `step()`, which raises for
-        it while they are all here to be stepped with another.
+        Whether a gradient leaves in backward. If a setting is refused all leave in `step()`, which raises for
+        it while they are all here to be stepped with another; if it is refused later, those that are here.
         """
         if self._fits is None:
-            self._fits = all(group.fits() for group in {shared.group for shared in self})
-        return self._fits
+            groups = {shared.group for shared in self}
+            self._fits = self._follows() and all(group.fits() for group in groups)
+        return self._fits and shared.group.fits()
 
     def _look_for_steps(self, shared: Shared) -> None:
         """Raises OptionError for a parameter that changes again and again without a step of the servers."""

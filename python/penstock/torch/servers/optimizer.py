@@ -151,7 +151,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check = check
         # How many steps the rule takes in an iteration.
         self._updates = updates_in(lr_scale, self._consistency, job.size)
-        self._delivery = Delivery(overlap, alone=job.size == 1, check=check)
+        self._delivery = Delivery(overlap, alone=job.size == 1, check=check, follows=self._follows)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._named: dict[str, torch.Tensor] = {}
         """By the names of tensors, the parameters that they are for, also those that have left the model."""
@@ -288,6 +288,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "group may be its own alone",
                 "end the job, and start again from a checkpoint",
             )
+
+    def _follows(self) -> bool:
+        """Whether no dictionary has replaced that of a group since the last step."""
+        groups = self.param_groups
+        return len(groups) == len(self._rules) and all(
+            rule.options() is group for group, rule in zip(groups, self._rules, strict=True)
+        )
 
     def _follow_groups(self) -> None:
         """

@@ -56,11 +56,13 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return value
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # As for torch, also one that reads as a number.
         plain = tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise SettingsError(
-            f"expected a number as `{name}` of a parameter group, got {value!r}",
-            "give the group a number, and step again",
+            f"expected a number, a pair of them or a flag as `{name}` of a parameter group, got {value!r}",
+            "set what the rule knows by that name",
         ) from None
     # A schedule that ends at 0 may miss it by rounding, as LinearLR's with end_factor=0.
     if name == "lr" and isinstance(plain, float) and -RATE_OF_ROUNDING < plain < 0.0:
@@ -150,7 +152,7 @@ class GroupRule:
         """Takes over the group's settings if `refresh` would not raise; whether it did."""
         try:
             self.refresh()
-        except SettingsError:
+        except (SettingsError, KeyError):
             return False
         return True
 
@@ -162,7 +164,8 @@ class GroupRule:
         """The group's setting, as it is for one step of the rule."""
         value = _plain(name, self._group[name])
         divisor = self._divisors.get(name)
-        return value if divisor is None else value / divisor
+        # The rule refuses a pair where it has a number.
+        return value if divisor is None or isinstance(value, tuple) else value / divisor
 
 
 def kept_by(kind: type[torch.optim.Optimizer], group: Group) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ const OVER_AFTER: Duration = Duration::from_micros(100);
 /// for it.
 #[derive(Default)]
 pub(super) struct Burst {
-    /// Calls that have sent something, at most [`CALLS`], and when the first of them did.
+    /// Calls that have sent something since `began`, when the first of them did.
     calls: u32,
     began: Option<Instant>,
     /// How often something had been sent when that was last seen to grow, and when that was; `None` where there is no burst.
@@ -27,15 +27,13 @@ impl Burst {
     }
 
     /// A call has sent what it has set, the last of so many `sends`.
-    pub(super) fn called(&mut self, sends: u64, now: impl Fn() -> Instant) {
-        if self.calls == 0 {
-            self.began = Some(now());
+    pub(super) fn called(&mut self, sends: u64, now: Instant) {
+        if self.began.is_none_or(|began| now - began >= WITHIN) {
+            (self.began, self.calls) = (Some(now), 0);
         }
         self.calls += 1;
         if self.calls == CALLS {
-            self.calls = 0;
-            let now = now();
-            self.lasts = self.began.filter(|&began| now - began < WITHIN).map(|_| (sends, now));
+            (self.began, self.lasts) = (None, Some((sends, now)));
         }
     }
 
@@ -59,14 +57,13 @@ impl Burst {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
     /// Calls that sent something, each so long after the last, the first just after `start`; whether it is a burst then.
     fn called(burst: &mut Burst, start: Instant, calls: u32, apart: Duration) -> bool {
-        let now = Cell::new(start);
+        let mut now = start;
         for call in 0..calls {
-            burst.called(call.into(), || now.get());
-            now.set(now.get() + apart);
+            burst.called(call.into(), now);
+            now += apart;
         }
         burst.lasts()
     }
@@ -77,12 +74,12 @@ mod tests {
         assert!(!called(&mut Burst::default(), start, CALLS - 1, Duration::ZERO));
         assert!(called(&mut Burst::default(), start, CALLS, WITHIN / CALLS));
         assert!(!called(&mut Burst::default(), start, 10 * CALLS, WITHIN / (CALLS - 1)));
-        let mut burst = Burst::default();
-        assert!(!called(&mut burst, start, CALLS, WITHIN));
-        assert!(
-            called(&mut burst, start + CALLS * WITHIN, CALLS, Duration::ZERO),
-            "slow ones count no longer"
-        );
+        for earlier in [1, CALLS - 1, CALLS] {
+            let mut burst = Burst::default();
+            assert!(!called(&mut burst, start, earlier, WITHIN));
+            let later = start + CALLS * WITHIN;
+            assert!(called(&mut burst, later, CALLS, Duration::ZERO), "those before count no longer");
+        }
     }
 
     #[test]

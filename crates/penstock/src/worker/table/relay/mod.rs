@@ -274,7 +274,7 @@ impl Relay {
                     && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
                 let sends = state.sends;
                 if sent && sends > before {
-                    state.burst.called(sends, Instant::now);
+                    state.burst.called(sends, Instant::now());
                 }
                 // Before others see that it is a burst: they leave their rows to the thread, which may be asleep.
                 if !sent || state.burst.lasts() {
