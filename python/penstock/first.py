@@ -178,7 +178,8 @@ def _words(error: BaseException) -> str:
         text = str(error)
     except Exception as unsaid:
         text = f"which cannot be said: {type(unsaid).__name__}"
-    return f"{type(error).__name__}: {text[:MOST_SAID]}".encode(errors="backslashreplace").decode()
+    said = f"{type(error).__name__}: {text[:MOST_SAID]}" if text.strip() else type(error).__name__
+    return said.encode(errors="backslashreplace").decode()
 
 
 def checksum(parts: Iterable[Any]) -> int:

@@ -965,7 +965,7 @@ class Job(Sealed):
         Leaves because of an error. A normal leave would let the others carry on as if this worker had
         finished.
         """
-        text = _first_and_last(str(error))
+        text = _first_and_last(str(error)).strip()
         what = f"{type(error).__name__}: {text}" if text else type(error).__name__
         core = self._core
         self._let_go(f"worker {self.rank} has left because of its own {what}", None)

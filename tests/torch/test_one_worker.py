@@ -417,8 +417,9 @@ def test_settings_that_change_between_step_and_backward_are_those_of_the_next_st
     plain, model = parts(), parts()
     reference, original = grouped(plain), grouped(model)
     _, optimizer = distribute(model, original, job=job, overlap=overlap)
-    for step, (x,) in enumerate(batches(9)):
+    for step, (x,) in enumerate(batches(10)):
         bad = {3: -1.0, 4: "0.1", 5: None}.get(step)
+        old = dict(optimizer.param_groups[1])
         for one, other in ((plain, reference), (model, optimizer)):
             other.zero_grad()
             if step == 7:
@@ -426,17 +427,25 @@ def test_settings_that_change_between_step_and_backward_are_those_of_the_next_st
             one[0](x).square().mean().backward()
             if step in (3, 4, 5) and other is optimizer:
                 other.param_groups[1]["lr"] = bad
+            if step == 6 and other is optimizer:
+                del other.param_groups[1]["lr"]
+            if step == 8:
+                other.param_groups[1] = {**other.param_groups[1], "lr": 0.03}
             one[1](x).square().mean().backward()
             if step in (3, 4, 5) and other is optimizer:
                 with pytest.raises(ps.exceptions.SettingsError):
                     other.step()
                 other.param_groups[1]["lr"] = 0.1
+            if step == 6 and other is optimizer:
+                with pytest.raises(KeyError):
+                    other.step()
+                other.param_groups[1].update(old)
             other.step()
         assert_close(model, plain)
 
 
 def test_what_ddp_is_to_ignore_is_refused_whatever_lists_it(job: ps.Job) -> None:
-    for names in (["bias"], {"bias": 0}.keys(), filter(None, ["bias"])):
+    for names in (["bias"], {"bias": 0}.keys(), {"bias"}):
         model = nn.Linear(2, 1)
         model._ddp_params_and_buffers_to_ignore = names
         with pytest.raises(ps.exceptions.OptionError, match="to ignore `bias` of the model"):
@@ -455,7 +464,13 @@ def test_a_setting_that_is_no_number_is_told_by_name(job: ps.Job) -> None:
 
     step()
     two = torch.ones(2)
-    for name, wrong in (("lr", None), ("lr", "0.1"), ("lr", (0.1, 0.2)), ("lr", two), ("betas", (0.9, None))):
+    for name, wrong in (
+        ("lr", None),
+        ("lr", "0.1"),
+        ("lr", (0.1, 0.2)),
+        ("lr", two),
+        ("betas", (0.9, "0.99")),
+    ):
         before, group[name] = group[name], wrong
         with pytest.raises(ps.exceptions.SettingsError, match=name):
             step()

@@ -770,6 +770,8 @@ def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_jo
                 )
                 for step in range(6):
                     x = torch.full((2, 3), (step + 1) / 3)
+                    if step == 5:
+                        optimizer.param_groups[0] = dict(optimizer.param_groups[0])
                     # As a schedule has it, which changes rates before backward.
                     if step == 4 and overlap:
                         optimizer.param_groups[group]["lr"] = bad
@@ -788,6 +790,8 @@ def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_jo
                     reference.step()
                 for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
                     torch.testing.assert_close(mine, theirs)
+                # What was set right, or replaced, before backward is no reason to overlap no more.
+                assert {one.expected for one in optimizer._delivery} == {1 if overlap else None}
         """,
     )
     assert len(saved) == 2

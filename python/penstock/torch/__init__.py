@@ -601,7 +601,9 @@ def _check_types(model: object, optimizer: object, buffers: str | None) -> None:
             )
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         # A module may have an answer for every name.
-        names = isinstance(ignored, Iterable) and not isinstance(ignored, torch.nn.Module)
+        names = isinstance(ignored, Iterable) and not isinstance(
+            ignored, str | torch.nn.Module | torch.Tensor
+        )
         ignored = [one for one in ignored if isinstance(one, str)] if names else []
         if buffers == "local":
             # Those stay each worker's own.

@@ -76,7 +76,10 @@ class Shared:
     held: bool = False
     """Whether the transfer knows the bits of the gradient after the last addition."""
     seen: tuple[torch.Tensor, int, Settings | None] | None = None
-    """The gradient, its version and the settings, as they were after the last addition."""
+    """
+    The gradient, its version and the settings, as they were after the last addition; None for settings that
+    only `step()` takes over, or refuses.
+    """
     computed: int = 0
     """How often a gradient was computed since the last step, `torch.autograd.grad`'s too."""
     place: tuple[int, int] | None = None
@@ -147,11 +150,14 @@ class Shared:
             self.transfer.hold(dense(gradient, self.name, self.parameter.dtype))
             self.held = True
 
-    def remember(self) -> None:
-        """Notes the gradient and the settings as they are."""
+    def remember(self, *, follows: bool) -> None:
+        """
+        Notes the gradient and the settings as they are. `follows`: whether the group reads them where they
+        are now.
+        """
         gradient = self.parameter.grad
         if gradient is not None:
-            self.seen = (gradient, gradient._version, self._settings())
+            self.seen = (gradient, gradient._version, self._settings() if follows else None)
 
     def release(self) -> None:
         """Removes its hooks."""
@@ -174,7 +180,9 @@ class Shared:
 
     def settings_changed(self) -> bool:
         """Whether the settings changed since `remember`."""
-        return self.seen is not None and self.mean is None and self._settings() != self.seen[2]
+        if self.seen is None or self.seen[2] is None or self.mean is not None:
+            return False
+        return self._settings() != self.seen[2]
 
     def _settings(self) -> Settings | None:
         """The settings as they are now; None where they are refused, as `step()` says."""
@@ -210,8 +218,8 @@ class Delivery:
         self._forgotten = False
         self._fits: bool | None = None
         """
-        Whether `step()` would have taken all settings as they were when the first gradient of this iteration
-        was to leave; None: none was yet.
+        Whether all settings were valid when the first gradient of this iteration was to leave; None: none was
+        yet.
         """
         self.keeps_back = False
         """Whether nothing leaves before `step()`: values may be this worker's alone."""
@@ -306,7 +314,7 @@ class Delivery:
             self.send(shared)
         elif self._check and self._watches:
             shared.hold()
-        shared.remember()
+        shared.remember(follows=self._follows())
 
     def _may_leave(self, shared: Shared) -> bool:
         """
@@ -314,9 +322,8 @@ class Delivery:
         it while they are all here to be stepped with another; if it is refused later, those that are here.
         """
         if self._fits is None:
-            groups = {shared.group for shared in self}
-            self._fits = self._follows() and all(group.fits() for group in groups)
-        return self._fits and shared.group.fits()
+            self._fits = all(group.fits() for group in {shared.group for shared in self})
+        return self._fits and self._follows() and shared.group.fits()
 
     def _look_for_steps(self, shared: Shared) -> None:
         """Raises OptionError for a parameter that changes again and again without a step of the servers."""

@@ -56,9 +56,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return value
     try:
-        if isinstance(value, str | bytes):
-            raise TypeError  # As for torch, also one that reads as a number.
-        plain = tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
+        plain = tuple(map(_number, value)) if isinstance(value, tuple | list) else _number(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise SettingsError(
             f"expected a number, a pair of them or a flag as `{name}` of a parameter group, got {value!r}",
@@ -68,6 +66,13 @@ def _plain(name: str, value: Any) -> Any:
     if name == "lr" and isinstance(plain, float) and -RATE_OF_ROUNDING < plain < 0.0:
         return 0.0
     return plain
+
+
+def _number(value: Any) -> float:
+    # Torch refuses texts, also those that read as numbers.
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError
+    return float(value)
 
 
 def check_flags(group: Group) -> None:

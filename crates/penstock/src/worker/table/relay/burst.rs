@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// So many calls, each of which sent something, within that time are a burst. A worker that waits for an answer between its sets
+/// So many calls, each of which sent something, within that time of the first of them are a burst. A worker that waits for an answer between its sets
 /// makes fewer: a round trip takes tens of microseconds.
 const CALLS: u32 = 16;
 const WITHIN: Duration = Duration::from_micros(300);
