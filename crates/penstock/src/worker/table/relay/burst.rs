@@ -3,15 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-/// So many calls, each of which sent something, within that time of the first of them are a burst. A worker that waits for an answer between its sets
-/// makes fewer: a round trip takes tens of microseconds.
+/// So many calls, each of which sent something, within that time of the first of them are a burst. A worker that waits for an answer
+/// between its sets makes fewer: a round trip takes tens of microseconds.
 const CALLS: u32 = 16;
 const WITHIN: Duration = Duration::from_micros(300);
 /// It is over once nothing was sent for so long: several times what a wake-up costs.
 const OVER_AFTER: Duration = Duration::from_micros(100);
 
-/// While one lasts the thread looks for this worker's rows without a pause. Until it announces that it stops, no call needs to ring
-/// for it.
+/// While one lasts the thread looks for this worker's rows without a pause. Until it announces that it stops, no call needs to
+/// ring for it.
 #[derive(Default)]
 pub(super) struct Burst {
     /// Calls that have sent something since `began`, when the first of them did.
