@@ -194,11 +194,16 @@ class Delivery:
     Sends the gradients of a set of parameters, early where that is allowed.
 
     `alone`: no other worker has a part in the average. `check`: changes are looked for by bits. `follows`:
-    whether the settings that rules read are those of the groups as they are now.
+    whether the settings that a rule reads, or without one every rule, are those of its group as they are now.
     """
 
     def __init__(
-        self, overlap: bool | int | str, *, alone: bool, check: bool, follows: Callable[[], bool]
+        self,
+        overlap: bool | int | str,
+        *,
+        alone: bool,
+        check: bool,
+        follows: Callable[[GroupRule | None], bool],
     ) -> None:
         number = isinstance(overlap, int) and overlap is not True and overlap >= 1
         if overlap is not False and overlap != "auto" and not number:
@@ -218,8 +223,8 @@ class Delivery:
         self._forgotten = False
         self._fits: bool | None = None
         """
-        Whether all settings were valid when the first gradient of this iteration was to leave; None: none was
-        yet.
+        Whether all settings were valid, and read where they are, when the first gradient of this iteration
+        was to leave; None: none was yet.
         """
         self.keeps_back = False
         """Whether nothing leaves before `step()`: values may be this worker's alone."""
@@ -314,7 +319,7 @@ class Delivery:
             self.send(shared)
         elif self._check and self._watches:
             shared.hold()
-        shared.remember(follows=self._follows())
+        shared.remember(follows=self._follows(shared.group))
 
     def _may_leave(self, shared: Shared) -> bool:
         """
@@ -322,8 +327,9 @@ class Delivery:
         it while they are all here to be stepped with another; if it is refused later, those that are here.
         """
         if self._fits is None:
-            self._fits = all(group.fits() for group in {shared.group for shared in self})
-        return self._fits and self._follows() and shared.group.fits()
+            groups = {shared.group for shared in self}
+            self._fits = self._follows(None) and all(group.fits() for group in groups)
+        return self._fits and self._follows(shared.group) and shared.group.fits()
 
     def _look_for_steps(self, shared: Shared) -> None:
         """Raises OptionError for a parameter that changes again and again without a step of the servers."""

@@ -189,7 +189,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for hooks in HOOKS:
             setattr(self, hooks, getattr(optimizer, hooks))
         for group in self.param_groups:
-            self._rules.append(self._rule_of(group))
+            self._rules.append(self._next_rule(group))
         self._clipping = self._clipping_to(clip_norm)
         self._hooked: Any = weakref.WeakSet()
 
@@ -289,12 +289,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "end the job, and start again from a checkpoint",
             )
 
-    def _follows(self) -> bool:
-        """Whether no dictionary has replaced that of a group since the last step."""
+    def _follows(self, rule: GroupRule | None = None) -> bool:
+        """
+        Whether no dictionary has replaced that of `rule`'s group since the last step; without `rule`, of any.
+        """
         groups = self.param_groups
-        return len(groups) == len(self._rules) and all(
-            rule.options() is group for group, rule in zip(groups, self._rules, strict=True)
-        )
+        if len(groups) != len(self._rules):
+            return False
+        return all(groups[one.place] is one.options() for one in ((rule,) if rule else self._rules))
 
     def _follow_groups(self) -> None:
         """
@@ -565,7 +567,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._names.update(
                     {id(parameter): name for name, parameter in self._model.named_parameters()}
                 )
-                rule = self._rule_of(group)
+                rule = self._next_rule(group)
             except BaseException:
                 self.param_groups.pop()
                 raise
@@ -899,8 +901,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return Clipping(self.job, self._prefix, limit, self._timeout)
 
-    def _rule_of(self, group: dict[str, Any]) -> GroupRule:
-        return GroupRule(type(self._original), group, self._updates)
+    def _next_rule(self, group: dict[str, Any]) -> GroupRule:
+        return GroupRule(type(self._original), group, self._updates, len(self._rules))
 
     def _mine(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

@@ -121,11 +121,15 @@ class GroupRule:
     """
     The rule of one parameter group; its settings are read from the group again before each push.
 
-    `updates`: how many steps the rule takes in an iteration, in place of one.
+    `updates`: how many steps the rule takes in an iteration, in place of one. `place`: where the group is
+    among those of its optimizer.
     """
 
-    def __init__(self, kind: type[torch.optim.Optimizer], group: Group, updates: int = 1) -> None:
+    def __init__(
+        self, kind: type[torch.optim.Optimizer], group: Group, updates: int = 1, place: int = 0
+    ) -> None:
         check_flags(group)
+        self.place = place
         make, self._names = _RULES[kind]
         if group.get("decoupled_weight_decay"):
             make = optim.AdamW
