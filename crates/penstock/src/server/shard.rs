@@ -11,7 +11,7 @@ use super::remote::Remote;
 use super::shard_memory::{Memory, Touched};
 use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
-use crate::wait::{self, Crowd, Patience, Shards};
+use crate::wait::{self, Crowd, OneCore, Patience, Shards};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::inlet::Inlet;
@@ -272,14 +272,16 @@ impl Loop {
         // Which threads of other hosts are awake cannot be seen from here, and looking at connections takes system calls,
         // unlike looking at memory.
         let everybody = Crowd::Taken(self.setup.others.saturating_add(self.setup.shards) > self.setup.cores);
+        let one_core = OneCore::default();
         let fresh = |networked: bool| match networked {
             true => Patience::at_sockets(&everybody),
-            false => Patience::new(&crowd),
+            false => Patience::new(&crowd).on(&one_core),
         };
         let mut patience = fresh(self.networked);
         while self.running {
             let busy = self.look();
             if std::mem::take(&mut self.moved) || (busy && !self.is_shared()) {
+                one_core.note(&mut patience);
                 patience = fresh(self.networked);
             } else if !busy && !patience.pause() {
                 self.sleep();

@@ -2,7 +2,7 @@
 
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
-use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Shards, cores, poll, until_readable};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, OneCore, Shards, cores, poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
@@ -84,6 +84,7 @@ impl Link {
             thread: Some(thread),
             proxies: Vec::new(),
             crowd,
+            one_core: OneCore::default(),
         })
     }
 }

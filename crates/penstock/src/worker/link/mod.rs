@@ -25,7 +25,7 @@ pub(super) use proxy::RemoteHome;
 
 use super::Error;
 use crate::thread::Wakeup;
-use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, OneCore, Patience};
 use crate::worker::fate::Fate;
 use outlet::{NoRoom, Outlets};
 use penstock_fabric::doorbell::{ANYTHING, Bell};
@@ -115,6 +115,7 @@ pub(super) struct Link {
     /// One a shard, for a server on another host.
     proxies: Vec<proxy::Handle>,
     crowd: Arc<Crowd>,
+    one_core: OneCore,
 }
 
 impl Link {
@@ -187,9 +188,10 @@ impl Link {
         deadline: Deadline,
         mut done: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        let mut patience = Patience::new(&self.crowd);
+        let mut patience = Patience::new(&self.crowd).on(&self.one_core);
         while patience.pause() {
             if done() {
+                self.one_core.note(&mut patience);
                 return Ok(Waited::Done);
             }
         }

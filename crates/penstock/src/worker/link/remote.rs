@@ -6,7 +6,7 @@
 use super::proxy::{self, Command, RemoteHome};
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
-use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, cores, poll, until_readable};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, OneCore, cores, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
@@ -261,6 +261,7 @@ impl Link {
             thread: Some(thread),
             proxies,
             crowd,
+            one_core: OneCore::default(),
         })
     }
 
