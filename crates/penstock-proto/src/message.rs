@@ -16,7 +16,7 @@ use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -57,8 +57,11 @@ impl Secret {
 pub struct Request {
     /// Chosen by the worker, above 0.
     pub id: u64,
-    /// Every request with a lower number has its answer, or needs none any more: the server need not keep those.
+    /// Every request with a lower number has its answer, or needs none any more, but for those that are `open`: the server
+    /// need not keep those answers, and carries out none of these requests again.
     pub settled: u64,
+    /// Requests with lower numbers than `settled` that wait for their answers, in their order.
+    pub open: Vec<u64>,
     /// What it asks.
     pub body: Ask,
 }
@@ -315,6 +318,7 @@ mod tests {
         Request {
             id: 7,
             settled: 6,
+            open: vec![2, 5],
             body: Ask::Declare { spec, decided: Some((3, vec![Extent { first: 0, count: 2 }])) },
         }
     }

@@ -5,13 +5,16 @@
 //!
 //! - **Q-1** A request is carried out once, and the worker hears the answer, wherever connections break.
 //!
+//! Each request says which of those before it are still open, and not only below which none is: one may wait for hours, at a
+//! barrier, while others are asked and answered by the thousand.
+//!
 //! Pure state. Memory: a message for each request without an answer, and for each answer that the worker has not said to have.
 
 use crate::message::{Ask, MessageError, Request, encode};
 use std::collections::BTreeMap;
 
-/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not confirmed. It has no more
-/// requests open at once than it has threads that ask.
+/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not confirmed, which are no more
+/// than it has threads that ask. As many requests may be open at once.
 const MOST_KEPT: usize = 4096;
 const MOST_KEPT_BYTES: usize = 4 << 20;
 
@@ -33,8 +36,8 @@ impl<T> Requests<T> {
     /// Asks: the request's number, and its message. Once they are [closed](Self::close), `waits` is dropped at once.
     pub fn ask(&mut self, body: Ask, waits: T) -> Result<(u64, Vec<u8>), MessageError> {
         let id = self.next;
-        let settled = self.open.keys().next().copied().unwrap_or(id);
-        let bytes = encode(&Request { id, settled, body })?;
+        let (settled, open) = self.settled();
+        let bytes = encode(&Request { id, settled, open, body })?;
         self.next += 1;
         if !self.closed {
             self.open.insert(id, (bytes.clone(), waits));
@@ -42,9 +45,9 @@ impl<T> Requests<T> {
         Ok((id, bytes))
     }
 
-    /// The number below which nothing is open.
-    pub fn settled(&self) -> u64 {
-        self.open.keys().next().copied().unwrap_or(0)
+    /// The number of the next request, and which of those before it are open.
+    pub fn settled(&self) -> (u64, Vec<u64>) {
+        (self.next, self.open.keys().copied().collect())
     }
 
     /// A request needs no answer any more: it has come, or no thread waits for it. Returns the thread that waited, if one did.
@@ -69,6 +72,9 @@ impl<T> Requests<T> {
 pub struct Answers {
     kept: BTreeMap<u64, Vec<u8>>,
     bytes: usize,
+    /// What the worker last said: requests before this one are settled, but for those that are `open`.
+    settled: u64,
+    open: Vec<u64>,
 }
 
 impl Answers {
@@ -77,13 +83,34 @@ impl Answers {
         self.kept.get(&request).map(Vec::as_slice)
     }
 
-    /// The worker needs no answer any more to requests before this one.
-    pub fn settle(&mut self, settled: u64) {
-        while let Some(oldest) = self.kept.first_entry()
-            && *oldest.key() < settled
-        {
-            self.bytes -= oldest.remove().len();
+    /// The worker needs no answer any more to requests before `settled`, but to those that are `open`. `false`: no honest worker
+    /// says so. Messages of several threads, and repeated ones, come in any order: an older one says nothing new.
+    pub fn settle(&mut self, settled: u64, open: &[u64]) -> bool {
+        let ascends =
+            open.is_sorted_by(|one, next| one < next) && open.last().is_none_or(|&last| last < settled);
+        if !ascends || open.len() > MOST_KEPT {
+            return false;
         }
+        if settled < self.settled {
+            return true;
+        }
+        self.open = open.iter().copied().filter(|&request| !self.is_settled(request)).collect();
+        self.settled = settled;
+        let Self { kept, bytes, open, .. } = self;
+        kept.retain(|request, answer| {
+            let stays = *request >= settled || open.binary_search(request).is_ok();
+            if !stays {
+                *bytes -= answer.len();
+            }
+            stays
+        });
+        true
+    }
+
+    /// Whether nobody waits any more for this request's answer. It is not to be carried out if it comes again, which it may where
+    /// a thread said it on the connection on which another had just repeated it.
+    pub fn is_settled(&self, request: u64) -> bool {
+        request < self.settled && self.open.binary_search(&request).is_err()
     }
 
     /// Keeps an answer until the worker says that it no longer needs it. `false`: it leaves more of them open than
@@ -112,12 +139,13 @@ mod tests {
         assert_eq!(ids, [1, 2, 3]);
         assert_eq!((requests.settle(2), requests.settle(2)), (Some(1), None));
         let again: Vec<u64> = requests.again().map(|bytes| asked(bytes).id).collect();
-        assert_eq!((again, requests.settled()), (vec![1, 3], 1));
+        assert_eq!((again, requests.settled()), (vec![1, 3], (4, vec![1, 3])));
         requests.settle(1);
         let (id, bytes) = requests.ask(Ask::Barrier, 3).unwrap();
-        assert_eq!((id, asked(&bytes).settled), (4, 3));
+        let Request { settled, open, .. } = asked(&bytes);
+        assert_eq!((id, settled, open), (4, 4, vec![3]));
         requests.close();
-        assert_eq!((requests.again().count(), requests.settled()), (0, 0));
+        assert_eq!((requests.again().count(), requests.settled()), (0, (5, vec![])));
         requests.ask(Ask::Barrier, 4).unwrap();
         assert_eq!(requests.again().count(), 0, "nor does any other");
     }
@@ -130,12 +158,53 @@ mod tests {
             assert!(answers.keep(request, &[request as u8]));
         }
         assert_eq!(answers.to(2), Some(&[2][..]));
-        answers.settle(3);
+        assert!(answers.settle(3, &[]));
         assert_eq!((answers.to(2), answers.to(3)), (None, Some(&[3][..])));
     }
 
+    /// one that waits for hours keeps none of the others' answers.
     #[test]
-    fn who_settles_nothing_is_found_out() {
+    fn only_what_is_open_is_kept_however_long_one_waits() {
+        let (mut requests, mut answers) = (Requests::default(), Answers::default());
+        let mut hear = |requests: &Requests<()>, bytes: &[u8]| {
+            let Request { id, settled, open, .. } = asked(bytes);
+            assert!(requests.settled().1.contains(&id) && answers.settle(settled, &open));
+            assert!(!answers.is_settled(id));
+            (answers.keep(id, &[0; MOST_KEPT_BYTES / 8]), answers.kept.len())
+        };
+        let (waits, _) = requests.ask(Ask::Barrier, ()).unwrap();
+        for _ in 0..2 * MOST_KEPT {
+            let (id, bytes) = requests.ask(Ask::Clocks, ()).unwrap();
+            assert_eq!(hear(&requests, &bytes), (true, 1));
+            requests.settle(id);
+        }
+        let (id, bytes) = requests.ask(Ask::Clocks, ()).unwrap();
+        assert_eq!(hear(&requests, &bytes), (true, 1));
+        assert_eq!(requests.settled(), (id + 1, vec![waits, id]));
+        assert!(!answers.is_settled(waits) && answers.is_settled(waits + 1) && !answers.is_settled(id));
+    }
+
+    /// messages of several threads are said in any order.
+    #[test]
+    fn what_was_settled_stays_so_whatever_older_messages_say() {
+        let mut answers = Answers::default();
+        assert!((1..=5).all(|request| answers.keep(request, &[0])));
+        assert!(answers.settle(6, &[2, 4]) && answers.settle(6, &[4, 5]) && answers.settle(3, &[1, 2]));
+        let settled: Vec<u64> = (1..=7).filter(|&request| answers.is_settled(request)).collect();
+        let kept: Vec<u64> = answers.kept.keys().copied().collect();
+        assert_eq!((settled, kept, answers.bytes), (vec![1, 2, 3, 5], vec![4], 1));
+    }
+
+    #[test]
+    fn who_settles_nothing_or_what_cannot_be_is_found_out() {
+        let mut answers = Answers::default();
+        for open in [vec![3, 2], vec![2, 2], vec![1, 4], (0..=MOST_KEPT as u64).collect()] {
+            assert!(
+                !answers.settle(4.max(MOST_KEPT as u64 * u64::from(open.len() > 4) + 1), &open),
+                "{open:?}"
+            );
+        }
+        assert_eq!((answers.settled, answers.open.len()), (0, 0));
         let mut answers = Answers::default();
         let kept = (1..).find(|&request| !answers.keep(request, &[0])).unwrap();
         assert_eq!(kept, MOST_KEPT as u64 + 1);

@@ -24,7 +24,7 @@ pub const HEAD_BYTES: usize = LENGTH_BYTES + CHECKSUM_BYTES;
 
 /// A request that is not repeated.
 pub fn request(id: u64, body: Ask) -> Vec<u8> {
-    encode(&Request { id, settled: 0, body }).expect("it is short")
+    encode(&Request { id, settled: 0, open: Vec::new(), body }).expect("it is short")
 }
 
 /// An answer.

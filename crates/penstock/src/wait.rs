@@ -2,8 +2,8 @@
 //!
 //! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so a thread that expects an
 //! answer soon keeps looking for a while. Where more of the job's threads are awake than there are cores, the thread that is
-//! waited for may need this very core, so the core is offered at once (yield). Elsewhere it is offered soon: beside a busy
-//! process both threads may have been put on one core, and a thread that looked there for as long as a wake-up costs would keep
+//! waited for may need this very core, so the core is offered at once (yield). Elsewhere it is offered soon, or at once where
+//! that has just been what answered: beside a busy process both threads may have been put on one core, and a thread that looked there for as long as a wake-up costs would keep
 //! the other from the work that it waits for all the while (measured: 55 to 75 microseconds for the way of a row, where a
 //! wake-up costs 20; 7 if the core is offered after 2).
 
@@ -40,7 +40,7 @@ const YIELDS_A_LOOK: u32 = 8;
 const USED: Duration = Duration::from_micros(1);
 /// Waits in a row that look like one core for two threads, before that is believed.
 const ALIKE: u32 = 8;
-/// Waits for which it is believed before one looks again.
+/// Waits for which it is believed, before one looks first again.
 const BELIEVED: u32 = 16;
 
 /// Longest sleep between two looks at whether the caller was interrupted.
@@ -104,10 +104,14 @@ pub(crate) struct Patience<'a> {
     /// Whether a look takes system calls.
     at_sockets: bool,
     crowded: bool,
-    /// Whether it looks for a while before its first yield.
-    spins: bool,
     spun: bool,
     yields: u32,
+    /// What it goes by, and adds to.
+    one_core: Option<&'a OneCore>,
+    /// Whether it yields at once.
+    hands_over: bool,
+    /// Whether some other thread used the first yield.
+    used: bool,
     since: Option<Instant>,
 }
 
@@ -121,9 +125,11 @@ impl<'a> Patience<'a> {
             shards: 1,
             at_sockets: false,
             crowded: false,
-            spins: true,
             spun: false,
             yields: 0,
+            one_core: None,
+            hands_over: false,
+            used: false,
             since: None,
         }
     }
@@ -139,16 +145,18 @@ impl<'a> Patience<'a> {
         Self { at_sockets: true, ..Self::new(crowd) }
     }
 
-    /// The same, but it yields at once where that is what answers.
-    pub(crate) fn on(self, one_core: &OneCore) -> Self {
-        let spins = one_core.spins();
-        Self { spins, spun: !spins, ..self }
+    /// The same, but it yields at once where that is what answers. It must be [told](Self::answered) of answers.
+    pub(crate) fn heeding(self, one_core: &'a OneCore) -> Self {
+        Self { one_core: Some(one_core), ..self }
     }
 
     /// Passes a little time; `false` when it is time to sleep.
     pub(crate) fn pause(&mut self) -> bool {
         if self.looks.is_multiple_of(LOOKS_A_COUNT) {
             self.crowded = self.crowd.is_now(self.shards);
+        }
+        if self.looks == 0 && self.one_core.is_some_and(OneCore::hands_over) {
+            (self.hands_over, self.spun, self.since) = (true, true, Some(Instant::now()));
         }
         self.looks = self.looks.wrapping_add(1);
         if self.spins() {
@@ -158,10 +166,22 @@ impl<'a> Patience<'a> {
         self.yields = self.yields.wrapping_add(1);
         let (every, longest) = self.longest();
         if self.yields.is_multiple_of(every) && self.waited() > longest {
+            self.one_core.inspect(|one_core| one_core.note(false));
             return false;
         }
+        let first = self.yields == 1 && self.one_core.is_some() && !self.hands_over;
+        let began = first.then(Instant::now);
         sched_yield();
+        self.used |= began.is_some_and(|began| began.elapsed() >= USED);
         true
+    }
+
+    /// What was waited for is there.
+    pub(crate) fn answered(&self) {
+        // Before anybody waited, or looked, there is nothing to tell by.
+        if self.looks > 0 && !self.hands_over {
+            self.one_core.inspect(|one_core| one_core.note(self.yields == 1 && self.used && !self.crowded));
+        }
     }
 
     /// Whether to look again at once.
@@ -186,48 +206,39 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Whether the first yield brought what was waited for, and another thread had this core meanwhile.
-    fn was_answered_here(&mut self) -> bool {
-        self.yields == 1 && !self.crowded && self.waited() >= SPINNING + USED
-    }
-
     fn waited(&mut self) -> Duration {
         self.since.get_or_insert_with(Instant::now).elapsed()
     }
 }
 
-/// Whether a thread shares its core with the one that it waits for, although there is a core for each. Between two that hardly
-/// sleep a system puts up with that for tens of milliseconds, and then looking only keeps the other from answering (measured
-/// on two cores: 10 microseconds for an answer that takes 5 so, and 1.4 on cores of their own).
+/// Whether a thread seems to share its core with the one that it waits for, although there is a core for each: its first yield
+/// brought the answer, and some other thread had the core meanwhile. Between two that hardly sleep a system puts up with that
+/// for tens of milliseconds, and looking then only keeps the other from answering (measured on two cores: an answer takes 10
+/// microseconds, 5 if the core is handed over at once, and 1.4 with a core for each).
 #[derive(Debug, Default)]
 pub(crate) struct OneCore {
-    /// Waits in a row that looked so; from [`ALIKE`] on those too for which it was believed.
+    /// Waits in a row that looked so; from [`ALIKE`] on also those for which it was believed.
     alike: AtomicU32,
 }
 
 impl OneCore {
-    /// Whether the next wait begins with looking.
-    fn spins(&self) -> bool {
+    /// Whether the wait that begins yields at once. Each such wait counts.
+    fn hands_over(&self) -> bool {
         let alike = self.alike.load(Ordering::Relaxed);
         if alike < ALIKE {
-            return true;
+            return false;
         }
-        let again = alike >= ALIKE + BELIEVED;
-        self.alike.store(if again { ALIKE - 1 } else { alike + 1 }, Ordering::Relaxed);
-        again
+        let believed = alike < ALIKE + BELIEVED;
+        self.alike.store(if believed { alike + 1 } else { ALIKE - 1 }, Ordering::Relaxed);
+        believed
     }
 
-    /// What was waited for with `patience` is there.
-    pub(crate) fn note(&self, patience: &mut Patience<'_>) {
-        // It came before anybody waited, or without looking.
-        if patience.looks == 0 || !patience.spins {
-            return;
-        }
+    /// A wait that looked first, or one that went to sleep, has ended: whether it looked `so`.
+    fn note(&self, so: bool) {
         let alike = self.alike.load(Ordering::Relaxed);
-        if patience.was_answered_here() {
-            self.alike.store(alike + 1, Ordering::Relaxed);
-        } else if alike != 0 {
-            self.alike.store(0, Ordering::Relaxed);
+        let now = if so { alike.saturating_add(1) } else { 0 };
+        if now != alike {
+            self.alike.store(now, Ordering::Relaxed);
         }
     }
 }
@@ -376,36 +387,51 @@ mod tests {
 
     #[test]
     fn who_is_answered_on_its_own_core_yields_at_once_until_it_is_not() {
-        let (crowd, one_core) = (Crowd::Taken(false), OneCore::default());
-        let wait = |yields: u32, long: Duration| {
-            let mut patience = Patience::new(&crowd).on(&one_core);
-            let spins = patience.spins();
-            patience.looks = 1;
-            patience.yields = yields;
-            patience.since = Instant::now().checked_sub(long);
-            one_core.note(&mut patience);
-            spins
+        let one_core = OneCore::default();
+        // Whether it looked first, of a wait that ended after so many yields, the first of which another thread used or not.
+        let wait = |crowded: bool, yields: u32, used: bool| {
+            let crowd = Crowd::Taken(crowded);
+            let mut patience = Patience::new(&crowd).heeding(&one_core);
+            assert!(patience.pause());
+            let looked = patience.yields == 0;
+            (patience.yields, patience.used) = (yields, used);
+            patience.answered();
+            looked
         };
-        let (here, long) = (1, SPINNING + 2 * USED);
+        let here = || wait(false, 1, true);
+        let looking = || wait(false, 0, false);
         // Answered while it looked, by a yield that nobody used, by a later one.
-        for (yields, long) in [(0, Duration::ZERO), (1, SPINNING), (2, long)] {
-            assert!((0..2 * ALIKE).all(|_| wait(yields, long)));
+        for (yields, used) in [(0, false), (1, false), (2, true)] {
+            assert!((0..2 * ALIKE).all(|_| wait(false, yields, used)));
         }
-        assert!((0..ALIKE - 1).all(|_| wait(here, long)) && wait(0, Duration::ZERO), "not in a row");
-        assert!((0..ALIKE).all(|_| wait(here, long)));
+        assert!((1..ALIKE).all(|_| here()) && looking() && (1..ALIKE).all(|_| here()), "not in a row");
+        // What is there before anybody waits says nothing.
+        Patience::new(&Crowd::Taken(false)).heeding(&one_core).answered();
+        assert!(here());
         for _ in 0..3 {
-            assert!((0..BELIEVED).all(|_| !wait(here, long)), "yields at once");
-            assert!(wait(here, long), "looks again, and finds the same");
+            assert!((0..BELIEVED).all(|_| !here()), "yields at once");
+            assert!(here(), "looks first again, and finds the same");
         }
-        assert!((0..BELIEVED).all(|_| !wait(0, Duration::ZERO)), "too short to tell");
-        assert!((0..2 * BELIEVED).all(|_| wait(0, Duration::ZERO)), "looks again, and finds it over");
+        assert!((0..BELIEVED).all(|_| !looking()), "has not looked, so it cannot tell");
+        assert!((0..2 * BELIEVED).all(|_| looking()), "looks first again, and finds it over");
+        assert!(
+            (0..2 * ALIKE).all(|_| !wait(true, 1, true)) && here(),
+            "where it is crowded that is no sign"
+        );
+        (1..ALIKE).for_each(|_| _ = here());
+        let crowd = Crowd::Taken(false);
+        let mut patience = Patience::new(&crowd).heeding(&one_core);
+        while patience.pause() {}
+        assert!(patience.hands_over && looking(), "who slept begins anew");
     }
 
     #[test]
     fn patience_ends() {
         for crowd in [true, false].map(Crowd::Taken) {
-            let all = [Patience::new(&crowd), Patience::for_memory(&crowd), Patience::at_sockets(&crowd)];
-            for mut patience in all {
+            let one_core = OneCore { alike: AtomicU32::new(ALIKE) };
+            let handing_over = Patience::new(&crowd).heeding(&one_core);
+            let looking = [Patience::new(&crowd), Patience::for_memory(&crowd), Patience::at_sockets(&crowd)];
+            for mut patience in looking.into_iter().chain([handing_over]) {
                 while patience.pause() {}
                 let (_, longest) = patience.longest();
                 assert!(patience.waited() > longest);

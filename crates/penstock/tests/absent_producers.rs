@@ -131,7 +131,7 @@ impl ByHand {
 }
 
 fn ask(control: &mut TcpStream, id: u64, body: Ask) -> Answer {
-    tenants::say(control, &encode(&Request { id, settled: id - 1, body }).unwrap());
+    tenants::say(control, &encode(&Request { id, settled: id - 1, open: Vec::new(), body }).unwrap());
     decode::<Reply>(&tenants::hear(control).unwrap()).unwrap().body
 }
 
@@ -185,7 +185,7 @@ fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
         let how = Departure::Failed { what: "no".to_owned() };
         tenants::say(
             &mut control,
-            &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap(),
+            &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
         );
         while tenants::hear(&mut control).is_some() {}
     });

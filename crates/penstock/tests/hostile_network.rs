@@ -341,7 +341,10 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
         };
         (0..20).for_each(|_| _ = step());
         let how = Departure::Failed { what: "no".to_owned() };
-        say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+        say(
+            &mut control,
+            &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
+        );
         // Without the other nothing holds the clock back.
         while step().0 < 20 {}
         let took = since.elapsed();
@@ -353,11 +356,11 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
 
 fn hello(peer: PeerId) -> Vec<u8> {
     let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer, size: 2 };
-    encode(&Request { id: 1, settled: 1, body: hello }).unwrap()
+    encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap()
 }
 
 fn asks(control: &mut TcpStream, id: u64, body: Ask) -> Option<Answer> {
-    say(control, &encode(&Request { id, settled: id, body }).unwrap());
+    say(control, &encode(&Request { id, settled: id, open: Vec::new(), body }).unwrap());
     decode::<Reply>(&hear(control)?).ok().map(|reply| reply.body)
 }
 
@@ -405,7 +408,10 @@ fn who_was_lost_is_not_listened_to_about_rows_either() {
     };
     assert!(is_heard());
     let how = Departure::Failed { what: "no".to_owned() };
-    say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    say(
+        &mut control,
+        &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
+    );
     let until = Instant::now() + common::seconds(common::DEADLINE);
     while is_heard() {
         assert!(Instant::now() < until, "it is answered as ever");
@@ -419,7 +425,10 @@ fn who_comes_again_and_again_after_the_end_keeps_no_server() {
     let address = cluster.servers[0].addresses()[0];
     let (_control, mut other) = (raw_worker(address, 0), raw_worker(address, 1));
     let how = Departure::Failed { what: "no".to_owned() };
-    say(&mut other, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    say(
+        &mut other,
+        &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
+    );
     // Neither says that it has heard of it. They take turns, a second apart, so that one or the other is always waited for.
     let since = Instant::now();
     let until = since + common::seconds(common::DEADLINE);
@@ -471,14 +480,17 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
 fn comes_and_heard(address: SocketAddr) -> bool {
     let Ok(mut control) = enter(address, "job", SECRET, Purpose::Control) else { return false };
     let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(1), size: 2 };
-    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
     let welcome = hear(&mut control).and_then(|reply| decode::<Reply>(&reply).ok());
     if !matches!(welcome, Some(Reply { body: Answer::Welcome(_), .. })) {
         return false;
     }
     let lie = JobFailure::NonFinite { rank: 0, name: "w".to_owned() };
     let how = Departure::Heard(lie);
-    say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    say(
+        &mut control,
+        &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
+    );
     true
 }
 

@@ -111,7 +111,10 @@ fn nobody_maps_rows_of_a_worker_of_another_host() {
     let refused = near.ask(5, partition(7, 1, 100));
     assert!(is_refused(&refused) && names(&refused, 1), "{refused:?}");
     let how = Departure::Failed { what: "no".to_owned() };
-    tenants::say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    tenants::say(
+        &mut control,
+        &encode(&Request { id: 2, settled: 2, open: Vec::new(), body: Ask::Leave { how } }).unwrap(),
+    );
     while tenants::hear(&mut control).is_some() {}
     // What it never had belongs to no one; what it sent is not replaced by that, as the node's tests show.
     assert_eq!(near.ask(6, partition(7, 1, 100)), Answer::Table(TableAnswer::Partition));
@@ -357,7 +360,7 @@ struct Far {
 impl Far {
     fn ask(&mut self, body: Ask) -> Answer {
         self.next += 1;
-        let request = Request { id: self.next, settled: self.next, body };
+        let request = Request { id: self.next, settled: self.next, open: Vec::new(), body };
         assert!(tenants::say(&mut self.control, &encode(&request).unwrap()));
         decode::<Reply>(&tenants::hear(&mut self.control).unwrap()).unwrap().body
     }
@@ -530,7 +533,7 @@ fn flushes_beside_many_partitions_make_nobody_think_that_the_server_is_lost() {
         let mut its_words = items.try_clone().unwrap();
         scope.spawn(move || {
             let Far { mut control, next } = flood;
-            let beats = |id| encode(&Request { id, settled: id, body: Ask::Beat }).unwrap();
+            let beats = |id| encode(&Request { id, settled: id, open: Vec::new(), body: Ask::Beat }).unwrap();
             for id in (next + 1..).take_while(|_| !over.load(Ordering::Relaxed)) {
                 tenants::say(&mut control, &beats(id));
                 thread::sleep(PULSE);
@@ -603,7 +606,7 @@ fn who_resets_a_connection_full_of_questions_delays_nobody_elses_rows() {
         let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
         scope.spawn(move || {
             let Far { mut control, next } = flood;
-            let beats = |id| encode(&Request { id, settled: id, body: Ask::Beat }).unwrap();
+            let beats = |id| encode(&Request { id, settled: id, open: Vec::new(), body: Ask::Beat }).unwrap();
             for id in (next + 1..).take_while(|_| !over.load(Ordering::Relaxed)) {
                 tenants::say(&mut control, &beats(id));
                 thread::sleep(PULSE);

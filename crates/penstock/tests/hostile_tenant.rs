@@ -133,7 +133,7 @@ fn pour(stream: &mut TcpStream, messages: impl Iterator<Item = Vec<u8>>) {
 }
 
 fn request(id: u64, body: Ask) -> Vec<u8> {
-    penstock_proto::record::record(&encode(&Request { id, settled: id, body }).unwrap())
+    penstock_proto::record::record(&encode(&Request { id, settled: id, open: Vec::new(), body }).unwrap())
 }
 
 fn tensor(name: &str, elements: u64, rule: Rule) -> Ask {
@@ -153,7 +153,7 @@ fn tensor(name: &str, elements: u64, rule: Rule) -> Ask {
 }
 
 fn asked(control: &mut TcpStream, id: u64, body: Ask) {
-    say(control, &encode(&Request { id, settled: id, body }).unwrap());
+    say(control, &encode(&Request { id, settled: id, open: Vec::new(), body }).unwrap());
     hear(control).unwrap();
 }
 
@@ -502,7 +502,10 @@ fn a_worker_that_asks_without_end_keeps_no_other_of_its_job_from_being_heard() {
         other.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
         while began.elapsed() < Duration::from_secs(6) && longest < Duration::from_secs(1) {
             let asks = Instant::now();
-            say(&mut other, &encode(&Request { id, settled: id, body: Ask::Clocks }).unwrap());
+            say(
+                &mut other,
+                &encode(&Request { id, settled: id, open: Vec::new(), body: Ask::Clocks }).unwrap(),
+            );
             let _ = hear(&mut other);
             longest = longest.max(asks.elapsed());
             id += 1;
@@ -518,7 +521,7 @@ fn evil_workers(address: SocketAddr, workers: u32) -> Vec<TcpStream> {
         let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
         let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
         let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: workers };
-        say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+        say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
         let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
         assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
         control
@@ -649,7 +652,7 @@ fn a_connection_that_asks_before_it_says_hello_is_refused_and_closed() {
     let (_service, address) = service_with(QUOTA);
     let mut stranger = enter(address, "evil", EVIL, Purpose::Control).unwrap();
     stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    say(&mut stranger, &encode(&Request { id: 1, settled: 1, body: Ask::Clocks }).unwrap());
+    say(&mut stranger, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: Ask::Clocks }).unwrap());
     let told = decode::<Reply>(&hear(&mut stranger).unwrap()).unwrap().body;
     assert_eq!(told, Answer::Refused(Refusal::Authentication));
     assert!(matches!(stranger.read(&mut [0]), Ok(0)), "it stays open");

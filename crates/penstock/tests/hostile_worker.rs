@@ -102,7 +102,9 @@ fn messages_that_are_none_end_the_connection() {
 #[test]
 fn a_worker_that_never_reads_its_answers_is_not_waited_for() {
     survives("deaf", |raw| {
-        let bytes = encode(&Request { id: 5, settled: 0, body: Ask::Withdraw { request: 4 } }).unwrap();
+        let bytes =
+            encode(&Request { id: 5, settled: 0, open: Vec::new(), body: Ask::Withdraw { request: 4 } })
+                .unwrap();
         while raw.connection.send(&bytes, &[], SendFlags::DONTWAIT).is_ok() {}
         // Whether it was the server's queue or ours that is full: the server empties its own, then ours fills up.
         for _ in 0..10_000 {
@@ -135,7 +137,7 @@ fn strangers_learn_nothing_and_take_no_room() {
     drop(silent);
     let (_, hello_of_theirs) =
         WorkerHandshake::start("job", Secret([8; 32]), Purpose::Control, [6; 32]).unwrap();
-    let request = encode(&Request { id: 1, settled: 0, body: hello(0, 1) }).unwrap();
+    let request = encode(&Request { id: 1, settled: 0, open: Vec::new(), body: hello(0, 1) }).unwrap();
     for words in [&request[..], &[0xff; 40], &[0]] {
         let connection = Connection::connect(&cluster.paths[0]).unwrap();
         let refused = WorkerHandshake::finish(&exchange(&connection, words)).unwrap_err();
@@ -358,7 +360,7 @@ fn heard_beside(last: Departure) -> JobFailure {
     let cluster = Cluster::new(2, 1, &[]);
     let job = cluster.join(0);
     let hostile = Raw::join(&cluster, 1);
-    let request = Request { id: 2, settled: 0, body: Ask::Leave { how: last } };
+    let request = Request { id: 2, settled: 0, open: Vec::new(), body: Ask::Leave { how: last } };
     hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
     match job.barrier(None).unwrap_err() {
         Error::Failed(failure) => failure,
@@ -409,7 +411,12 @@ fn who_has_left_well_is_not_lost_on_anothers_word() {
         cluster.join(1).leave(None).unwrap();
         let hostile = Raw::join_at(&cluster, server, liar);
         let lie = JobFailure::WorkerLost { rank: 1, loss };
-        let request = Request { id: 2, settled: 0, body: Ask::Leave { how: Departure::Heard(lie.clone()) } };
+        let request = Request {
+            id: 2,
+            settled: 0,
+            open: Vec::new(),
+            body: Ask::Leave { how: Departure::Heard(lie.clone()) },
+        };
         hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
         let ended = cluster.servers[server].wait(seconds(common::DEADLINE));
         let Some(Err(JobFailure::WorkerLost { rank, loss: Loss::Failed { what } })) = ended else {
@@ -476,7 +483,8 @@ fn the_last_worker_there_is_blames_nobody_for_what_the_only_server_did_not_see()
     cluster.join(0).leave(None).unwrap();
     let hostile = Raw::join(&cluster, 1);
     let lie = JobFailure::NonFinite { name: "w".to_owned(), rank: 0 };
-    let request = Request { id: 2, settled: 0, body: Ask::Leave { how: Departure::Heard(lie) } };
+    let request =
+        Request { id: 2, settled: 0, open: Vec::new(), body: Ask::Leave { how: Departure::Heard(lie) } };
     hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
     let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
     let blamed = matches!(ended, Some(Err(JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { .. } })));

@@ -479,7 +479,7 @@ impl Gone {
         match self {
             Self::Here(raw) => raw.ask(id, body),
             Self::There(control) => {
-                say(control, &encode(&Request { id, settled: id, body }).unwrap());
+                say(control, &encode(&Request { id, settled: id, open: Vec::new(), body }).unwrap());
                 decode::<Reply>(&hear(control).unwrap()).unwrap().body
             }
         }
@@ -566,7 +566,7 @@ const RETURN_WITHIN: Duration = Duration::from_millis(1_900);
 
 /// It says that it has heard the last word.
 fn heard() -> Vec<u8> {
-    encode(&Request { id: 9, settled: 0, body: Ask::Heard }).unwrap()
+    encode(&Request { id: 9, settled: 0, open: Vec::new(), body: Ask::Heard }).unwrap()
 }
 
 // The server was gone as soon as it had answered: where the line broke, the worker said of itself that it had failed.

@@ -305,16 +305,39 @@ fn connections_that_do_not_say_who_they_are_keep_no_worker_out() {
     drop(silent);
 }
 
+/// A connection of a worker that has proved that it belongs to the job, and says no more.
+fn proved(cluster: &Cluster) -> Connection {
+    let connection = Connection::connect(&cluster.paths[0]).unwrap();
+    let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [1; 32]).unwrap();
+    let proof = handshake.answer(&ask(&connection, &hello), &SOCKET_BINDING).unwrap();
+    WorkerHandshake::finish(&ask(&connection, &proof)).unwrap();
+    connection
+}
+
+// It heard that the server had ended.
+#[test]
+fn a_worker_that_is_stopped_while_it_says_who_it_is_is_told_to_come_again() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let late = Connection::connect(&cluster.paths[0]).unwrap();
+    let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [1; 32]).unwrap();
+    let challenge = ask(&late, &hello);
+    let later = proved(&cluster);
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    // The server listens for ten seconds.
+    let mut heard = |connection: &Connection| {
+        let length = connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
+        buffer[..length].to_vec()
+    };
+    let refusal = handshake.answer(&heard(&late), &SOCKET_BINDING);
+    assert!(matches!(refusal, Err(Refusal::Busy)), "{refusal:?} behind {challenge:?}");
+    assert_eq!(decode::<Reply>(&heard(&later)).unwrap().body, Answer::Refused(Refusal::Busy));
+    cluster.join(0).leave(None).unwrap();
+}
+
 #[test]
 fn who_has_proved_to_belong_to_the_job_and_says_no_more_keeps_no_worker_out_either() {
     let cluster = Cluster::new(1, 1, &[]);
-    let proved = || {
-        let connection = Connection::connect(&cluster.paths[0]).unwrap();
-        let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [1; 32]).unwrap();
-        let proof = handshake.answer(&ask(&connection, &hello), &SOCKET_BINDING).unwrap();
-        WorkerHandshake::finish(&ask(&connection, &proof)).unwrap();
-        connection
-    };
+    let proved = || proved(&cluster);
     let first = proved();
     let others: Vec<Connection> = (0..280).map(|_| proved()).collect();
     // The oldest was told to come again.

@@ -22,7 +22,7 @@ fn flood_and_lose() {
             id += 1;
             let goal = Goal::Ranks { what: format!("x{wait}"), ranks: vec![0] };
             let body = Ask::Waits { wait, goal: Some(goal), alone: false };
-            assert!(say(&mut evil, &encode(&Request { id, settled: id, body }).unwrap()));
+            assert!(say(&mut evil, &encode(&Request { id, settled: id, open: Vec::new(), body }).unwrap()));
             hear(&mut evil).expect("an answer");
         }
     }

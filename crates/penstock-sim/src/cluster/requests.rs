@@ -351,7 +351,7 @@ impl Cluster<'_> {
     // The server's end
 
     fn serve(&mut self, rank: Rank, request: Request) -> Result<(), Failure> {
-        let Request { id, settled, body } = request;
+        let Request { id, settled, open, body } = request;
         if !self.desk.greeted.contains(&rank) {
             return self.serve_stranger(rank, id, body);
         }
@@ -359,9 +359,13 @@ impl Cluster<'_> {
             self.gave_sign(rank);
         }
         let Some(clerk) = self.desk.clerks.get_mut(&rank) else { return Ok(()) };
-        clerk.answers.settle(settled);
+        let honest = clerk.answers.settle(settled, &open);
+        debug_assert!(honest, "what an honest worker says of its requests makes sense");
         if let Some(answer) = clerk.answers.to(id).map(<[u8]>::to_vec) {
             self.post_record(rank, Way::Down, &answer);
+            return Ok(());
+        }
+        if clerk.answers.is_settled(id) {
             return Ok(());
         }
         match body {

@@ -275,13 +275,13 @@ impl Loop {
         let one_core = OneCore::default();
         let fresh = |networked: bool| match networked {
             true => Patience::at_sockets(&everybody),
-            false => Patience::new(&crowd).on(&one_core),
+            false => Patience::new(&crowd).heeding(&one_core),
         };
         let mut patience = fresh(self.networked);
         while self.running {
             let busy = self.look();
             if std::mem::take(&mut self.moved) || (busy && !self.is_shared()) {
-                one_core.note(&mut patience);
+                patience.answered();
                 patience = fresh(self.networked);
             } else if !busy && !patience.pause() {
                 self.sleep();

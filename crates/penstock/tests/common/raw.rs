@@ -26,7 +26,7 @@ pub(crate) struct Raw {
 }
 
 pub(crate) fn tell(connection: &Connection, id: u64, body: Ask) {
-    let bytes = encode(&Request { id, settled: 0, body }).unwrap();
+    let bytes = encode(&Request { id, settled: 0, open: Vec::new(), body }).unwrap();
     connection.send(&bytes, &[], SendFlags::empty()).unwrap();
 }
 

@@ -133,7 +133,7 @@ pub(crate) fn evil_worker(address: SocketAddr) -> TcpStream {
 pub(crate) fn join_by_hand(address: SocketAddr, job: &str, secret: Secret) -> TcpStream {
     let mut control = enter(address, job, secret, Purpose::Control).unwrap();
     let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size: 2 };
-    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
     control
@@ -161,7 +161,7 @@ pub(crate) fn greet(cluster: &super::Cluster, server: usize, rank: u32) -> (TcpS
     let mut control = enter(address, "job", super::SECRET, Purpose::Control).unwrap();
     let (version, session, peer) = (PROTOCOL_VERSION, SESSION, PeerId::worker(rank));
     let hello = Ask::Hello { version, session, peer, size: cluster.workers };
-    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     (control, reply.body)
 }

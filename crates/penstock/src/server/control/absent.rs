@@ -214,6 +214,11 @@ impl Control {
                 self.lose_rank(rank, Loss::Silent { lease_ms });
             }
         }
+        // It may be a worker that was stopped for as long: it comes again.
+        let late = |client: &Client| client.is_stranger() && now.saturating_sub(client.since) > HELLO_WITHIN_MS;
+        let late: Vec<u64> =
+            self.clients.iter().filter_map(|(&token, client)| late(client).then_some(token)).collect();
+        late.into_iter().for_each(|token| self.turn_client_away(token));
         self.partings.retain(|_, until| now <= *until);
         let partings = &self.partings;
         self.clients.retain(|_, client| match (client.peer, client.parting) {
@@ -222,8 +227,7 @@ impl Control {
                 // It has left, and hangs up.
                 Channel::Local(_) => now.saturating_sub(client.since) <= lease_ms,
             },
-            (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
-            (Some(_), _) => true,
+            _ => true,
         });
     }
 }

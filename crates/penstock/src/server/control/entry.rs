@@ -86,7 +86,12 @@ impl Control {
     fn make_room(&mut self) {
         let strangers = self.clients.iter().filter(|(_, client)| client.is_stranger());
         let oldest = strangers.map(|(token, client)| (client.proof.is_given(), *token)).min();
-        if let Some(Client { channel, proof, .. }) = oldest.and_then(|(_, token)| self.drop_client(token)) {
+        oldest.into_iter().for_each(|(_, token)| self.turn_client_away(token));
+    }
+
+    /// Hangs up on a stranger, which may come again.
+    pub(super) fn turn_client_away(&mut self, token: u64) {
+        if let Some(Client { channel, proof, .. }) = self.drop_client(token) {
             turn_away(channel, proof.is_given());
         }
     }

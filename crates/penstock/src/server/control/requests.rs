@@ -115,9 +115,15 @@ impl Control {
         }
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.signs += 1;
-            worker.answers.settle(request.settled);
+            if !worker.answers.settle(request.settled, &request.open) {
+                let what = format!("what it says of its requests before {} makes no sense", request.settled);
+                return self.lose_rank(rank, Loss::Broke { what });
+            }
             if let Some(bytes) = worker.answers.to(id).map(<[u8]>::to_vec) {
                 return self.send(token, &bytes, &[]);
+            }
+            if worker.answers.is_settled(id) {
+                return;
             }
         }
         if request.body == Ask::Beat {

@@ -116,7 +116,8 @@ impl Introducing<'_> {
         let Introduction { session, rank, size, .. } = *who;
         let body = Ask::Hello { version: PROTOCOL_VERSION, session, peer: PeerId::worker(rank), size };
         self.say(
-            &encode(&Request { id: 1, settled: 1, body }).map_err(|error| self.broke(error.to_string()))?,
+            &encode(&Request { id: 1, settled: 1, open: Vec::new(), body })
+                .map_err(|error| self.broke(error.to_string()))?,
         )?;
         let (welcome, descriptors) = self.hear()?;
         match decode::<Reply>(&welcome).map_err(|error| self.broke(error.to_string()))?.body.brief() {

@@ -188,10 +188,10 @@ impl Link {
         deadline: Deadline,
         mut done: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        let mut patience = Patience::new(&self.crowd).on(&self.one_core);
+        let mut patience = Patience::new(&self.crowd).heeding(&self.one_core);
         while patience.pause() {
             if done() {
-                self.one_core.note(&mut patience);
+                patience.answered();
                 return Ok(Waited::Done);
             }
         }
@@ -420,7 +420,8 @@ impl Wire {
     /// Tells a server on another host that its last word has come, so that it need not wait for this worker to return.
     fn confirm(&self) {
         if let Channel::Remote(records) = &self.channel
-            && let Ok(bytes) = encode(&Request { id: remote::HEARD, settled: 0, body: Ask::Heard })
+            && let Ok(bytes) =
+                encode(&Request { id: remote::HEARD, settled: 0, open: Vec::new(), body: Ask::Heard })
         {
             records.send(&bytes);
         }

@@ -193,7 +193,7 @@ impl Link {
             peer: PeerId::worker(who.rank),
             size: who.size,
         };
-        let hello = encode(&Request { id: HELLO, settled: 0, body: hello })
+        let hello = encode(&Request { id: HELLO, settled: 0, open: Vec::new(), body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
         let dialer = Arc::new(dialer);
         let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
@@ -374,8 +374,8 @@ impl Wire {
                 continue;
             }
             if vigil.is_time_to_beat() {
-                let settled = lock(&self.open).settled();
-                if let Ok(bytes) = encode(&Request { id: BEAT, settled, body: Ask::Beat }) {
+                let (settled, open) = lock(&self.open).settled();
+                if let Ok(bytes) = encode(&Request { id: BEAT, settled, open, body: Ask::Beat }) {
                     records.send(&bytes);
                 }
             }
