@@ -166,6 +166,22 @@ fn a_wrong_secret_and_a_job_that_does_not_exist_are_refused_alike() {
     cluster.run(|job| _ = train(job));
 }
 
+// What was answered meanwhile was kept as long as the barrier was open, and when that was too much the worker was lost.
+#[test]
+fn who_waits_at_a_barrier_may_ask_for_other_things_as_often_as_it_likes() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
+    let [asker, other] = [0, 1].map(|rank| cluster.join(rank));
+    std::thread::scope(|scope| {
+        let barrier = scope.spawn(|| asker.barrier(None));
+        // More than answers are kept.
+        (0..5000).for_each(|_| assert_eq!(asker.clocks().unwrap(), [0, 0]));
+        assert!(!barrier.is_finished());
+        other.barrier(None).unwrap();
+        barrier.join().unwrap().unwrap();
+    });
+    [asker, other].into_iter().for_each(|job| job.leave(None).unwrap());
+}
+
 #[test]
 fn a_rank_joins_once_over_the_network_too() {
     let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
