@@ -3,9 +3,9 @@
 //! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so a thread that expects an
 //! answer soon keeps looking for a while. Where more of the job's threads are awake than there are cores, the thread that is
 //! waited for may need this very core, so the core is offered at once (yield). Elsewhere it is offered soon, or at once where
-//! that has just been what answered: beside a busy process both threads may have been put on one core, and a thread that looked there for as long as a wake-up costs would keep
-//! the other from the work that it waits for all the while (measured: 55 to 75 microseconds for the way of a row, where a
-//! wake-up costs 20; 7 if the core is offered after 2).
+//! that has just been what answered: beside a busy process both threads may have been put on one core, and a thread that looked
+//! there for as long as a wake-up costs would keep the other from the work that it waits for all the while (measured: 55 to 75
+//! microseconds for the way of a row, where a wake-up costs 20; 7 if the core is offered after 2).
 
 use penstock_fabric::layout::flags;
 use penstock_fabric::region::Mapping;
