@@ -60,7 +60,8 @@ pub struct Request {
     /// Every request with a lower number has its answer, or needs none any more, but for those that are `open`: the server
     /// need not keep those answers, and carries out none of these requests again.
     pub settled: u64,
-    /// Requests with lower numbers than `settled` that wait for their answers, in their order.
+    /// Requests with lower numbers than `settled` that wait for their answers, in their order: at most
+    /// [`MOST_NAMED`](crate::request::MOST_NAMED).
     pub open: Vec<u64>,
     /// What it asks.
     pub body: Ask,

@@ -8,13 +8,16 @@
 //! Each request says which of those before it are still open, and not only below which none is: one may wait for hours, at a
 //! barrier, while others are asked and answered by the thousand.
 //!
-//! Pure state. Memory: a message for each request without an answer, and for each answer that the worker has not said to have.
+//! Pure state. Memory: a message for each request without an answer, and for each answer that the worker has not said to have; and
+//! in each message up to [`MOST_NAMED`] numbers.
 
 use crate::message::{Ask, MessageError, Request, encode};
 use std::collections::BTreeMap;
 
+/// Open requests that a message names at most. Of more it says less: nothing of what comes behind the last that it names.
+pub const MOST_NAMED: usize = 1024;
 /// Answers kept at most for a worker that may connect again, and their bytes: those that it has not confirmed, which are no more
-/// than it has threads that ask. As many requests may be open at once.
+/// than it has threads that ask, where these are no more than a message names.
 const MOST_KEPT: usize = 4096;
 const MOST_KEPT_BYTES: usize = 4 << 20;
 
@@ -45,9 +48,11 @@ impl<T> Requests<T> {
         Ok((id, bytes))
     }
 
-    /// The number of the next request, and which of those before it are open.
+    /// A number, at most that of the next request, and which of the requests before it are open.
     pub fn settled(&self) -> (u64, Vec<u64>) {
-        (self.next, self.open.keys().copied().collect())
+        let mut open: Vec<u64> = self.open.keys().copied().take(MOST_NAMED + 1).collect();
+        let settled = if open.len() > MOST_NAMED { open.pop() } else { None };
+        (settled.unwrap_or(self.next), open)
     }
 
     /// A request needs no answer any more: it has come, or no thread waits for it. Returns the thread that waited, if one did.
@@ -88,7 +93,7 @@ impl Answers {
     pub fn settle(&mut self, settled: u64, open: &[u64]) -> bool {
         let ascends =
             open.is_sorted_by(|one, next| one < next) && open.last().is_none_or(|&last| last < settled);
-        if !ascends || open.len() > MOST_KEPT {
+        if !ascends || open.len() > MOST_NAMED {
             return false;
         }
         if settled < self.settled {
@@ -97,8 +102,11 @@ impl Answers {
         self.open = open.iter().copied().filter(|&request| !self.is_settled(request)).collect();
         self.settled = settled;
         let Self { kept, bytes, open, .. } = self;
+        // Both in their order: one pass, however many a worker leaves open.
+        let mut open = open.iter().peekable();
         kept.retain(|request, answer| {
-            let stays = *request >= settled || open.binary_search(request).is_ok();
+            while open.next_if(|&open| open < request).is_some() {}
+            let stays = *request >= settled || open.peek() == Some(&request);
             if !stays {
                 *bytes -= answer.len();
             }
@@ -166,22 +174,40 @@ mod tests {
     #[test]
     fn only_what_is_open_is_kept_however_long_one_waits() {
         let (mut requests, mut answers) = (Requests::default(), Answers::default());
-        let mut hear = |requests: &Requests<()>, bytes: &[u8]| {
+        let mut hear = |requests: &Requests<()>, bytes: &[u8], long: usize| {
             let Request { id, settled, open, .. } = asked(bytes);
             assert!(requests.settled().1.contains(&id) && answers.settle(settled, &open));
             assert!(!answers.is_settled(id));
-            (answers.keep(id, &[0; MOST_KEPT_BYTES / 8]), answers.kept.len())
+            (answers.keep(id, &vec![0; long]), answers.kept.len())
         };
         let (waits, _) = requests.ask(Ask::Barrier, ()).unwrap();
-        for _ in 0..2 * MOST_KEPT {
+        for round in 0..2 * MOST_KEPT {
             let (id, bytes) = requests.ask(Ask::Clocks, ()).unwrap();
-            assert_eq!(hear(&requests, &bytes), (true, 1));
+            assert_eq!(hear(&requests, &bytes, if round < 16 { MOST_KEPT_BYTES / 8 } else { 1 }), (true, 1));
             requests.settle(id);
         }
         let (id, bytes) = requests.ask(Ask::Clocks, ()).unwrap();
-        assert_eq!(hear(&requests, &bytes), (true, 1));
+        assert_eq!(hear(&requests, &bytes, 1), (true, 1));
         assert_eq!(requests.settled(), (id + 1, vec![waits, id]));
         assert!(!answers.is_settled(waits) && answers.is_settled(waits + 1) && !answers.is_settled(id));
+    }
+
+    #[test]
+    fn who_has_more_open_than_a_message_names_says_less_and_nothing_wrong() {
+        let (mut requests, mut answers) = (Requests::default(), Answers::default());
+        let most = MOST_NAMED as u64;
+        for waits in 0..2 * most {
+            let (id, bytes) = requests.ask(Ask::Barrier, waits).unwrap();
+            let Request { settled, open, .. } = asked(&bytes);
+            assert_eq!((settled, open.len() as u64), (id.min(most + 1), (id - 1).min(most)));
+            assert!(answers.settle(settled, &open) && !answers.is_settled(id) && answers.keep(id, &[0]));
+        }
+        assert_eq!(answers.kept.len(), 2 * MOST_NAMED, "all are open");
+        (1..=most).for_each(|id| _ = requests.settle(id));
+        let (settled, open) = requests.settled();
+        assert_eq!((settled, open.len()), (2 * most + 1, MOST_NAMED));
+        assert!(answers.settle(settled, &open));
+        assert_eq!((answers.kept.len(), answers.bytes), (MOST_NAMED, MOST_NAMED));
     }
 
     /// messages of several threads are said in any order.
@@ -198,11 +224,8 @@ mod tests {
     #[test]
     fn who_settles_nothing_or_what_cannot_be_is_found_out() {
         let mut answers = Answers::default();
-        for open in [vec![3, 2], vec![2, 2], vec![1, 4], (0..=MOST_KEPT as u64).collect()] {
-            assert!(
-                !answers.settle(4.max(MOST_KEPT as u64 * u64::from(open.len() > 4) + 1), &open),
-                "{open:?}"
-            );
+        for open in [vec![3, 2], vec![2, 2], vec![1, 4], (0..=MOST_NAMED as u64).collect()] {
+            assert!(!answers.settle(if open.len() > MOST_NAMED { u64::MAX } else { 4 }, &open), "{open:?}");
         }
         assert_eq!((answers.settled, answers.open.len()), (0, 0));
         let mut answers = Answers::default();

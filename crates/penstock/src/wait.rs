@@ -110,7 +110,7 @@ pub(crate) struct Patience<'a> {
     one_core: Option<&'a OneCore>,
     /// Whether it yields at once.
     hands_over: bool,
-    /// Whether some other thread used the first yield.
+    /// Whether some other thread seems to have used the first yield.
     used: bool,
     since: Option<Instant>,
 }
@@ -217,7 +217,8 @@ impl<'a> Patience<'a> {
 /// microseconds, 5 if the core is handed over at once, and 1.4 with a core for each).
 #[derive(Debug, Default)]
 pub(crate) struct OneCore {
-    /// Waits in a row that looked so; from [`ALIKE`] on also those for which it was believed.
+    /// Waits in a row that looked so; from [`ALIKE`] on also those for which it was believed. Threads that share it may lose
+    /// each other's counts: it is a hint.
     alike: AtomicU32,
 }
 

@@ -360,7 +360,7 @@ impl Cluster<'_> {
         }
         let Some(clerk) = self.desk.clerks.get_mut(&rank) else { return Ok(()) };
         let honest = clerk.answers.settle(settled, &open);
-        debug_assert!(honest, "what an honest worker says of its requests makes sense");
+        assert!(honest, "what an honest worker says of its requests makes sense");
         if let Some(answer) = clerk.answers.to(id).map(<[u8]>::to_vec) {
             self.post_record(rank, Way::Down, &answer);
             return Ok(());

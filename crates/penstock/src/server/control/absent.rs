@@ -215,7 +215,8 @@ impl Control {
             }
         }
         // It may be a worker that was stopped for as long: it comes again.
-        let late = |client: &Client| client.is_stranger() && now.saturating_sub(client.since) > HELLO_WITHIN_MS;
+        let late =
+            |client: &Client| client.is_stranger() && now.saturating_sub(client.since) > HELLO_WITHIN_MS;
         let late: Vec<u64> =
             self.clients.iter().filter_map(|(&token, client)| late(client).then_some(token)).collect();
         late.into_iter().for_each(|token| self.turn_client_away(token));
