@@ -97,7 +97,7 @@ class GatherConflict(PenstockError, ValueError):
 
 
 class SettingsError(PenstockError, ValueError):
-    """An optimizer's setting is outside its range, or may not change any more."""
+    """An optimizer's setting is outside its range, no number, or not there, or may not change any more."""
 
 
 class SettingsConflict(PenstockError):

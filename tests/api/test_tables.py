@@ -40,6 +40,18 @@ def test_rows_may_be_named_in_every_way(table: ps.Table, rows: object) -> None:
     assert table.get(np.int64(4)).shape == table.get(np.array(4)).shape == (3,)
 
 
+def test_rows_may_be_declared_in_any_order_and_twice(job: ps.Job) -> None:
+    table = job.table("declared", rows=5, width=1, produce=[3, 1, 1, 2, 3], consume=[3, 1, 3])
+    for row in (3, 1, 2):
+        table.set(row, [row], clock=1)
+    assert table.get([1, 2, 3]).ravel().tolist() == [1, 2, 3]
+    for row in (0, 4):
+        with pytest.raises(ps.exceptions.NotProducer):
+            table.set(row, [0])
+    with pytest.raises(ps.exceptions.UnknownRow, match="from 0 to 4 as"):
+        job.table("outside", rows=5, produce=np.array([5, 1], np.uint64))
+
+
 def test_order_and_repetition_are_the_callers(table: ps.Table) -> None:
     table.set([3, 1], [[3, 3, 3], [2, 2, 2]])
     assert table.get([1, 3, 1])[:, 0].tolist() == [2, 3, 2]

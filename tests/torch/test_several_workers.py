@@ -407,6 +407,8 @@ next_job()
 with ps.init(deadline=60) as job:
     model = net(0)
     model, optimizer = distribute(model, MAKERS["sgd"](model.parameters()))
+    # Torch wraps `step` once more.
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     mine = [0, 1, 2, 3, 4] if job.rank == 0 else [0, 1, 3, 4]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -795,3 +797,150 @@ def test_a_setting_that_is_refused_holds_up_the_gradients_of_all_groups(spawn_jo
         """,
     )
     assert len(saved) == 2
+
+
+AGAIN = """
+        import os, sys, time, torch, penstock as ps
+
+        class Raised(Exception):
+            pass
+
+        package = os.path.dirname(ps.__file__)
+
+        def interrupted(call, place):
+            left = place
+            def profile(frame, event, _):
+                nonlocal left
+                code = frame.f_code
+                # That is a hook behind the step, which has ended.
+                is_here = code.co_filename.startswith(package) and code.co_name != "_look_after_wrapper"
+                if is_here and event in ("c_return", "call"):
+                    left -= 1
+                    if left < 0:
+                        sys.setprofile(None)
+                        raise Raised
+            sys.setprofile(profile)
+            try:
+                call()
+                return False
+            except Raised:
+                return True
+            finally:
+                sys.setprofile(None)
+
+        def net():
+            torch.manual_seed(0)
+            return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1, bias=False))
+
+        def plain_step(plain, reference, x):
+            reference.zero_grad()
+            plain(x).square().mean().backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+            reference.step()
+
+        def begin(**options):
+            model, plain = net(), net()
+            reference = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            return (*ps.torch.distribute(model, sgd, where="servers", clip_norm=clip, **options),
+                    plain, reference)
+
+        def compare(model, plain):
+            for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(one, other)
+"""
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_step_that_one_worker_is_interrupted_in_anywhere_is_one_step_of_all(
+    spawn_job: Any, clip: float | None
+) -> None:
+    saved = spawn_job(
+        2,
+        AGAIN
+        + f"""
+        clip = {clip}
+        with ps.init(deadline=20) as job:
+            model, optimizer, plain, reference = begin()
+            for number in range(1000):
+                x = torch.rand(4, 3, generator=torch.Generator().manual_seed(number))
+                plain_step(plain, reference, x)
+                optimizer.zero_grad()
+                model(x[2 * job.rank : 2 * job.rank + 2]).square().mean().backward()
+                more = job.rank == 0 and interrupted(optimizer.step, number)
+                if more or job.rank == 1:
+                    optimizer.step()
+                compare(model, plain)
+                if not any(job.all_gather(more)):
+                    break
+            save(number=number)
+        """,
+    )
+    assert 50 < saved[0]["number"] < 999
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_step_that_timed_out_over_a_late_worker_is_made_again_as_the_same_step(
+    spawn_job: Any, clip: float | None
+) -> None:
+    """It completed another iteration, and each later step told both that gradients had left in another."""
+    saved = spawn_job(
+        2,
+        AGAIN
+        + f"""
+        clip = {clip}
+        timed_out = os.environ["TEST_OUT"] + ".timed out"
+        late = 0
+        with ps.init(deadline=1) as job:
+            model, optimizer, plain, reference = begin(timeout=30)
+            for number in range(6):
+                x = torch.rand(4, 3, generator=torch.Generator().manual_seed(number))
+                plain_step(plain, reference, x)
+                while job.rank == 1 and number == 4 and not os.path.exists(timed_out):
+                    time.sleep(0.01)
+                optimizer.zero_grad()
+                model(x[2 * job.rank : 2 * job.rank + 2]).square().mean().backward()
+                while True:
+                    try:
+                        optimizer.step()
+                        break
+                    except ps.exceptions.PullTimeout:
+                        late += 1
+                        if number == 4:
+                            open(timed_out, "w").close()
+                compare(model, plain)
+            save(late=late)
+            job.barrier(30)
+        """,
+    )
+    assert saved[0]["late"] >= 1
+
+
+def test_where_warnings_are_errors_the_step_that_tells_who_left_is_taken(spawn_job: Any) -> None:
+    """It raised before the parameters were read, and each `zero_grad` from then on."""
+    saved = spawn_job(
+        2,
+        """
+        import warnings, torch, penstock as ps
+
+        warnings.simplefilter("error", UserWarning)
+        told = 0
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.torch.distribute(model, sgd, where="servers")
+            for step in range(3 if job.rank else 6):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                try:
+                    optimizer.step()
+                except UserWarning as warning:
+                    assert "workers [1] have left the job" in str(warning)
+                    told += 1
+                assert model.weight.tolist() == [[-1.0 - step] * 2]
+        save(told=told)
+        """,
+    )
+    assert [one["told"] for one in saved] == [1, 0]

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from ...arrays import Array
 from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
@@ -71,6 +72,7 @@ class Shared:
     expected: int | None = None
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
+    """Where a signal handler has raised, `transfer.leaving` tells one that may have left too."""
     stamp: int = 0
     """The job's iteration in which it left."""
     held: bool = False
@@ -189,6 +191,18 @@ class Shared:
         return self.tensor._optimizer._packed if self.group.fits() else None
 
 
+@dataclass(eq=False)
+class Ending:
+    """How far a step has come since all has left: made again, as one that timed out, it goes on there."""
+
+    loss: Any = None
+    """What its closure returned."""
+    given: list[int] = field(default_factory=list)
+    """Iterations that are to be completed, for which all was given."""
+    came: list[tuple[list[int], Array]] = field(default_factory=list)
+    """Who was there in each of those that were, and which parameters somebody has a gradient of."""
+
+
 class Delivery:
     """
     Sends the gradients of a set of parameters, early where that is allowed.
@@ -232,6 +246,10 @@ class Delivery:
         """One whose parameter the script had changed when it was looked at, and what it was then."""
         self._beside: set[int] = set()
         """Others, changed too, that were looked at since."""
+        self._in_step = False
+        """Whether `step()` has begun to send."""
+        self.ending: Ending | None = None
+        """How far the rest of the step has come, once all has left."""
 
     def __iter__(self) -> Iterator[Shared]:
         return iter(self._all.values())
@@ -300,7 +318,12 @@ class Delivery:
         """Backward has added to the gradient."""
         if self._is_over(shared):
             return
-        if shared.left:
+        if self.ending is not None:
+            raise OptionError(
+                f"a gradient of `{shared.name}` came before the last step() had ended, which raised",
+                "call step() again: it goes on where it was",
+            )
+        if shared.left or shared.transfer.leaving is not None:
             raise OptionError(
                 f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
                 "were more backward passes since the last step() than before",
@@ -313,13 +336,13 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        if shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared):
-            if self._check and not shared.transfer.keeps_sent:
-                shared.hold()
-            self.send(shared)
-        elif self._check and self._watches:
+        leaves = shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared)
+        if self._check and (not shared.transfer.keeps_sent if leaves else self._watches):
             shared.hold()
+        # Before it leaves: a signal handler may raise as soon as it has.
         shared.remember(follows=self._follows(shared.group))
+        if leaves:
+            self.send(shared)
 
     def _may_leave(self, shared: Shared) -> bool:
         """
@@ -384,23 +407,36 @@ class Delivery:
         """
         Contributes the parameter's gradient, if any, with the current settings of its group.
         """
-        gradient = shared.parameter.grad
+        gradient, transfer = shared.parameter.grad, shared.transfer
+        again = transfer.leaving is not None
         if gradient is None:
+            if again:
+                raise self._left_already(shared, "was thrown away")
             return
         shared.check()
         shared.group.refresh()
-        transfer = shared.transfer
-        transfer.send(dense(gradient, shared.name, shared.parameter.dtype), held=shared.held)
-        shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
-        shared.stamp = shared.tensor._job.iteration
+        stamp = shared.tensor._job.iteration
+        transfer.let_move(shared.parameter)
+        transfer.send(dense(gradient, shared.name, shared.parameter.dtype), stamp, held=shared.held)
+        # Also what leaves in `step()` stands still until that ends: it may be called again.
+        seen = shared.seen or (gradient, gradient._version, None)
+        # No call is in between, so no signal handler.
+        shared.left, shared.stamp, shared.seen = True, stamp, seen
+        shared.held = self._check and (shared.held or transfer.keeps_sent)
+        if again:
+            self._refuse_change(shared)
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
         for shared in self:
             shared.check()
 
-    def finish(self) -> None:
-        """Sends what has not left, in `step()`, and learns."""
+    def finish(self, loss: Any) -> None:
+        """
+        Sends what has not left, in `step()`, whose closure has returned `loss`, and learns. Made again, it
+        goes on where it was; where it is not known what has left, it raises OptionError.
+        """
+        self._refuse_unknown()
         for shared in self:
             if shared.left:
                 self._refuse_change(shared)
@@ -408,21 +444,27 @@ class Delivery:
                 self._look_at(shared)
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
+        self._in_step = True
         for shared in self:
             if not shared.left:
                 self.send(shared)
         for shared in self:
             shared.transfer.settle()
+            shared.transfer.let_move(shared.parameter)
         if self._learns:
             self._learn()
+        self.ending = Ending(loss)
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
         self._apart, self._fits = None, None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
+            shared.transfer.leaving = None
             shared.watched = True
             shared.forget()
+        # Last: until then a step that is made again is this one.
+        self._in_step, self.ending = False, None
 
     def forget_changes(self) -> None:
         """What was changed without a step is everybody's by now."""
@@ -431,13 +473,25 @@ class Delivery:
             shared.forget()
 
     def refuse_loss(self) -> None:
-        """Gradients are about to be thrown away: those that have left cannot be."""
+        """Gradients are about to be thrown away: those that have left, or may have, cannot be."""
         gone = self._first_gone()
         if gone is not None:
-            raise _left_already(gone, "was thrown away")
+            raise OptionError(
+                f"the gradient of `{gone.name}` was thrown away after it had left for the servers",
+                "call step() before, which makes its update, and is called again where it raised; or pass "
+                "overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
+            )
+        for shared in self:
+            # Of an iteration that is over.
+            shared.transfer.leaving = None
 
     def refuse_between(self, what: str) -> None:
         """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
+        if self.ending is not None:
+            raise OptionError(
+                f"{what} came before the last step() had ended, which raised",
+                "call step() again: it goes on where it was",
+            )
         gone = self._first_gone()
         if gone is not None:
             raise OptionError(
@@ -447,14 +501,50 @@ class Delivery:
             )
 
     def _first_gone(self) -> Shared | None:
-        return next((shared for shared in self if shared.left), None)
+        for shared in self:
+            if self._is_over(shared):
+                continue
+            leaving = shared.transfer.leaving
+            if shared.left or (leaving is not None and leaving == shared.tensor._job.iteration):
+                return shared
+        return None
+
+    def _refuse_unknown(self) -> None:
+        """Whether it left can be found out in the same iteration only: a second push is refused there."""
+        for shared in self:
+            leaving = shared.transfer.leaving
+            if shared.left or leaving is None or leaving == shared.tensor._job.iteration:
+                continue
+            if not self._is_over(shared):
+                raise OptionError(
+                    f"a signal handler raised while the gradient of `{shared.name}` left for the servers in "
+                    f"iteration {leaving}, which is over: it is not known whether its update was made",
+                    "call step() again before anything else completes the iteration; now start again from a "
+                    "checkpoint, or go on without it by zero_grad()",
+                )
 
     def _refuse_change(self, shared: Shared) -> None:
+        if self._is_over(shared):
+            return
         if shared.gradient_changed():
             gone = shared.parameter.grad is None
-            raise _left_already(shared, "was thrown away" if gone else "was changed")
+            raise self._left_already(shared, "was thrown away" if gone else "was changed")
         if shared.settings_changed():
-            raise _left_already(shared, "got another learning rate, or another setting,")
+            # One that is refused says so.
+            shared.group.refresh()
+            raise self._left_already(shared, "got another learning rate, or another setting,")
+
+    def _left_already(self, shared: Shared, what: str) -> OptionError:
+        what = f"the gradient of `{shared.name}` {what} after it had left for the servers"
+        if self._in_step:
+            what = f"{what} in a step() that raised"
+            return OptionError(
+                what, "call step() again with what was there, or start again from a checkpoint"
+            )
+        hint = (
+            "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then"
+        )
+        return OptionError(what, hint)
 
     def _look_for_others(self) -> None:
         """Warns once of a gradient that no backward pass has added to: what was done to it is not seen."""
@@ -507,10 +597,3 @@ class Delivery:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _left_already(shared: Shared, what: str) -> OptionError:
-    return OptionError(
-        f"the gradient of `{shared.name}` {what} after it had left for the servers",
-        "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
-    )

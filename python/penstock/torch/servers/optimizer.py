@@ -52,7 +52,7 @@ from ..prefixes import prefixes_of
 from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
-from .delivery import Delivery, Shared
+from .delivery import Delivery, Ending, Shared
 from .rules import (
     HOOKS,
     OWN_FLAGS,
@@ -322,14 +322,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for key, shared in self._shared.items():
             if key not in here:
                 raise OptionError(
-                    f"parameter `{shared.name}` was taken out of its parameter group: the servers would go "
-                    "on stepping it as before",
-                    "leave it there: freeze it (requires_grad_(False)) to train it no longer, and give "
-                    "`distribute` the groups as they are to be",
+                    f"parameter `{shared.name}` was taken out of its parameter group, or groups stand in "
+                    "another order: the servers would go on stepping it as before",
+                    "leave them as they were: freeze it (requires_grad_(False)) to train it no longer, and "
+                    "give `distribute` the groups as they are to be",
                 )
         for group, rule in zip(groups, self._rules, strict=True):
             if group is not rule.options():
-                _check_same_flags(type(self._original), group, rule)
+                _check_same_flags(type(self._original), group, rule, loaded=False)
                 rule.follow(group)
 
     @property
@@ -377,8 +377,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If a signal handler raises while it runs, a repeated `step()` may apply some gradients twice, and
-        overwrite values that were set since: start from a checkpoint.
+        If it raised, as for another worker that was late or in a signal handler, call it again: it goes on
+        where it was, and no gradient counts twice. Do so before `zero_grad`, another backward pass, and
+        whatever else completes an iteration; no closure is called again once all has left. After a handler
+        that raised in `backward`, as in torch, `step()` takes the gradients that are there. Where a handler
+        raises when all is done, such as in a hook behind the step, the next call is the next step.
 
         Parameters
         ----------
@@ -394,15 +397,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
+            Or a signal handler has raised while a gradient left, and the iteration was completed meanwhile:
+            whether it counts is not known.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
             A gradient is sparse, or of another element type than its parameter; or the model was converted
             after `distribute`.
         SettingsError
-            A parameter group has a setting that is out of range, or a flag that was changed; with `clip_norm`
-            also one whose parameters are frozen here. Or, on worker 0, a parameter that was unfrozen starts
-            from a state of another optimizer, as for `distribute`.
+            A parameter group has a setting that is out of range or no number, or lacks one, or a flag was
+            changed; with `clip_norm` also one whose parameters are frozen here. Or, on worker 0, a parameter
+            that was unfrozen starts from a state of another optimizer, as for `distribute`.
         FirstFailed
             Not on worker 0, whose own call has failed over such a state.
         SettingsConflict
@@ -415,24 +420,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.push` and `Tensor.pull`.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._follow_groups()
-        self._delivery.check()
-        self._refuse_changes()
-        if self._steps < 2 or self._steps % CHECK_EVERY == 0:
-            self._newcomers.look()
-        self._take_in()
-        self._refuse_settings()
-        self._delivery.finish()
-        self._have_stepped()
+        delivery = self._delivery
+        if delivery.ending is None:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._follow_groups()
+            delivery.check()
+            self._refuse_changes()
+            if self._steps < 2 or self._steps % CHECK_EVERY == 0:
+                self._newcomers.look()
+            self._take_in()
+            self._refuse_settings()
+            delivery.finish(loss)
+        else:
+            self._refuse_changes()
+        assert delivery.ending is not None
+        loss = delivery.ending.loss
+        self._have_stepped(delivery.ending)
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
-        self._delivery.next_iteration()
         self._steps += 1
+        delivery.next_iteration()
+        # No call but that: where a signal handler raised in it, the step would be over.
+        if self._attendance is not None and self._attendance.untold:
+            self._attendance.tell()
         return loss
 
     def _refuse_settings(self, also: Collection[Shared] = ()) -> None:
@@ -448,30 +462,43 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for rule in {shared.group for shared in (*taken, *also)}:
             rule.refresh()
 
-    def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
-        """All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush."""
-        if self._clipping is None:
-            self._complete(flushed)
-        else:
-            there, used = self._complete(flushed)
-            self._clipping.account(there)
-            self._clipping.step(there, used)
-            self._clipping.account(self._complete(flushed)[0])
+    def _have_stepped(self, ending: Ending, flushed: Collection[Shared] | None = None) -> None:
+        """
+        All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush.
+        `ending`: what of it was done before, in a call that raised.
+        """
+        there, used = self._complete(0, ending, flushed)
+        if self._clipping is not None:
+            if len(ending.given) == 1:
+                self._clipping.account(there)
+                self._clipping.step(there, used)
+            self._clipping.account(self._complete(1, ending, flushed)[0])
         self._pull_all()
         self._keep_copies()
 
-    def _complete(self, flushed: Collection[Shared] | None) -> tuple[list[int], Array]:
+    def _complete(
+        self, number: int, ending: Ending, flushed: Collection[Shared] | None
+    ) -> tuple[list[int], Array]:
         """
-        Completes an iteration, with all workers; returns those that were there, and which parameters one of
-        them has a gradient of, or has `flushed`.
+        Completes the step's first or second iteration, with all workers; returns those that were there, and
+        which parameters one of them has a gradient of, or has `flushed`.
         """
-        if self._attendance is None:
+        if number < len(ending.came):
+            return ending.came[number]
+        attendance = self._attendance
+        if number == len(ending.given):
+            if attendance is not None:
+                attendance.give(flushed)
+            ending.given.append(self.job.iteration)
+        if self.job.iteration == ending.given[number]:
             self.job.clock()
+        if attendance is not None:
+            came = attendance.take()
+        else:
             left = [shared.left if flushed is None else shared in flushed for shared in self._everything]
-            return [self.job.rank], np.array(left)
-        self._attendance.give(flushed)
-        self.job.clock()
-        return self._attendance.take()
+            came = [self.job.rank], np.array(left)
+        ending.came.append(came)
+        return came
 
     def flush(self) -> None:
         """
@@ -494,7 +521,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         DeclarationConflict
             Another worker took a step, or completed the iteration otherwise.
         SettingsError
-            A parameter group has a setting that is out of range, or a flag that was changed.
+            A parameter group has a setting that is out of range or no number, or lacks one, or a flag was
+            changed.
         SettingsConflict, WorkerLost
             As for `step`.
         LaneTimeout, PullTimeout, JobClosed
@@ -529,9 +557,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Before it is sent: interrupted behind that, nothing is held back any more.
             self._flushed[shared] = now
             shared.sends_to.flush()
-        self._have_stepped(self._flushed)
+        self._have_stepped(Ending(), self._flushed)
         self._flushed.clear()
         self._delivery.forget_changes()
+        if self._attendance is not None and self._attendance.untold:
+            self._attendance.tell()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -730,7 +760,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
         for group, mine, rule in zip(saved, self.param_groups, self._rules, strict=True):
             group.update({flag: mine[flag] for flag in OWN_FLAGS if flag in mine})
-            _check_same_flags(type(self._original), group, rule)
+            _check_same_flags(type(self._original), group, rule, loaded=True)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
         states = {
@@ -1141,7 +1171,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
-                    "call optimizer.publish(), on every worker, after such a change",
+                    "call optimizer.publish(), on every worker, after such a change; behind a step() that "
+                    "raised put back what was there, and publish after the step",
                 )
         for name, parameter in self._others():
             # What had no gradient, such as a moving average, was not stepped by one.
@@ -1192,18 +1223,22 @@ def _refuse_state(original: torch.optim.Optimizer, *_: Any) -> None:
         )
 
 
-def _check_same_flags(kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule) -> None:
-    try:
-        fresh = GroupRule(kind, group).rule
-    except KeyError as error:
+def _check_same_flags(
+    kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule, *, loaded: bool
+) -> None:
+    """Raises SettingsError where a group, `loaded` with a state or set by the script, needs another rule."""
+    what = "the state" if loaded else "the dictionary that took its place"
+    if (name := rule.lacking_in(group)) is not None:
         raise SettingsError(
-            f"the group was declared as {rule.rule!r}, the state has no {error} in it",
-            f"load a state of torch.optim.{kind.__name__}",
-        ) from None
+            f"the group was declared as {rule.rule!r}, {what} has no `{name}` in it",
+            f"load a state of torch.optim.{kind.__name__}" if loaded else "keep what is not to change",
+        )
+    fresh = GroupRule(kind, group).rule
     if (fresh.rule(), fresh.flags()) != (rule.rule.rule(), rule.rule.flags()):
+        before = "construct the optimizer with the flags of the checkpoint" if loaded else "set flags"
         raise SettingsError(
-            f"the group was declared as {rule.rule!r}, the state is of {fresh!r}",
-            "construct the optimizer with the flags of the checkpoint before `distribute`",
+            f"the group was declared as {rule.rule!r}, {what} is of {fresh!r}",
+            f"{before} before `distribute`",
         )
 
 

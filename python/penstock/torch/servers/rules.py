@@ -75,6 +75,13 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _is_decoupled(group: Group, make: type[Optimizer]) -> bool | None:
+    """Whether a group of Adam's or AdamW's decays weights apart from the gradient; None for other rules."""
+    if make is optim.AdamW:
+        return bool(group.get("decoupled_weight_decay", True))
+    return bool(group.get("decoupled_weight_decay", False)) if make is optim.Adam else None
+
+
 def check_flags(group: Group) -> None:
     """
     Raises OptionError for flags that only work inside one process's own autograd or CUDA graph.
@@ -131,8 +138,10 @@ class GroupRule:
         check_flags(group)
         self.place = place
         make, self._names = _RULES[kind]
-        if group.get("decoupled_weight_decay"):
-            make = optim.AdamW
+        # Torch's two go by the group: one that is AdamW's may be Adam's in all but its class.
+        self._decoupled = _is_decoupled(group, make)
+        if self._decoupled is not None:
+            make = optim.AdamW if self._decoupled else optim.Adam
         self._divisors = optim.divisors(make.__name__, updates)
         self._group = group
         self._last = self._now()
@@ -148,6 +157,12 @@ class GroupRule:
 
     def refresh(self) -> None:
         """Takes over the group's settings; raises SettingsError if one is invalid, or if a flag changed."""
+        if self._decoupled is not None and _is_decoupled(self._group, type(self.rule)) != self._decoupled:
+            raise SettingsError(
+                f"expected decoupled_weight_decay={self._decoupled} as when the group was distributed, got "
+                f"{not self._decoupled}: the servers' rule cannot become another",
+                "set it before `distribute`",
+            )
         now = self._now()
         if now == self._last:
             return
@@ -157,16 +172,27 @@ class GroupRule:
             setattr(self.rule, name, self._of_a_step(name))
         self._last = now
 
+    def lacking_in(self, group: Group) -> str | None:
+        """A setting that the rule has, and this group has not."""
+        return next((name for name in self._names if name not in group), None)
+
     def fits(self) -> bool:
         """Takes over the group's settings if `refresh` would not raise; whether it did."""
         try:
             self.refresh()
-        except (SettingsError, KeyError):
+        except SettingsError:
             return False
         return True
 
     def _now(self) -> list[Any]:
-        """What the settings are now: a tensor or a list may change without becoming another object."""
+        """
+        What the settings are now: a tensor or a list may change without becoming another object. Raises
+        SettingsError if one is invalid, or not there.
+        """
+        if (name := self.lacking_in(self._group)) is not None:
+            raise SettingsError(
+                f"the parameter group has no `{name}` in it", "set what the rule knows by that name"
+            )
         return [_plain(name, self._group[name]) for name in self._names]
 
     def _of_a_step(self, name: str) -> Any:
