@@ -169,7 +169,7 @@ impl<'a> Patience<'a> {
             self.one_core.inspect(|one_core| one_core.note(false));
             return false;
         }
-        let first = self.yields == 1 && self.one_core.is_some() && !self.hands_over;
+        let first = self.yields == 1 && self.one_core.is_some() && !self.hands_over && !self.crowded;
         let began = first.then(Instant::now);
         sched_yield();
         self.used |= began.is_some_and(|began| began.elapsed() >= USED);
