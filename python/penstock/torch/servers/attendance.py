@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...arrays import Array
-from ...exceptions import AlreadyPushed, DeclarationConflict
+from ...exceptions import DeclarationConflict
 from ...job import Job
 from ...optim import Replace
 from ..script import of_the_script
@@ -43,10 +43,6 @@ class Attendance:
         self._timeout = timeout
         self._all: list[Shared] = []
         self._gone: set[int] = set()
-        self.untold = False
-        """Whether somebody is gone of whom `tell` has not."""
-        self._filled: tuple[int, bool] | None = None
-        """In which iteration the lane was filled last, and whether for a flush."""
 
     def take_in(self, everything: Sequence[Shared]) -> None:
         """From now on the parameters are these. Collective."""
@@ -63,20 +59,8 @@ class Attendance:
     def give(self, flushed: Collection[Shared] | None = None) -> None:
         """
         This worker takes the step: what will leave has left. With `flushed`, it flushes: of these parameters
-        something was held back. Made again in the same iteration, it is the same call.
+        something was held back.
         """
-        filled = self._job.iteration, flushed is not None
-        again = self._filled == filled
-        if not again:
-            self._fill(flushed)
-            self._filled = filled
-        try:
-            self._tensor.push()
-        except AlreadyPushed:
-            if not again:
-                raise
-
-    def _fill(self, flushed: Collection[Shared] | None) -> None:
         size, now = self._job.size, self._job.iteration
         if flushed is None:
             left = [shared.left for shared in self._all]
@@ -90,11 +74,12 @@ class Attendance:
         lane[self._job.rank] = 1
         lane[size:-1] = self._given.reshape(-1)
         lane[-1] = self._flushes
+        self._tensor.push()
 
     def take(self) -> tuple[list[int], Array]:
         """
         Waits for the others; returns who was there, and which parameters somebody has a gradient of. Raises
-        DeclarationConflict if one was elsewhere.
+        DeclarationConflict if one was elsewhere; warns, once, of each that left.
         """
         mean, size = self._tensor.pull(), self._job.size
         present, (left, ages) = mean[:size], mean[size:-1].reshape(2, len(self._all))
@@ -120,16 +105,10 @@ class Attendance:
                 "pass overlap=False to `ps.torch.distribute` on every worker: gradients leave in step() then",
             )
         if gone - self._gone:
-            self._gone, self.untold = gone, True
+            self._gone = gone
+            warnings.warn(
+                f"workers {sorted(gone)} have left the job, or were lost, after fewer steps of "
+                f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
+                stacklevel=of_the_script(),
+            )
         return [int(rank) for rank in np.flatnonzero(present)], left > 0
-
-    def tell(self) -> None:
-        """
-        Warns, once, of each that left. At the end of a step: where warnings are errors, all of it was taken.
-        """
-        self.untold = False
-        warnings.warn(
-            f"workers {sorted(self._gone)} have left the job, or were lost, after fewer steps of "
-            f"`{self._prefix}`: from this step on, gradients are averaged over the other workers",
-            stacklevel=of_the_script(),
-        )

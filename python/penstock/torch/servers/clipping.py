@@ -34,7 +34,7 @@ import torch
 
 from ... import _core
 from ...arrays import Array
-from ...exceptions import AlreadyPushed, OptionError, SettingsConflict, WorkerLost
+from ...exceptions import OptionError, SettingsConflict, WorkerLost
 from ...job import Job
 from ...optim import Replace, Settings
 from ...tensor import Tensor
@@ -75,8 +75,6 @@ class Clipping:
         self._last: list[tuple[_Place, int]] = []
         # The settings that were told last, and what tells them.
         self._told: tuple[list[Settings], int] = [], _token([])
-        # The iteration in which the lane of norms was filled last, and what is stepped with which settings.
-        self._filled: tuple[int, list[tuple[_Place, int]], list[Settings]] | None = None
         self.total_norm: float | None = None
         """Of the last step's average, before it was clipped."""
 
@@ -119,30 +117,21 @@ class Clipping:
     def step(self, there: Sequence[int], used: Array) -> None:
         """
         The second half, up to its clock. `there`: the workers that took part in the first; `used`: which
-        parameters one of them has a gradient of. Made again in the same iteration, it goes on where it was.
+        parameters one of them has a gradient of.
         """
+        owners = self._owners_among(there)
         found = [int(number) for number in np.flatnonzero(used)]
-        rank, count, now = self._job.rank, len(self._all), self._job.iteration
-        again = self._filled is not None and self._filled[0] == now
-        if not again:
-            owners = self._owners_among(there)
-            stepped = [(self._places[id(self._all[number])], owners[number]) for number in found]
-            settings = self._settings([place.shared for place, _ in stepped])
-            lane = self._norms.lane()
-            lane[:] = 0
-            lane[count + rank] = self._told[1]
-            for number, (place, owner) in zip(found, stepped, strict=True):
-                place.count(now)
-                if owner == rank:
-                    lane[number] = place.norm()
-            self._filled = now, stepped, settings
-        assert self._filled is not None
-        _, stepped, settings = self._filled
-        try:
-            self._norms.push()
-        except AlreadyPushed:
-            if not again:
-                raise
+        stepped = [(self._places[id(self._all[number])], owners[number]) for number in found]
+        rank, count = self._job.rank, len(self._all)
+        settings = self._settings([place.shared for place, _ in stepped])
+        lane = self._norms.lane()
+        lane[:] = 0
+        lane[count + rank] = self._told[1]
+        for number, (place, owner) in zip(found, stepped, strict=True):
+            place.count()
+            if owner == rank:
+                lane[number] = place.norm()
+        self._norms.push()
         norms = self._norms.pull()
         if missing := [one for one in there if not norms[count + one]]:
             raise _lost(missing[0], self._prefix)
@@ -151,7 +140,7 @@ class Clipping:
         factor = self._factor([place.shared.parameter.dtype for place, _ in stepped], norms[found])
         for (place, owner), its in zip(stepped, settings, strict=True):
             if owner == rank:
-                place.push(factor, its, now)
+                place.push(factor, its)
         self._last = stepped
 
     def _settings(self, used: list[Shared]) -> list[Settings]:
@@ -171,7 +160,7 @@ class Clipping:
         itself, and left, might have the others hear of that first. What is stepped meanwhile is by zeros.
         """
         for (place, _), its in zip(stepped, settings, strict=True):
-            place.push(None, its, self._job.iteration)
+            place.push(None, its)
         for place, _ in stepped:
             place.shared.tensor._core.pull(None, None)
         # Nothing came, as one of them was lost meanwhile.
@@ -225,18 +214,12 @@ class _Place:
         self._lane: torch.Tensor | None = None
         self.steps: int | None = None
         """That the parameter should have taken; None: not known."""
-        self._counted: int | None = None
-        """The iteration of the last of them."""
-        self._filled: int | None = None
-        """The iteration for which the lane was filled last."""
 
-    def count(self, iteration: int) -> None:
-        """It takes a step in this iteration."""
-        if self._counted == iteration:
-            return
+    def count(self) -> None:
+        """It takes a step."""
         if self.steps is None:
             self.steps = self.shared.tensor._core.steps(None)
-        self.steps, self._counted = self.steps + 1, iteration
+        self.steps += 1
 
     def has_missed(self) -> bool:
         """Whether it has taken fewer, once nothing can come any more."""
@@ -249,23 +232,17 @@ class _Place:
         self._mean._core.pull(None, None)
         return float(torch.linalg.vector_norm(self._value))
 
-    def push(self, factor: torch.Tensor | None, settings: Settings, iteration: int) -> None:
-        """Has the servers step by factor times mean, or by zeros; once in this iteration."""
-        tensor, again = self.shared.tensor, self._filled == iteration
-        if not again:
-            memory = tensor._core.lane_until_push()
-            if self._lane is None:
-                self._lane = over(memory, self.shared.parameter)
-            if factor is None:
-                self._lane.zero_()
-            else:
-                torch.mul(self._value, factor, out=self._lane)
-            self._filled = iteration
-        try:
-            tensor._core.push(None, settings, False, None)
-        except AlreadyPushed:
-            if not again:
-                raise
+    def push(self, factor: torch.Tensor | None, settings: Settings) -> None:
+        """Has the servers step by factor times mean, or by zeros."""
+        tensor = self.shared.tensor
+        memory = tensor._core.lane_until_push()
+        if self._lane is None:
+            self._lane = over(memory, self.shared.parameter)
+        if factor is None:
+            self._lane.zero_()
+        else:
+            torch.mul(self._value, factor, out=self._lane)
+        tensor._core.push(None, settings, False, None)
 
 
 def _token(settings: list[Settings]) -> int:

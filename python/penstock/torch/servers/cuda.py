@@ -38,9 +38,6 @@ class CudaTransfer:
         self._lane = PinnedMemory(self._sends_to._core.lane(), tensor.shape, parameter.dtype)
         self._mirror = PinnedMemory(tensor._core.mirror(), tensor.shape, parameter.dtype)
         self._sent: Future[int] | None = None
-        self.leaving: int | None = None
-        # The iteration of the last push. Set by another thread than signal handlers run in.
-        self._announced: int | None = None
         self._taken = torch.cuda.Event()
         self._held: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
@@ -53,13 +50,8 @@ class CudaTransfer:
         # What the copy engine read of it last has been announced: `settle` saw to that.
         self._held.copy_(gradient)
 
-    def send(self, gradient: torch.Tensor, iteration: int, *, held: bool = False) -> None:
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Starts the copy into the lane; the lane is announced when the copy engine is through."""
-        if self.leaving is not None:
-            # It may be under way still.
-            self._tensor._job._await_pushes()
-            if self._announced == iteration:
-                return
         if self._check and not held:
             self.hold(gradient)
         if self._check and self._held is not None:
@@ -77,13 +69,11 @@ class CudaTransfer:
             copied.record(side)
         # The allocator must not hand out the gradient's memory again before the side stream has read it.
         gradient.record_stream(side)
-        self.leaving = iteration
         self._sent = self._tensor._job._submit_push(self._announce, copied)
 
     def _announce(self, copied: torch.cuda.Event) -> int:
         copied.synchronize()
-        self._announced = self._sends_to.push()
-        return self._announced
+        return self._sends_to.push()
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""
@@ -114,9 +104,6 @@ class CudaTransfer:
                 self._received = torch.empty_like(into, requires_grad=False)
             self._received.copy_(into)
         self._torn = None
-
-    def let_move(self, value: torch.Tensor) -> None:
-        """What is compared is on the device, and stands still."""
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the copy on the device, and waits for the result."""

@@ -33,8 +33,7 @@ from typing import Any
 
 import torch
 
-from ...arrays import Array
-from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
+from ...exceptions import AlreadyPushed, DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
 from ..script import of_the_script
@@ -72,7 +71,6 @@ class Shared:
     expected: int | None = None
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
-    """Where a signal handler has raised, `transfer.leaving` tells one that may have left too."""
     stamp: int = 0
     """The job's iteration in which it left."""
     held: bool = False
@@ -191,18 +189,6 @@ class Shared:
         return self.tensor._optimizer._packed if self.group.fits() else None
 
 
-@dataclass(eq=False)
-class Ending:
-    """How far a step has come since all has left: made again, as one that timed out, it goes on there."""
-
-    loss: Any = None
-    """What its closure returned."""
-    given: list[int] = field(default_factory=list)
-    """Iterations that are to be completed, for which all was given."""
-    came: list[tuple[list[int], Array]] = field(default_factory=list)
-    """Who was there in each of those that were, and which parameters somebody has a gradient of."""
-
-
 class Delivery:
     """
     Sends the gradients of a set of parameters, early where that is allowed.
@@ -246,10 +232,6 @@ class Delivery:
         """One whose parameter the script had changed when it was looked at, and what it was then."""
         self._beside: set[int] = set()
         """Others, changed too, that were looked at since."""
-        self._in_step = False
-        """Whether `step()` has begun to send."""
-        self.ending: Ending | None = None
-        """How far the rest of the step has come, once all has left."""
 
     def __iter__(self) -> Iterator[Shared]:
         return iter(self._all.values())
@@ -318,12 +300,7 @@ class Delivery:
         """Backward has added to the gradient."""
         if self._is_over(shared):
             return
-        if self.ending is not None:
-            raise OptionError(
-                f"a gradient of `{shared.name}` came before the last step() had ended, which raised",
-                "call step() again: it goes on where it was",
-            )
-        if shared.left or shared.transfer.leaving is not None:
+        if shared.left:
             raise OptionError(
                 f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
                 "were more backward passes since the last step() than before",
@@ -336,13 +313,13 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        leaves = shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared)
-        if self._check and (not shared.transfer.keeps_sent if leaves else self._watches):
-            shared.hold()
-        # Before it leaves: a signal handler may raise as soon as it has.
-        shared.remember(follows=self._follows(shared.group))
-        if leaves:
+        if shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared):
+            if self._check and not shared.transfer.keeps_sent:
+                shared.hold()
             self.send(shared)
+        elif self._check and self._watches:
+            shared.hold()
+        shared.remember(follows=self._follows(shared.group))
 
     def _may_leave(self, shared: Shared) -> bool:
         """
@@ -407,36 +384,32 @@ class Delivery:
         """
         Contributes the parameter's gradient, if any, with the current settings of its group.
         """
-        gradient, transfer = shared.parameter.grad, shared.transfer
-        again = transfer.leaving is not None
+        gradient = shared.parameter.grad
         if gradient is None:
-            if again:
-                raise self._left_already(shared, "was thrown away")
             return
         shared.check()
         shared.group.refresh()
-        stamp = shared.tensor._job.iteration
-        transfer.let_move(shared.parameter)
-        transfer.send(dense(gradient, shared.name, shared.parameter.dtype), stamp, held=shared.held)
-        # Also what leaves in `step()` stands still until that ends: it may be called again.
-        seen = shared.seen or (gradient, gradient._version, None)
-        # No call is in between, so no signal handler.
-        shared.left, shared.stamp, shared.seen = True, stamp, seen
-        shared.held = self._check and (shared.held or transfer.keeps_sent)
-        if again:
-            self._refuse_change(shared)
+        transfer = shared.transfer
+        sends = dense(gradient, shared.name, shared.parameter.dtype)
+        try:
+            transfer.send(sends, held=shared.held)
+        except AlreadyPushed:
+            raise OptionError(
+                f"a gradient of `{shared.name}` has left for the servers in iteration "
+                f"{shared.tensor._job.iteration} already: a backward pass or a step() was cut short, as "
+                "by a signal handler that raised",
+                "start again from a checkpoint: it is not known what of the step was taken",
+            ) from None
+        shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
+        shared.stamp = shared.tensor._job.iteration
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
         for shared in self:
             shared.check()
 
-    def finish(self, loss: Any) -> None:
-        """
-        Sends what has not left, in `step()`, whose closure has returned `loss`, and learns. Made again, it
-        goes on where it was; where it is not known what has left, it raises OptionError.
-        """
-        self._refuse_unknown()
+    def finish(self) -> None:
+        """Sends what has not left, in `step()`, and learns."""
         for shared in self:
             if shared.left:
                 self._refuse_change(shared)
@@ -444,27 +417,21 @@ class Delivery:
                 self._look_at(shared)
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
-        self._in_step = True
         for shared in self:
             if not shared.left:
                 self.send(shared)
         for shared in self:
             shared.transfer.settle()
-            shared.transfer.let_move(shared.parameter)
         if self._learns:
             self._learn()
-        self.ending = Ending(loss)
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
         self._apart, self._fits = None, None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
-            shared.transfer.leaving = None
             shared.watched = True
             shared.forget()
-        # Last: until then a step that is made again is this one.
-        self._in_step, self.ending = False, None
 
     def forget_changes(self) -> None:
         """What was changed without a step is everybody's by now."""
@@ -473,25 +440,13 @@ class Delivery:
             shared.forget()
 
     def refuse_loss(self) -> None:
-        """Gradients are about to be thrown away: those that have left, or may have, cannot be."""
+        """Gradients are about to be thrown away: those that have left cannot be."""
         gone = self._first_gone()
         if gone is not None:
-            raise OptionError(
-                f"the gradient of `{gone.name}` was thrown away after it had left for the servers",
-                "call step() before, which makes its update, and is called again where it raised; or pass "
-                "overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
-            )
-        for shared in self:
-            # Of an iteration that is over.
-            shared.transfer.leaving = None
+            raise _left_already(gone, "was thrown away")
 
     def refuse_between(self, what: str) -> None:
         """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
-        if self.ending is not None:
-            raise OptionError(
-                f"{what} came before the last step() had ended, which raised",
-                "call step() again: it goes on where it was",
-            )
         gone = self._first_gone()
         if gone is not None:
             raise OptionError(
@@ -501,50 +456,16 @@ class Delivery:
             )
 
     def _first_gone(self) -> Shared | None:
-        for shared in self:
-            if self._is_over(shared):
-                continue
-            leaving = shared.transfer.leaving
-            if shared.left or (leaving is not None and leaving == shared.tensor._job.iteration):
-                return shared
-        return None
-
-    def _refuse_unknown(self) -> None:
-        """Whether it left can be found out in the same iteration only: a second push is refused there."""
-        for shared in self:
-            leaving = shared.transfer.leaving
-            if shared.left or leaving is None or leaving == shared.tensor._job.iteration:
-                continue
-            if not self._is_over(shared):
-                raise OptionError(
-                    f"a signal handler raised while the gradient of `{shared.name}` left for the servers in "
-                    f"iteration {leaving}, which is over: it is not known whether its update was made",
-                    "call step() again before anything else completes the iteration; now start again from a "
-                    "checkpoint, or go on without it by zero_grad()",
-                )
+        return next((shared for shared in self if shared.left), None)
 
     def _refuse_change(self, shared: Shared) -> None:
-        if self._is_over(shared):
-            return
         if shared.gradient_changed():
             gone = shared.parameter.grad is None
-            raise self._left_already(shared, "was thrown away" if gone else "was changed")
+            raise _left_already(shared, "was thrown away" if gone else "was changed")
         if shared.settings_changed():
             # One that is refused says so.
             shared.group.refresh()
-            raise self._left_already(shared, "got another learning rate, or another setting,")
-
-    def _left_already(self, shared: Shared, what: str) -> OptionError:
-        what = f"the gradient of `{shared.name}` {what} after it had left for the servers"
-        if self._in_step:
-            what = f"{what} in a step() that raised"
-            return OptionError(
-                what, "call step() again with what was there, or start again from a checkpoint"
-            )
-        hint = (
-            "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then"
-        )
-        return OptionError(what, hint)
+            raise _left_already(shared, "got another learning rate, or another setting,")
 
     def _look_for_others(self) -> None:
         """Warns once of a gradient that no backward pass has added to: what was done to it is not seen."""
@@ -597,3 +518,10 @@ class Delivery:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _left_already(shared: Shared, what: str) -> OptionError:
+    return OptionError(
+        f"the gradient of `{shared.name}` {what} after it had left for the servers",
+        "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
+    )

@@ -52,7 +52,7 @@ from ..prefixes import prefixes_of
 from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
-from .delivery import Delivery, Ending, Shared
+from .delivery import Delivery, Shared
 from .rules import (
     HOOKS,
     OWN_FLAGS,
@@ -377,11 +377,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If it raised, as for another worker that was late or in a signal handler, call it again: it goes on
-        where it was, and no gradient counts twice. Do so before `zero_grad`, another backward pass, and
-        whatever else completes an iteration; no closure is called again once all has left. After a handler
-        that raised in `backward`, as in torch, `step()` takes the gradients that are there. Where a handler
-        raises when all is done, such as in a hook behind the step, the next call is the next step.
+        If a signal handler raises while it runs, or in `backward`, or it times out, the step cannot be gone
+        on with: a gradient may have left. A repeated `step()` raises, or takes part in another iteration than
+        the other workers': start from a checkpoint.
 
         Parameters
         ----------
@@ -397,8 +395,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
-            Or a signal handler has raised while a gradient left, and the iteration was completed meanwhile:
-            whether it counts is not known.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
@@ -420,33 +416,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.push` and `Tensor.pull`.
         """
-        delivery = self._delivery
-        if delivery.ending is None:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            self._follow_groups()
-            delivery.check()
-            self._refuse_changes()
-            if self._steps < 2 or self._steps % CHECK_EVERY == 0:
-                self._newcomers.look()
-            self._take_in()
-            self._refuse_settings()
-            delivery.finish(loss)
-        else:
-            self._refuse_changes()
-        assert delivery.ending is not None
-        loss = delivery.ending.loss
-        self._have_stepped(delivery.ending)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._follow_groups()
+        self._delivery.check()
+        self._refuse_changes()
+        if self._steps < 2 or self._steps % CHECK_EVERY == 0:
+            self._newcomers.look()
+        self._take_in()
+        self._refuse_settings()
+        self._delivery.finish()
+        self._have_stepped()
         # A scheduler that was made for the original checks this: whether the original has been
         # stepped before it.
         cast(Any, self._original)._opt_called = True
+        self._delivery.next_iteration()
         self._steps += 1
-        delivery.next_iteration()
-        # No call but that: where a signal handler raised in it, the step would be over.
-        if self._attendance is not None and self._attendance.untold:
-            self._attendance.tell()
         return loss
 
     def _refuse_settings(self, also: Collection[Shared] = ()) -> None:
@@ -462,43 +449,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for rule in {shared.group for shared in (*taken, *also)}:
             rule.refresh()
 
-    def _have_stepped(self, ending: Ending, flushed: Collection[Shared] | None = None) -> None:
-        """
-        All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush.
-        `ending`: what of it was done before, in a call that raised.
-        """
-        there, used = self._complete(0, ending, flushed)
-        if self._clipping is not None:
-            if len(ending.given) == 1:
-                self._clipping.account(there)
-                self._clipping.step(there, used)
-            self._clipping.account(self._complete(1, ending, flushed)[0])
+    def _have_stepped(self, flushed: Collection[Shared] | None = None) -> None:
+        """All was pushed: the servers step, and the parameters are read. With `flushed`, it was a flush."""
+        if self._clipping is None:
+            self._complete(flushed)
+        else:
+            there, used = self._complete(flushed)
+            self._clipping.account(there)
+            self._clipping.step(there, used)
+            self._clipping.account(self._complete(flushed)[0])
         self._pull_all()
         self._keep_copies()
 
-    def _complete(
-        self, number: int, ending: Ending, flushed: Collection[Shared] | None
-    ) -> tuple[list[int], Array]:
+    def _complete(self, flushed: Collection[Shared] | None) -> tuple[list[int], Array]:
         """
-        Completes the step's first or second iteration, with all workers; returns those that were there, and
-        which parameters one of them has a gradient of, or has `flushed`.
+        Completes an iteration, with all workers; returns those that were there, and which parameters one of
+        them has a gradient of, or has `flushed`.
         """
-        if number < len(ending.came):
-            return ending.came[number]
-        attendance = self._attendance
-        if number == len(ending.given):
-            if attendance is not None:
-                attendance.give(flushed)
-            ending.given.append(self.job.iteration)
-        if self.job.iteration == ending.given[number]:
+        if self._attendance is None:
             self.job.clock()
-        if attendance is not None:
-            came = attendance.take()
-        else:
             left = [shared.left if flushed is None else shared in flushed for shared in self._everything]
-            came = [self.job.rank], np.array(left)
-        ending.came.append(came)
-        return came
+            return [self.job.rank], np.array(left)
+        self._attendance.give(flushed)
+        self.job.clock()
+        return self._attendance.take()
 
     def flush(self) -> None:
         """
@@ -557,11 +531,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Before it is sent: interrupted behind that, nothing is held back any more.
             self._flushed[shared] = now
             shared.sends_to.flush()
-        self._have_stepped(Ending(), self._flushed)
+        self._have_stepped(self._flushed)
         self._flushed.clear()
         self._delivery.forget_changes()
-        if self._attendance is not None and self._attendance.untold:
-            self._attendance.tell()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -1171,8 +1143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
-                    "call optimizer.publish(), on every worker, after such a change; behind a step() that "
-                    "raised put back what was there, and publish after the step",
+                    "call optimizer.publish(), on every worker, after such a change",
                 )
         for name, parameter in self._others():
             # What had no gradient, such as a moving average, was not stepped by one.

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...exceptions import AlreadyPushed, DtypeError, OptionError, PenstockError
+from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
 from .bits import converted, over, same_bits, sum_of
 
@@ -53,20 +53,12 @@ class Transfer(Protocol):
 
     keeps_sent: bool
     """Whether `holds` knows what `send` was given; if not, only what `hold` was."""
-    leaving: int | None
-    """
-    The iteration in which a gradient was about to leave, until that is over: with a signal handler that
-    raised, it may have left or not.
-    """
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Keeps a copy of a gradient that has not left."""
 
-    def send(self, gradient: torch.Tensor, iteration: int, *, held: bool = False) -> None:
-        """
-        Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it. Nothing
-        leaves again if it has left in this iteration, in a call that did not come to its end.
-        """
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
+        """Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it."""
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """
@@ -82,9 +74,6 @@ class Transfer(Protocol):
         `moves`, the servers' value may change before `received` is asked. `seen` notes what came, before
         `into` has any of it; and `into` never has a part.
         """
-
-    def let_move(self, value: torch.Tensor) -> None:
-        """The servers' value may change from here on; `value` has what was received last."""
 
     def received(self, value: torch.Tensor) -> bool:
         """
@@ -118,10 +107,8 @@ class HostTransfer:
         self._address = 0
         self._view: Any = None
         self._received: torch.Tensor | None = None
-        # The parameter's version, where there is nothing to compare it with: it has a part of what came, as a
-        # `receive` has not returned, or the servers' value may have moved.
+        # Of a parameter with a part of what came, as a `receive` has not returned: its version.
         self._torn: int | None = None
-        self.leaving: int | None = None
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Copies it into the lane, when that is free; if it is to be filtered, elsewhere."""
@@ -131,23 +118,8 @@ class HostTransfer:
         self._sends_to._core.lane_until_push()
         self._lane.copy_(gradient)
 
-    def send(self, gradient: torch.Tensor, iteration: int, *, held: bool = False) -> None:
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Copies it into the lane, unless it is there."""
-        again = self.leaving is not None
-        # Before it leaves: a signal handler may raise as soon as it has.
-        self.leaving = iteration
-        try:
-            self._push(gradient, held)
-        except AlreadyPushed:
-            if not again:
-                self.leaving = None
-                raise
-        except PenstockError:
-            # A push counts whole, or not at all.
-            self.leaving = None
-            raise
-
-    def _push(self, gradient: torch.Tensor, held: bool) -> None:
         tensor = self._sends_to
         if held and self._kept is None:
             tensor._core.push(None, tensor._optimizer._packed, False, None)
@@ -192,11 +164,6 @@ class HostTransfer:
                     self._received = torch.empty_like(into, requires_grad=False)
                 self._received.copy_(into)
         self._torn = None
-
-    def let_move(self, value: torch.Tensor) -> None:
-        """Without a copy, what torch counts is all that tells a change from here on."""
-        if self._torn is None and self._received is not None and self._received is self._model:
-            self._torn = value._version
 
     def received(self, value: torch.Tensor) -> bool:
         """Compares it with the servers' value, or with the copy."""
