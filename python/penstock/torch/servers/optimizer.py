@@ -650,7 +650,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """
         The state in torch's own format: a plain torch optimizer of the same class can load it and continues
-        identically.
+        identically, but for AdamW's groups with `decoupled_weight_decay=False`: torch sets that as it loads.
 
         Not collective: any worker may call it, after a `step`. The state of half-precision parameters is in
         float32.
@@ -730,8 +730,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found = [len(group["params"]) for group in saved]
         if found != sizes:
             raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
-        for group, mine, rule in zip(saved, self.param_groups, self._rules, strict=True):
+        own = state_dict["param_groups"]
+        for group, mine, rule, its in zip(saved, self.param_groups, self._rules, own, strict=True):
             group.update({flag: mine[flag] for flag in OWN_FLAGS if flag in mine})
+            # Torch's AdamW has the flag set in whatever it loads; this group's rule is without it.
+            if rule.decoupled is False and its.get("decoupled_weight_decay") is False:
+                group["decoupled_weight_decay"] = False
             _check_same_flags(type(self._original), group, rule, loaded=True)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]

@@ -139,9 +139,9 @@ class GroupRule:
         self.place = place
         make, self._names = _RULES[kind]
         # Torch's two go by the group: one that is AdamW's may be Adam's in all but its class.
-        self._decoupled = _is_decoupled(group, make)
-        if self._decoupled is not None:
-            make = optim.AdamW if self._decoupled else optim.Adam
+        self.decoupled = _is_decoupled(group, make)
+        if self.decoupled is not None:
+            make = optim.AdamW if self.decoupled else optim.Adam
         self._divisors = optim.divisors(make.__name__, updates)
         self._group = group
         self._last = self._now()
@@ -157,10 +157,10 @@ class GroupRule:
 
     def refresh(self) -> None:
         """Takes over the group's settings; raises SettingsError if one is invalid, or if a flag changed."""
-        if self._decoupled is not None and _is_decoupled(self._group, type(self.rule)) != self._decoupled:
+        if self.decoupled is not None and _is_decoupled(self._group, type(self.rule)) != self.decoupled:
             raise SettingsError(
-                f"expected decoupled_weight_decay={self._decoupled} as when the group was distributed, got "
-                f"{not self._decoupled}: the servers' rule cannot become another",
+                f"expected decoupled_weight_decay={self.decoupled} as when the group was distributed, got "
+                f"{not self.decoupled}: the servers' rule cannot become another",
                 "set it before `distribute`",
             )
         now = self._now()

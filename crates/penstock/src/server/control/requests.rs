@@ -156,10 +156,6 @@ impl Control {
     pub(in crate::server) fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
         let Some((bytes, descriptors)) = Self::encode(id, answer) else { return };
         let Some(worker) = self.workers.get_mut(&rank) else { return };
-        // Nobody waits for it any more.
-        if worker.answers.is_settled(id) {
-            return;
-        }
         if !worker.keep_answer(id, &bytes) {
             return self.lose_rank(rank, Loss::Broke { what: "it settles none of its answers".to_owned() });
         }
