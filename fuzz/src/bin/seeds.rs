@@ -65,7 +65,10 @@ fn main() {
         Answer::Failed(lost),
     ];
     let mut messages: Vec<Vec<u8>> = Vec::new();
-    messages.extend(requests.map(|body| encode(&Request { id: 7, settled: 6, open: Vec::new(), body }).expect("it is short")));
+    messages
+        .extend(requests.map(|body| {
+            encode(&Request { id: 7, settled: 6, open: Vec::new(), body }).expect("it is short")
+        }));
     messages.extend(replies.map(|body| encode(&Reply { id: 7, body }).expect("it is short")));
     let records = messages.iter().take(3).flat_map(|message| record(message)).collect::<Vec<u8>>();
     let words =
