@@ -1,6 +1,8 @@
 //! What is fuzzed: everything that takes bytes from a network. Each function is one target; it asserts what must hold of any
 //! bytes, not only that nothing panics. The same bodies run under libFuzzer (`fuzz_targets`) and on stable (`replay`).
 
+pub mod seeds;
+
 use penstock_fabric::items::partition::{Layout, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::endpoint::Endpoint;

@@ -9,7 +9,8 @@ just after the victim (or, for a server or the launcher, some worker) has said a
 milliseconds. What must hold:
 
 - every worker that survives says how it ended: by a typed error that names the victim, within a lease and a
-  second of the kill; or well, and then with exactly the result of all pushes that count;
+  second of the kill, or of its own `ps.init()`; or well, and then with exactly the result of all pushes that
+  count;
 - a push counts in all elements or in none; only the last push of a worker that is lost under `continue` may
   count in some chunks and not in others (docs/consistency.md);
 - the launcher says that the run failed where it did, and nothing is left: no process, no file.
@@ -311,7 +312,8 @@ def _judge_error(
     schedule, wrong = seen.schedule, []
     if schedule.role == "manager":
         return [f"worker {rank} noticed that the manager was killed: {outcome['error']}: {outcome['text']}"]
-    late = outcome["when"] - seen.killed_at
+    # Where a process starts slowly, one that was killed as it started may be dead before another asks for it.
+    late = outcome["when"] - max(seen.killed_at, outcome["asked"])
     if patience is not None and "joined" not in seen.marks.get(rank, []):
         if late > patience + slack or f"server {schedule.victim}" not in outcome["text"]:
             wrong.append(

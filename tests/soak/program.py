@@ -2,8 +2,9 @@
 A worker of the kill campaign: trains, says at every step how far it is, and writes down how it ended.
 
 Arguments: folder, iterations, seed. Every message is one datagram to SOAK_SOCKET: `number pid mark seconds`,
-the seconds by the host's monotonic clock. How it ended stands in `outcome.NUMBER.json` in the folder. Its
-number is its rank, or SOAK_NUMBER where a manager gives the ranks.
+the seconds by the host's monotonic clock. How and when it ended stands in `outcome.NUMBER.json` in the
+folder, and when it asked to join: it can hear nothing before. Its number is its rank, or SOAK_NUMBER where a
+manager gives the ranks.
 
 Worker r pushes 1024 ** r into every element, so that the digits of an element to the base 1024 count whose
 pushes are in it, and how many.
@@ -38,7 +39,7 @@ def main() -> None:
     def write(**outcome: object) -> None:
         path = folder / f"outcome.{number}.json"
         part = path.with_suffix(".part")
-        part.write_text(json.dumps({"when": time.monotonic(), **outcome}))
+        part.write_text(json.dumps({"when": time.monotonic(), "asked": asked, **outcome}))
         part.rename(path)
 
     mark("start")
@@ -46,6 +47,7 @@ def main() -> None:
 
     import penstock as ps
 
+    asked = time.monotonic()
     try:
         job = ps.init()
         mark("joined")

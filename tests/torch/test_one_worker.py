@@ -457,6 +457,30 @@ def test_a_setting_that_is_refused_after_gradients_left_says_so(job: ps.Job) -> 
     optimizer.step()
 
 
+@pytest.mark.parametrize("overlap", [False, 1])
+def test_a_step_that_was_cut_short_cannot_be_taken_again_and_says_so(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, overlap: Any
+) -> None:
+    model = net()
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=overlap)
+    (x,) = next(iter(batches(1)))
+    loss = model(x).square().mean()
+    transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
+    send = transfer.send
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
+        send(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+            optimizer.step()
+    with pytest.raises(ps.exceptions.OptionError, match=r"(?s)left for the servers.*cut short.*checkpoint"):
+        optimizer.step()
+
+
 def test_what_ddp_is_to_ignore_is_refused_whatever_lists_it(job: ps.Job) -> None:
     for names in (["bias"], {"bias": 0}.keys(), {"bias"}):
         model = nn.Linear(2, 1)

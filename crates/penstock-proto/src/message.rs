@@ -354,9 +354,14 @@ mod tests {
 
     #[test]
     fn a_hostile_length_is_refused_before_a_byte_is_allocated() {
-        // A shape that claims 2^60 dimensions in ten bytes.
-        let bytes = [7, 6, 1, 1, b'w', 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f];
-        assert!(decode::<Request>(&bytes).is_err());
+        let honest = encode(&declare()).unwrap();
+        let name = honest.iter().position(|&byte| byte == b'w').unwrap();
+        // The open requests' and the shape's: one that says in nine bytes that 2^60 follow where two do.
+        for at in [2, name + 1] {
+            assert_eq!(honest[at], 2);
+            let hostile = [&honest[..at], &[0xff; 8], &[0x0f], &honest[at + 1..]].concat();
+            assert_eq!(decode::<Request>(&hostile), Err(MessageError::Malformed { bytes: hostile.len() }));
+        }
         assert!(matches!(
             decode::<Request>(&vec![0; MAX_MESSAGE_BYTES + 1]),
             Err(MessageError::TooLong { .. })

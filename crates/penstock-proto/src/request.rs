@@ -9,12 +9,13 @@
 //! barrier, while others are asked and answered by the thousand.
 //!
 //! Pure state. Memory: a message for each request without an answer, and for each answer that the worker has not said to have; and
-//! in each message up to [`MOST_NAMED`] numbers.
+//! up to [`MOST_NAMED`] numbers, in each message and at the server.
 
 use crate::message::{Ask, MessageError, Request, encode};
 use std::collections::BTreeMap;
 
-/// Open requests that a message names at most. Of more it says less: nothing of what comes behind the last that it names.
+/// Open requests that a message names at most. Of more it says less: nothing of the first that it cannot name, and of what comes
+/// behind that.
 pub const MOST_NAMED: usize = 1024;
 /// Answers kept at most for a worker that may connect again, and their bytes: those that it has not confirmed, which are no more
 /// than it has threads that ask, where these are no more than a message names.
@@ -101,17 +102,12 @@ impl Answers {
         }
         self.open = open.iter().copied().filter(|&request| !self.is_settled(request)).collect();
         self.settled = settled;
-        let Self { kept, bytes, open, .. } = self;
-        // Both in their order: one pass, however many a worker leaves open.
-        let mut open = open.iter().peekable();
-        kept.retain(|request, answer| {
-            while open.next_if(|&open| open < request).is_some() {}
-            let stays = *request >= settled || open.peek() == Some(&request);
-            if !stays {
-                *bytes -= answer.len();
-            }
-            stays
-        });
+        // No more than the message names and what goes, however much is kept behind it.
+        let before = self.kept.range(..settled).map(|(&request, _)| request);
+        let done: Vec<u64> = before.filter(|&request| self.is_settled(request)).collect();
+        for answer in done.iter().filter_map(|request| self.kept.remove(request)) {
+            self.bytes -= answer.len();
+        }
         true
     }
 

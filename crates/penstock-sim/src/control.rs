@@ -32,9 +32,15 @@ pub fn reply(id: u64, body: Answer) -> Vec<u8> {
     encode(&Reply { id, body }).expect("it is short")
 }
 
-/// A sign of life.
+/// A sign of life of a worker that asks for nothing.
 pub fn beat() -> Vec<u8> {
     request(BEAT, Ask::Beat)
+}
+
+/// A sign of life that says which requests are open.
+pub fn beat_of(requests: &Requests<Asked>) -> Vec<u8> {
+    let (settled, open) = requests.settled();
+    encode(&Request { id: BEAT, settled, open, body: Ask::Beat }).expect("it is short")
 }
 
 /// What a worker has asked.

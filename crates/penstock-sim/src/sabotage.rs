@@ -35,6 +35,8 @@ pub enum Sabotage {
     ForgetsWhoStood,
     /// Keeps no answers: what is asked again is carried out again.
     ForgetsAnswers,
+    /// Takes what is open for settled.
+    SettlesWhatIsOpen,
     /// Lets a worker go before its shards have taken what it submitted.
     LetsGoAtOnce,
     /// A bit of what was decoded flips in a worker's memory, and nobody notices.

@@ -193,6 +193,11 @@ fn a_request_that_is_carried_out_twice_is_seen() {
 }
 
 #[test]
+fn a_request_that_is_open_and_taken_for_settled_is_seen() {
+    is_seen_by(Sabotage::SettlesWhatIsOpen, "liveness", 2);
+}
+
+#[test]
 fn who_has_left_before_its_shards_let_it_go_is_seen() {
     is_seen_by(Sabotage::LetsGoAtOnce, "membership", 40);
 }

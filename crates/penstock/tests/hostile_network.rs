@@ -391,6 +391,39 @@ fn a_peer_that_is_no_worker_or_comes_back_is_refused_by_type_and_the_job_goes_on
     raw_worker(address, 1);
 }
 
+/// a message of another thread may have been faster, and what nobody waits for any more must not be done.
+#[test]
+fn a_request_that_its_worker_has_said_to_be_settled_is_not_carried_out() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
+    let mut raw = raw_worker(cluster.servers[0].addresses()[0], 1);
+    let honest = cluster.join(0);
+    let say_more = |raw: &mut TcpStream, id, settled, open: &[u64], body| {
+        say(raw, &encode(&Request { id, settled, open: open.to_vec(), body }).unwrap());
+    };
+    // The first has been settled by the second, the third by nobody: however many behind it are.
+    assert!(matches!(asks(&mut raw, 9, Ask::Clocks), Some(Answer::Clocks { .. })));
+    say_more(&mut raw, 8, 8, &[], Ask::Barrier);
+    assert!(matches!(asks(&mut raw, 10, Ask::Clocks), Some(Answer::Clocks { .. })));
+    match honest.barrier(Some(Duration::from_millis(100))) {
+        Err(Error::BarrierTimeout { missing, .. }) => assert_eq!(missing, [1]),
+        other => panic!("{other:?}"),
+    }
+    say_more(&mut raw, 12, 12, &[11], Ask::Clocks);
+    assert!(hear(&mut raw).is_some());
+    say_more(&mut raw, 11, 11, &[], Ask::Barrier);
+    honest.barrier(None).unwrap();
+}
+
+#[test]
+fn who_says_of_its_requests_what_cannot_be_is_lost() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
+    let mut raw = raw_worker(cluster.servers[0].addresses()[0], 1);
+    let honest = cluster.join(0);
+    say(&mut raw, &encode(&Request { id: 9, settled: 4, open: vec![5], body: Ask::Clocks }).unwrap());
+    let lost = honest.barrier(None).unwrap_err();
+    assert!(lost.to_string().contains("what it says of its requests before 4 makes no sense"), "{lost}");
+}
+
 #[test]
 fn who_was_lost_is_not_listened_to_about_rows_either() {
     let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue")]);

@@ -1,8 +1,7 @@
 //! Runs every target on its corpus, then on mutations of it for some seconds: `replay [SECONDS [SEED]]`. For machines without
 //! nightly; libFuzzer, guided by coverage, finds more.
 
-use penstock_fuzz::TARGETS;
-use std::path::Path;
+use penstock_fuzz::{TARGETS, seeds};
 use std::time::{Duration, Instant};
 
 /// splitmix64: chance that anyone can repeat.
@@ -40,7 +39,7 @@ impl Chance {
 }
 
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let folder = seeds::folder(target);
     let mut files: Vec<_> = std::fs::read_dir(&folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
         .map(|entry| entry.expect("a folder that can be read").path())
@@ -53,6 +52,13 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let mut number = |default: u64| arguments.next().map_or(default, |text| text.parse().expect("a number"));
     let (seconds, seed) = (number(9), number(1));
+    for (target, seeds) in seeds::all() {
+        for (name, data) in seeds {
+            let path = seeds::folder(target).join(name);
+            let is_current = std::fs::read(&path).is_ok_and(|bytes| bytes == data);
+            assert!(is_current, "{}: not what this version makes; run `seeds`", path.display());
+        }
+    }
     for (name, body) in TARGETS {
         let seeds = corpus(name);
         assert!(!seeds.is_empty(), "{name} has no corpus");

@@ -351,7 +351,10 @@ impl Cluster<'_> {
     // The server's end
 
     fn serve(&mut self, rank: Rank, request: Request) -> Result<(), Failure> {
-        let Request { id, settled, open, body } = request;
+        let Request { id, settled, mut open, body } = request;
+        if self.scenario.sabotage == Some(Sabotage::SettlesWhatIsOpen) {
+            open.clear();
+        }
         if !self.desk.greeted.contains(&rank) {
             return self.serve_stranger(rank, id, body);
         }

@@ -7,7 +7,7 @@
 
 use super::{Cluster, Event, Failure};
 use crate::checkers::losses::Losses;
-use crate::control::beat;
+use crate::control::beat_of;
 use crate::faults::Leases;
 use crate::history::Observation;
 use crate::sabotage::Sabotage;
@@ -168,7 +168,8 @@ impl Cluster<'_> {
         if vigil.is_silent(*answered, clock) && !keeps {
             self.give_up(rank, control, number);
         } else if vigil.is_time_to_beat(clock) {
-            self.post_record(rank, Way::Up, &beat());
+            let beat = beat_of(&self.links[rank as usize].requests);
+            self.post_record(rank, Way::Up, &beat);
         }
         Ok(())
     }

@@ -221,6 +221,8 @@ class Delivery:
         self._all: dict[int, Shared] = {}
         """By the number of their parameter."""
         self._forgotten = False
+        self.began = False
+        """Whether `finish` has begun to send what had not left."""
         self._fits: bool | None = None
         """
         Whether all settings were valid, and read where they are, when the first gradient of this iteration
@@ -394,11 +396,9 @@ class Delivery:
         try:
             transfer.send(sends, held=shared.held)
         except AlreadyPushed:
-            raise OptionError(
-                f"a gradient of `{shared.name}` has left for the servers in iteration "
-                f"{shared.tensor._job.iteration} already: a backward pass or a step() was cut short, as "
-                "by a signal handler that raised",
-                "start again from a checkpoint: it is not known what of the step was taken",
+            left = f"a gradient of `{shared.name}` has left for the servers in iteration"
+            raise cut_short(
+                f"{left} {shared.tensor._job.iteration} already: a backward pass or a step()"
             ) from None
         shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
         shared.stamp = shared.tensor._job.iteration
@@ -417,6 +417,7 @@ class Delivery:
                 self._look_at(shared)
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
+        self.began = True
         for shared in self:
             if not shared.left:
                 self.send(shared)
@@ -427,7 +428,7 @@ class Delivery:
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
-        self._apart, self._fits = None, None
+        self.began, self._apart, self._fits = False, None, None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
             shared.watched = True
@@ -518,6 +519,14 @@ class Delivery:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def cut_short(what: str) -> OptionError:
+    """`what` was cut short, and cannot be gone on with."""
+    return OptionError(
+        f"{what} was cut short, as by a signal handler that raised",
+        "start again from a checkpoint: it is not known what of the step was taken",
+    )
 
 
 def _left_already(shared: Shared, what: str) -> OptionError:

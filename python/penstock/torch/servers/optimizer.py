@@ -52,7 +52,7 @@ from ..prefixes import prefixes_of
 from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
-from .delivery import Delivery, Shared
+from .delivery import Delivery, Shared, cut_short
 from .rules import (
     HOOKS,
     OWN_FLAGS,
@@ -395,6 +395,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
+            Or a step or a backward pass before was cut short, and what this one sends has left already.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
@@ -650,7 +651,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """
         The state in torch's own format: a plain torch optimizer of the same class can load it and continues
-        identically, but for AdamW's groups with `decoupled_weight_decay=False`: torch sets that as it loads.
+        identically, but for AdamW's groups with `decoupled_weight_decay=False`: torch makes that True as it
+        loads.
 
         Not collective: any worker may call it, after a `step`. The state of half-precision parameters is in
         float32.
@@ -714,6 +716,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Notes
         -----
         Groups keep their `capturable` and `differentiable`, which say how a process computes, and not what.
+        As in torch, AdamW's groups decay weights apart from the gradient whatever the dictionary says of
+        `decoupled_weight_decay`; one that was distributed with False only takes one with False.
 
         A ValueError, SettingsError or ShapeError each worker finds in its own dictionary: where only some do,
         the others wait for them until their timeout.
@@ -1144,6 +1148,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         for shared in self._shared.values():
             if not shared.transfer.received(shared.parameter):
+                if self._delivery.began:
+                    # It may as well be the servers' value that has changed.
+                    raise cut_short(
+                        f"the gradient of `{shared.name}` may have left for the servers: a step()"
+                    )
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",

@@ -1,0 +1,174 @@
+//! The part of the corpus that is made from real messages. `replay` refuses one that was made of an earlier version's.
+
+use penstock_join::exchange::Verdict;
+use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
+use penstock_kernels::Settings;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::frame::{Body, Header, Notice};
+use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
+use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
+use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::job::job_number;
+use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
+use penstock_proto::peer::PeerId;
+use penstock_proto::record::record;
+use penstock_proto::submission::Submission;
+use std::path::{Path, PathBuf};
+
+/// A target, and its files: their names and what is in them.
+pub type Seeds = (&'static str, Vec<(String, Vec<u8>)>);
+
+/// Where the corpus of a target lies.
+pub fn folder(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
+}
+
+/// All of them.
+pub fn all() -> Vec<Seeds> {
+    let settings = Settings([0.1, 0.9, 0.0, 0.0, 0.0]);
+    let submissions = [
+        Submission::Push { tensor: 1, first: 2, count: 1, stamp: 3, settings },
+        Submission::Clock { clock: 4 },
+        Submission::Load { tensor: 1, first: 0, count: 1, slot: 1, part: 0, steps: 9 },
+        Submission::Zero { tensor: 1 },
+        Submission::Flush { tensor: 1 },
+        Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
+    ];
+    let job = job_number("job");
+    let mut frames: Vec<Vec<u8>> = Vec::new();
+    for (submission, sequence) in submissions.iter().zip(1..) {
+        let body = Body::Submission { submission: *submission, wanted: true };
+        frames.push(Header::bare(job, sequence, body).encode().to_vec());
+    }
+    for notice in [
+        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
+        Notice::State { tensor: 1, chunk: 2 },
+        Notice::Folded { tensor: 1, count: 5 },
+        Notice::Fetched { tensor: 1, ticket: 8 },
+        Notice::Taken,
+    ] {
+        frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
+    }
+    let secret = Secret([7; 32]);
+    let (worker, hello) =
+        WorkerHandshake::start("job", secret, Purpose::Control, [2; 32]).expect("it is short");
+    let mut server = ServerHandshake::start(&hello).expect("it is ours");
+    // Another secret, so that the fuzzer's own cannot be proved with what stands in the corpus.
+    let challenge = server.challenge(Secret([8; 32]), [1; 32], [0; 32]);
+    let refused = verdict(&handshake::Verdict::Refused(Refusal::Busy));
+    drop(worker);
+    let requests = [
+        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2 },
+        Ask::Beat,
+        Ask::Barrier,
+        Ask::Missing { tensor: 1, version: 2 },
+        Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
+    ];
+    let welcome =
+        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, others: 1 };
+    let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
+    let replies = [
+        Answer::Welcome(welcome),
+        Answer::Alive,
+        Answer::Missing { ranks: vec![1, 5] },
+        Answer::Failed(lost),
+    ];
+    let mut messages: Vec<Vec<u8>> = Vec::new();
+    messages
+        .extend(requests.map(|body| {
+            encode(&Request { id: 7, settled: 6, open: vec![2, 5], body }).expect("it is short")
+        }));
+    messages.extend(replies.map(|body| encode(&Reply { id: 7, body }).expect("it is short")));
+    let records = messages.iter().take(3).flat_map(|message| record(message)).collect::<Vec<u8>>();
+    let words =
+        |submission: &Submission| submission.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
+    let payload = |frame: &Vec<u8>| [&frame[..], b"payload"].concat();
+
+    let endpoints =
+        ["/run/s0", "tcp://10.0.0.1:7700", "tcp://[::1]:80?also=a:1&host=ab&unix=/run/{job}.sock"];
+    vec![
+        named("frame", frames.iter().map(payload).chain(submissions.iter().map(words)).collect()),
+        named("stream", vec![frames[..5].concat(), frames[..2].concat()]),
+        named(
+            "reader",
+            vec![
+                [&[200, 9, 1][..], &frames[0], &[2; 300]].concat(),
+                [&[40, 255, 130][..], &[6; 2000]].concat(),
+            ],
+        ),
+        named(
+            "outbox",
+            vec![vec![0, 3, 1, 0, 1, 0, 2, 1, 3, 1, 1, 0], vec![0, 1, 0, 2, 1, 0, 3, 0, 1, 0, 2, 4]],
+        ),
+        named(
+            "handshake_server",
+            vec![[&hello[..], &hello[..]].concat(), [&hello[..], &challenge[..]].concat()],
+        ),
+        named("handshake_worker", vec![challenge, refused, verdict(&handshake::Verdict::Accepted)]),
+        named("rendezvous", rendezvous()),
+        named("records", vec![records, record(b"one"), vec![0xff; 5]]),
+        named("messages", messages),
+        named("submission", submissions.iter().map(words).collect()),
+        named("items", items()),
+        named("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec()),
+    ]
+}
+
+/// A worker's whole side of a rendezvous under another secret, what rank 0 tells all, and a place.
+fn rendezvous() -> Vec<Vec<u8>> {
+    let claim = Claim { rank: 1, size: 3 };
+    let mut talk = Conversation::new(Side::Worker, &Secret([8; 32]), "job", [[2; 32], [1; 32]]);
+    let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
+    let said = [hello, talk.frame(b"+a")].concat();
+    let waited = std::time::Duration::from_millis(1500);
+    let verdicts = [
+        Verdict::Given(vec![b"a".to_vec(), Vec::new(), b"c".to_vec()]),
+        Verdict::Late { missing: vec![1, 2], waited, no_room: None },
+        Verdict::Failed { text: "rank 1 could not join: no memory".to_owned() },
+    ];
+    let mut seeds = vec![said, talk.frame(b"+b"), b"node1:7070".to_vec(), b"[fd00::1]:7070".to_vec()];
+    seeds.extend(verdicts.iter().map(Verdict::spell));
+    seeds
+}
+
+/// Whole conversations with a home: an offer, a subscription, rows, questions.
+fn items() -> Vec<Vec<u8>> {
+    let partition = PartitionId { table: 0, rank: 0 };
+    let talk = |propagation| {
+        let shape = Shape { slots: 3, row_bytes: 8, propagation };
+        let apart = propagation != Propagation::Eager;
+        let head = Head { serial: 2, ticket: 1, done: 1, floor: 1, apart, ..Head::default() };
+        let mut entries = Vec::new();
+        let entry = Entry { place: 0, number: 1, clock: 1, as_of: 1, count: 1, value: Some(&[7; 8]) };
+        let mut encoder = Encoder::rows(&mut entries, partition, &Head { last: true, ..head });
+        encoder.entry(&entry, apart);
+        encoder.end();
+        let mut said = Vec::new();
+        let messages = [
+            (0, Message::Offer { partition, shape }),
+            (1, Message::Subscribe { partition, shape, done: 0, serial: 1, rows: RowSet::from_rows(0..2) }),
+            (1, Message::Need { partition, versions: vec![1, 2] }),
+            (1, Message::Fetch { partition, ticket: 1, version: 1, places: RowSet::from_rows([0]) }),
+            (1, Message::Fetch { partition, ticket: 2, version: 2, places: RowSet::from_rows([1]) }),
+            (1, Message::Withdraw { partition, ticket: 2 }),
+            (1, Message::Flush { id: 1 }),
+        ];
+        let mut say = |peer: u8, record: &[u8]| {
+            said.extend([peer, record.len() as u8 - 16]);
+            said.extend_from_slice(&record[16..]);
+        };
+        for (peer, message) in messages {
+            let mut record = Vec::new();
+            Encoder::message(&mut record, &message);
+            say(peer, &record);
+        }
+        say(0, &entries);
+        said
+    };
+    [Propagation::Eager, Propagation::Lazy, Propagation::Bounded].map(talk).to_vec()
+}
+
+fn named(target: &'static str, corpus: Vec<Vec<u8>>) -> Seeds {
+    let names = (0..).map(|number| format!("seed-{number:02}"));
+    (target, names.zip(corpus).collect())
+}
