@@ -150,8 +150,8 @@ class Job:
 
     def clocks(self) -> list[int]:
         """
-        The clock of each worker as the first server last saw it, by rank; -1 for one that never came or was
-        lost.
+        The clock of each worker as the first server last saw it, by rank; -1 for one that has left, was
+        lost, or will not come.
         """
 
     def abandon(self) -> None:
