@@ -785,8 +785,8 @@ class Job(Sealed):
     def clocks(self) -> list[int]:
         """
         The clock of each worker, by rank, as the first server last saw it; -1 for a worker that has left, was
-        lost, or will not come. The server may hear of a clock a tenth of a second late, but not of a worker that waits.
-        This worker's own is what it is now.
+        lost, or will not come. The server may hear of a clock a tenth of a second late, but not of a worker
+        that waits. This worker's own is what it is now.
 
         Raises
         ------

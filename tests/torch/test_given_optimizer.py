@@ -435,3 +435,30 @@ def test_a_state_of_a_form_of_its_own_goes_to_the_class_that_knows_it(spawn_job:
             assert optimizer.state[model.weight]["momentum_buffer"].tolist() == [[1.0, 1.0]]
         """,
     )
+
+
+def test_how_weights_decay_is_the_same_on_all_workers_whatever_a_load_makes_of_it(spawn_job: Any) -> None:
+    """Torch's AdamW makes its flag True in a load: workers that got worker 0's state had another rule."""
+    results = spawn_job(
+        2,
+        """
+        import torch, penstock as ps
+
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 1)
+            group = {"params": list(model.parameters()), "decoupled_weight_decay": False}
+            optimizer = torch.optim.AdamW([group], lr=0.01, weight_decay=0.5)
+            if job.rank == 0:
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            model, optimizer = ps.torch.distribute(model, optimizer)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            flags = [group["decoupled_weight_decay"] for group in optimizer.param_groups]
+            save(flag=flags[0], weight=model.weight.detach().numpy())
+        """,
+    )
+    assert [bool(result["flag"]) for result in results] == [False, False]
+    assert (results[0]["weight"] == results[1]["weight"]).all()

@@ -466,11 +466,13 @@ def test_a_step_that_was_cut_short_cannot_be_taken_again_and_says_so(
     (x,) = next(iter(batches(1)))
     loss = model(x).square().mean()
     transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
-    send = transfer.send
+    send, sent = transfer.send, []
 
     def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
         send(self, *arguments, **options)
-        raise KeyboardInterrupt
+        sent.append(self)
+        if len(sent) == 2:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "send", interrupted)
@@ -479,6 +481,31 @@ def test_a_step_that_was_cut_short_cannot_be_taken_again_and_says_so(
             optimizer.step()
     with pytest.raises(ps.exceptions.OptionError, match=r"(?s)left for the servers.*cut short.*checkpoint"):
         optimizer.step()
+    if not overlap:
+        with pytest.raises(ps.exceptions.OptionError, match=r"(?s)cut short.*checkpoint"):
+            optimizer.zero_grad()
+
+
+def test_a_step_of_which_nothing_left_is_no_step_that_was_cut_short(job: ps.Job) -> None:
+    model = net()
+    _, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=False, refuse_nonfinite=True
+    )
+    (x,) = next(iter(batches(1)))
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.fill_(float("nan"))
+    with pytest.raises(ps.exceptions.NonFiniteError):
+        optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    model(x).square().mean().backward()
+    with pytest.raises(ps.exceptions.OptionError, match="publish"):
+        optimizer.step()
+    optimizer.publish()
+    optimizer.step()
 
 
 def test_what_ddp_is_to_ignore_is_refused_whatever_lists_it(job: ps.Job) -> None:
@@ -504,8 +531,8 @@ def test_how_weights_decay_is_as_the_group_says_and_settled_when_it_is_distribut
             other.zero_grad()
             one(x).square().mean().backward()
             other.step()
-        # Torch's own load would have it decay as AdamW from then on.
-        optimizer.load_state_dict(optimizer.state_dict())
+        with pytest.warns(UserWarning, match="decoupled_weight_decay=False stays as it was saved"):
+            optimizer.load_state_dict(optimizer.state_dict())
     assert_close(model, plain)
     model = net()
     _, optimizer = distribute(model, torch.optim.Adam(model.parameters(), weight_decay=0.5), job=job)

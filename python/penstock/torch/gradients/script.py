@@ -23,6 +23,9 @@ from ..broadcast import broadcast_bytes
 from ..known import Known
 from .averaging import Averaging
 
+SET_BY_LOADS = "decoupled_weight_decay"
+"""What torch's AdamW makes True in whatever it loads."""
+
 
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
     """
@@ -94,7 +97,11 @@ def start_alike(
     if state is not None and theirs != mine and not is_torchs:
         raise _in_another_order(optimizer)
     if state is not None:
+        flags = [group.get(SET_BY_LOADS) for group in state["param_groups"]] if is_torchs else []
         optimizer.load_state_dict(state)
+        for group, flag in zip(optimizer.param_groups, flags, strict=False):
+            if flag is not None:
+                group[SET_BY_LOADS] = flag
     elif optimizer.state:
         optimizer.state.clear()
     return bool(theirs == mine)

@@ -222,7 +222,7 @@ class Delivery:
         """By the number of their parameter."""
         self._forgotten = False
         self.began = False
-        """Whether `finish` has begun to send what had not left."""
+        """Whether `finish` has sent, or may have, some of what had not left."""
         self._fits: bool | None = None
         """
         Whether all settings were valid, and read where they are, when the first gradient of this iteration
@@ -417,10 +417,16 @@ class Delivery:
                 self._look_at(shared)
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
-        self.began = True
         for shared in self:
-            if not shared.left:
+            if shared.left:
+                continue
+            before, self.began = self.began, True
+            try:
                 self.send(shared)
+            except PenstockError:
+                # Refused: nothing of it has left.
+                self.began = before
+                raise
         for shared in self:
             shared.transfer.settle()
         if self._learns:
@@ -444,17 +450,23 @@ class Delivery:
         """Gradients are about to be thrown away: those that have left cannot be."""
         gone = self._first_gone()
         if gone is not None:
+            self._refuse_cut_step(gone)
             raise _left_already(gone, "was thrown away")
 
     def refuse_between(self, what: str) -> None:
         """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
         gone = self._first_gone()
         if gone is not None:
+            self._refuse_cut_step(gone)
             raise OptionError(
                 f"{what} came between backward and step(), when the gradient of `{gone.name}` had left for "
                 "the servers, whose update would be lost",
                 "do it after step(), or pass overlap=False to `ps.torch.distribute`",
             )
+
+    def _refuse_cut_step(self, gone: Shared) -> None:
+        if self.began:
+            raise cut_short(f"the gradient of `{gone.name}` has left for the servers: a step()")
 
     def _first_gone(self) -> Shared | None:
         return next((shared for shared in self if shared.left), None)
@@ -473,7 +485,7 @@ class Delivery:
         for shared in self:
             gradient = shared.parameter.grad
             unseen = shared.watched and not shared.left and not shared.additions
-            if not unseen or gradient is None or not gradient.detach().any():
+            if not unseen or gradient is None or self._is_over(shared) or not gradient.detach().any():
                 continue
             self._told_of_others = True
             warnings.warn(
@@ -524,8 +536,8 @@ def _word(dtype: torch.dtype) -> str:
 def cut_short(what: str) -> OptionError:
     """`what` was cut short, and cannot be gone on with."""
     return OptionError(
-        f"{what} was cut short, as by a signal handler that raised",
-        "start again from a checkpoint: it is not known what of the step was taken",
+        f"{what} was cut short, by an error or a signal handler that raised",
+        "end the job, and start again from a checkpoint: it is not known what of the step was taken",
     )
 
 

@@ -379,7 +379,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         If a signal handler raises while it runs, or in `backward`, or it times out, the step cannot be gone
         on with: a gradient may have left. A repeated `step()` raises, or takes part in another iteration than
-        the other workers': start from a checkpoint.
+        the other workers', or applies gradients twice: start from a checkpoint.
 
         Parameters
         ----------
@@ -717,7 +717,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         -----
         Groups keep their `capturable` and `differentiable`, which say how a process computes, and not what.
         As in torch, AdamW's groups decay weights apart from the gradient whatever the dictionary says of
-        `decoupled_weight_decay`; one that was distributed with False only takes one with False.
+        `decoupled_weight_decay`; one that was distributed with False only takes one with False, and keeps it,
+        where torch's own load makes it True.
 
         A ValueError, SettingsError or ShapeError each worker finds in its own dictionary: where only some do,
         the others wait for them until their timeout.
@@ -739,6 +740,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group.update({flag: mine[flag] for flag in OWN_FLAGS if flag in mine})
             # Torch's AdamW has the flag set in whatever it loads; this group's rule is without it.
             if rule.decoupled is False and its.get("decoupled_weight_decay") is False:
+                if type(self._original) is torch.optim.AdamW:
+                    warnings.warn(
+                        "decoupled_weight_decay=False stays as it was saved: a load by torch's AdamW would "
+                        "make it True, and then weights decay otherwise; torch.optim.Adam computes the same "
+                        "and keeps it",
+                        stacklevel=2,
+                    )
                 group["decoupled_weight_decay"] = False
             _check_same_flags(type(self._original), group, rule, loaded=True)
         flat = [parameter for group in self.param_groups for parameter in group["params"]]
