@@ -87,10 +87,8 @@ impl Control {
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
         // Nothing is done for a stranger but to let it in, or to send it away.
-        self.spent += match client.is_stranger() {
-            true => A_REQUEST,
-            false => cost(&request.body) + bytes as f64 / BYTES_A_REQUEST,
-        };
+        let does = if client.is_stranger() { A_REQUEST } else { cost(&request.body) };
+        self.spent += does + bytes as f64 / BYTES_A_REQUEST;
         if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
             self.partings.remove(&peer);
             // It does not come again, and is not waited for if it does.
