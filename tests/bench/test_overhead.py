@@ -92,16 +92,15 @@ def test_a_sweep_is_measured_beside_the_computation_alone_and_written_down(
 ) -> None:
     monkeypatch.setattr(training, "OVERHEADS", {"bytes": (1 << 20, 1 << 21)})
     figures = tmp_path / "figures.json"
-    command = "bench torch --overhead bytes --workers 2 --rounds 1 --repeats 3 --systems penstock,ddp"
+    command = "bench torch --overhead bytes --workers 2 --rounds 1 --repeats 3 --systems penstock"
     assert main([*command.split(), "--json", str(figures)]) == 0
     (nbytes,) = json.loads(figures.read_text())["overheads"]
     assert nbytes["of"] == "bytes"
     assert [one["amount"] for one in nbytes["points"]] == [1 << 20, 1 << 21]
-    assert {one["system"] for one in nbytes["systems"]} == {"penstock", "ddp"}
+    assert [one["system"] for one in nbytes["systems"]] == ["penstock"]
     for one in nbytes["points"]:
-        for system in one["systems"]:
-            overhead_s = system["median"] - one["alone"]["median"]
-            assert system["overhead_s"] == pytest.approx(overhead_s)
-            assert ("waiting" in system["parts_s"]) == (system["system"] == "penstock")
+        (ours,) = one["systems"]
+        assert ours["overhead_s"] == pytest.approx(ours["median"] - one["alone"]["median"])
+        assert ours["parts_s"]["waiting"] >= 0
     assert nbytes["copy_s_per_byte"] > 0
     assert "limits: a copy by one thread: " in capsys.readouterr().out

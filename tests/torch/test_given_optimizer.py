@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import signal
 import sys
 from collections.abc import Callable
@@ -462,3 +463,18 @@ def test_how_weights_decay_is_the_same_on_all_workers_whatever_a_load_makes_of_i
     )
     assert [bool(result["flag"]) for result in results] == [False, False]
     assert (results[0]["weight"] == results[1]["weight"]).all()
+
+
+def test_the_order_in_which_a_group_has_its_settings_is_none_of_them() -> None:
+    """A load keeps the saved order: an older torch's checkpoint on worker 0 alone was another optimizer."""
+    described = importlib.import_module("penstock.torch.gradients.script").described
+    model = torch.nn.Linear(2, 1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters())
+    told = described(optimizer, names)
+    group = optimizer.param_groups[0]
+    for name in sorted(group, reverse=True):
+        group[name] = group.pop(name)
+    assert described(optimizer, names) == told
+    group["lr"] = 0.5
+    assert described(optimizer, names) != told

@@ -486,13 +486,89 @@ def test_a_step_that_was_cut_short_cannot_be_taken_again_and_says_so(
             optimizer.zero_grad()
 
 
-def test_a_step_of_which_nothing_left_is_no_step_that_was_cut_short(job: ps.Job) -> None:
+@pytest.mark.parametrize("options", [{"overlap": False}, {"overlap": 1}, {"overlap": 1, "clip_norm": 1.0}])
+def test_a_step_that_was_cut_short_as_it_waited_says_so_whatever_had_left_in_backward(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Advice went in a circle: publish, do it after step(), publish."""
     model = net()
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, **options)
+    (x,) = next(iter(batches(1)))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    saved = optimizer.state_dict()
+    transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
+    receive = transfer.receive
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
+        receive(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    for call in (
+        optimizer.zero_grad,
+        optimizer.publish,
+        lambda: optimizer.load_state_dict(saved),
+        lambda: model(x).square().mean().backward(),
+    ):
+        with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a step\(\) was cut short.*checkpoint"):
+            call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.warn_of_no_step()
+
+
+def test_a_flush_that_was_cut_short_behind_its_clock_says_so(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that a parameter had been changed, and to publish: what it had flushed was lost."""
+    model = net()
+    _, optimizer = distribute(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        job=job,
+        overlap=False,
+        filter=ps.Filters(push=ps.TopK(0.1)),
+    )
+    (x,) = next(iter(batches(1)))
+    model(x).square().mean().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
+    receive = transfer.receive
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
+        receive(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.flush()
+    for call in (optimizer.step, optimizer.publish, lambda: optimizer.load_state_dict(saved)):
+        with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short.*checkpoint"):
+            call()
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_a_step_of_which_nothing_left_is_no_step_that_was_cut_short(job: ps.Job, without: bool) -> None:
+    model = net()
+    if without:
+        # A parameter that has no gradient, before those that have.
+        model = nn.ModuleList([nn.Linear(2, 2), model])
+    forward = model[1] if without else model
     _, optimizer = distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=False, refuse_nonfinite=True
     )
     (x,) = next(iter(batches(1)))
-    model(x).square().mean().backward()
+    forward(x).square().mean().backward()
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.fill_(float("nan"))
@@ -501,7 +577,7 @@ def test_a_step_of_which_nothing_left_is_no_step_that_was_cut_short(job: ps.Job)
     optimizer.zero_grad()
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    model(x).square().mean().backward()
+    forward(x).square().mean().backward()
     with pytest.raises(ps.exceptions.OptionError, match="publish"):
         optimizer.step()
     optimizer.publish()

@@ -659,6 +659,33 @@ fn a_connection_that_asks_before_it_says_hello_is_refused_and_closed() {
     assert!(matches!(stranger.read(&mut [0]), Ok(0)), "it stays open");
 }
 
+/// It said hello again and again, at the length of any message, and what it was told and did not read was kept: 4 MiB for each of
+/// 256 connections, at nobody's charge.
+#[test]
+fn who_is_not_let_in_is_answered_once_and_hung_up_on() {
+    let _shared = undisturbed();
+    let (_service, address) = service_with(QUOTA);
+    let hello = |named: u64, size| {
+        let body = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size };
+        encode(&Request { id: 1, settled: named, open: (0..named).collect(), body }).unwrap()
+    };
+    let stranger = || enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    let is_over = |stream: &mut TcpStream| match stream.read(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    };
+    let mut refused = stranger();
+    say(&mut refused, &hello(0, 77));
+    let told = decode::<Reply>(&hear(&mut refused).unwrap()).unwrap().body;
+    assert!(matches!(told, Answer::Refused(Refusal::SizeMismatch { .. })), "{told:?}");
+    assert!(is_over(&mut refused), "it stays open");
+    // This one would be let in, and names requests as a worker does that has been.
+    let mut long = stranger();
+    say(&mut long, &hello(256, 2));
+    assert!(is_over(&mut long), "a hello of any length is taken");
+    evil_worker(address);
+}
+
 /// More workers than the control thread hears in one look at the sockets, and all that they may ask is spent: each is heard all the
 /// same, and the one that says nothing is noticed.
 #[test]

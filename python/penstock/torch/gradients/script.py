@@ -37,7 +37,7 @@ def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     for number, group in enumerate(optimizer.param_groups):
         settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         # A function, say, lies elsewhere in each process.
-        told = re.sub(r" at 0x[0-9a-f]+", "", f"{settings}")
+        told = re.sub(r" at 0x[0-9a-f]+", "", f"{dict(sorted(settings.items()))}")
         lines.append(f"group {number} of {len(group['params'])} parameters with {told}")
         known = [names[id(parameter)] for parameter in group["params"]]
         if _steps_one_by_one(optimizer):
@@ -97,7 +97,8 @@ def start_alike(
     if state is not None and theirs != mine and not is_torchs:
         raise _in_another_order(optimizer)
     if state is not None:
-        flags = [group.get(SET_BY_LOADS) for group in state["param_groups"]] if is_torchs else []
+        # The same on all workers: settings were compared before.
+        flags = [group.get(SET_BY_LOADS) for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
         for group, flag in zip(optimizer.param_groups, flags, strict=False):
             if flag is not None:

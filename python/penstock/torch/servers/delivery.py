@@ -222,7 +222,7 @@ class Delivery:
         """By the number of their parameter."""
         self._forgotten = False
         self.began = False
-        """Whether `finish` has sent, or may have, some of what had not left."""
+        """Whether `step()` has sent, or may have, some of what had not left, or waits for the servers."""
         self._fits: bool | None = None
         """
         Whether all settings were valid, and read where they are, when the first gradient of this iteration
@@ -303,6 +303,7 @@ class Delivery:
         if self._is_over(shared):
             return
         if shared.left:
+            self._refuse_cut_step()
             raise OptionError(
                 f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
                 "were more backward passes since the last step() than before",
@@ -418,7 +419,7 @@ class Delivery:
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
         for shared in self:
-            if shared.left:
+            if shared.left or shared.parameter.grad is None:
                 continue
             before, self.began = self.began, True
             try:
@@ -427,6 +428,7 @@ class Delivery:
                 # Refused: nothing of it has left.
                 self.began = before
                 raise
+        self.began = True
         for shared in self:
             shared.transfer.settle()
         if self._learns:
@@ -448,25 +450,25 @@ class Delivery:
 
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""
+        self._refuse_cut_step()
         gone = self._first_gone()
         if gone is not None:
-            self._refuse_cut_step(gone)
             raise _left_already(gone, "was thrown away")
 
     def refuse_between(self, what: str) -> None:
         """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
+        self._refuse_cut_step()
         gone = self._first_gone()
         if gone is not None:
-            self._refuse_cut_step(gone)
             raise OptionError(
                 f"{what} came between backward and step(), when the gradient of `{gone.name}` had left for "
                 "the servers, whose update would be lost",
                 "do it after step(), or pass overlap=False to `ps.torch.distribute`",
             )
 
-    def _refuse_cut_step(self, gone: Shared) -> None:
-        if self.began:
-            raise cut_short(f"the gradient of `{gone.name}` has left for the servers: a step()")
+    def _refuse_cut_step(self) -> None:
+        if self.began and not all(map(self._is_over, self)):
+            raise cut_short("gradients have left for the servers: a step()")
 
     def _first_gone(self) -> Shared | None:
         return next((shared for shared in self if shared.left), None)

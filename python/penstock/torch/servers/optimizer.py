@@ -368,7 +368,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises
         ------
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
         """
         self._delivery.refuse_loss()
         super().zero_grad(set_to_none)
@@ -434,6 +434,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
+        # Of a flush before that was given up: it is over.
+        self._flushed.clear()
         self._steps += 1
         return loss
 
@@ -605,13 +607,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         DtypeError
             The model was converted after `distribute`.
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
         JobClosed
             The job has ended.
         """
         self._refuse_cut()
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
+        self._refuse_cut_flush()
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
@@ -698,7 +701,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ShapeError
             A state is of a parameter of another shape. Nothing was loaded.
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
         DeclarationConflict, OutOfMemory
             As for `step`: parameters that were unfrozen since the last one become tensors here.
         BarrierTimeout
@@ -725,6 +728,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._follow_groups()
         self._delivery.refuse_between("a load of the optimizer's state")
+        self._refuse_cut_flush()
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
@@ -744,7 +748,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     warnings.warn(
                         "decoupled_weight_decay=False stays as it was saved: a load by torch's AdamW would "
                         "make it True, and then weights decay otherwise; torch.optim.Adam computes the same "
-                        "and keeps it",
+                        "and keeps what was saved",
                         stacklevel=2,
                     )
                 group["decoupled_weight_decay"] = False
@@ -1121,7 +1125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
         none was taken it may have done so out of sight, by copies: then any change counts.
         """
-        if self._warned or self.job.closed:
+        if self._warned or self.job.closed or self._delivery.began or self._is_flush_cut_short():
             return
         found = self._delivery.changed_without_step(ever=not self._steps)
         if found is None:
@@ -1156,11 +1160,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         for shared in self._shared.values():
             if not shared.transfer.received(shared.parameter):
+                # It may as well be the servers' value that has changed.
+                self._refuse_cut_flush()
                 if self._delivery.began:
-                    # It may as well be the servers' value that has changed.
-                    raise cut_short(
-                        f"the gradient of `{shared.name}` may have left for the servers: a step()"
-                    )
+                    raise cut_short("gradients have left for the servers: a step()")
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
@@ -1176,6 +1179,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); after "
                     "a change that is the same on every worker, call optimizer.publish()",
                 )
+
+    def _is_flush_cut_short(self) -> bool:
+        """Whether one completed its iteration and did not return."""
+        return any(stamp != self.job.iteration for stamp in self._flushed.values())
+
+    def _refuse_cut_flush(self) -> None:
+        if self._is_flush_cut_short():
+            raise cut_short("what was held back has been sent: a flush()")
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's parameters that are not frozen, and of which the servers have none."""

@@ -2,7 +2,7 @@
 
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
-use crate::server::client::{Channel, Received, Unsent};
+use crate::server::client::{Channel, Client, Received, Unsent};
 use crate::server::fair_share::Place;
 use crate::server::shard::Command;
 use penstock_fabric::layout::flags;
@@ -21,6 +21,8 @@ use std::time::Instant;
 pub(super) const A_REQUEST: f64 = 1.0;
 /// What a question to the shards counts for: it wakes this thread twice, and a shard, each time at the cost of somebody's core.
 const A_QUESTION: f64 = 20.0;
+/// Longest message of a connection that has not been let in: an honest one says hello and names no request.
+const MAX_HELLO_BYTES: usize = 256;
 /// Bytes of a request that this thread goes over in the time that a small one takes: of a table's rows more is made when all of
 /// them have come, up to twelve bytes of memory for each.
 const BYTES_A_REQUEST: f64 = 2048.0;
@@ -35,10 +37,11 @@ fn is_question(ask: &Ask) -> bool {
     matches!(ask, Ask::Clocks | Ask::Missing { .. } | Ask::Waits { .. })
 }
 
-fn cost(ask: &Ask) -> f64 {
+/// What it counts for beyond a request.
+fn more(ask: &Ask) -> f64 {
     match ask {
-        Ask::Clocks | Ask::Missing { .. } => A_QUESTION,
-        _ => A_REQUEST,
+        Ask::Clocks | Ask::Missing { .. } => A_QUESTION - A_REQUEST,
+        _ => 0.0,
     }
 }
 
@@ -75,20 +78,27 @@ impl Control {
             if self.examine(token, &message) {
                 continue;
             }
+            // Also where it makes no sense.
+            self.spent += A_REQUEST + message.len() as f64 / BYTES_A_REQUEST;
+            let is_stranger = self.clients.get(&token).is_some_and(Client::is_stranger);
+            if is_stranger && message.len() > MAX_HELLO_BYTES {
+                return self.close(token, Loss::Broke { what: "a hello that is too long".to_owned() });
+            }
             match decode::<Request>(&message) {
                 Err(error) => return self.close(token, Loss::Broke { what: error.to_string() }),
-                Ok(request) => self.take(token, request, message.len()),
+                Ok(request) => self.take(token, request),
             }
         }
         self.unfinished.push(token);
     }
 
-    fn take(&mut self, token: u64, request: Request, bytes: usize) {
+    fn take(&mut self, token: u64, request: Request) {
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
-        // Nothing is done for a stranger but to let it in, or to send it away.
-        let does = if client.is_stranger() { A_REQUEST } else { cost(&request.body) };
-        self.spent += does + bytes as f64 / BYTES_A_REQUEST;
+        let is_stranger = client.is_stranger();
+        if !is_stranger {
+            self.spent += more(&request.body);
+        }
         if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
             self.partings.remove(&peer);
             // It does not come again, and is not waited for if it does.
@@ -97,12 +107,12 @@ impl Control {
             return;
         }
         let Some(peer) = client.peer else {
-            // Whoever belongs to the job says hello first.
-            let goes = client.is_stranger() && !matches!(request.body, Ask::Hello { .. });
             if let Some(answer) = self.ask_stranger(token, request) {
                 self.answer_client(token, id, answer);
             }
-            if goes {
+            // Whoever belongs to the job says hello first, and is let in or comes again. Of a connection that goes on asking,
+            // answers that it does not read would pile up, at nobody's charge.
+            if is_stranger && self.clients.get(&token).is_some_and(Client::is_stranger) {
                 self.drop_client(token);
             }
             return;
