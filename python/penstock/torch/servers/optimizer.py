@@ -368,7 +368,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises
         ------
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or
+            a step or a flush was cut short.
         """
         self._delivery.refuse_loss()
         super().zero_grad(set_to_none)
@@ -607,7 +608,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         DtypeError
             The model was converted after `distribute`.
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or
+            a step or a flush was cut short.
         JobClosed
             The job has ended.
         """
@@ -701,7 +703,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ShapeError
             A state is of a parameter of another shape. Nothing was loaded.
         OptionError
-            Gradients of this iteration have left for the servers already, so `step` must come first; or one was cut short, or a flush.
+            Gradients of this iteration have left for the servers already, so `step` must come first; or
+            a step or a flush was cut short.
         DeclarationConflict, OutOfMemory
             As for `step`: parameters that were unfrozen since the last one become tensors here.
         BarrierTimeout
