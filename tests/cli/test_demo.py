@@ -113,11 +113,12 @@ def test_asynchronous_training_learns_too(demo):
 
 def test_a_demo_with_torch_learns_the_digits(demo):
     pytest.importorskip("torch")
-    result, _ = demo("--torch", "--epochs", "1", "--optimizer", "adam")
+    result, _ = demo("--torch", "--epochs", "1", "--optimizer", "adam", peer="gloo")
     assert result["model"] == "cnn-torch"
     assert result["final_accuracy"] >= 0.6
     assert result["max_difference"] < 2e-4
     assert abs(result["final_accuracy"] - result["single_process_accuracy"]) < 0.03
+    assert abs(result["gloo_accuracy"] - result["single_process_accuracy"]) < 0.03
 
 
 def test_a_peer_that_there_is_not_is_refused_before_anything_is_trained(command):

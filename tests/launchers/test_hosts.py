@@ -141,7 +141,7 @@ def test_a_host_that_never_comes_is_named_by_its_ranks(group: Group, secret: str
             PENSTOCK_SECRET=secret,
             PENSTOCK_RANK=str(rank),
             PENSTOCK_SIZE="4",
-            PENSTOCK_DEADLINE="2",
+            PENSTOCK_DEADLINE="4",
         )
         for rank in range(2)
     ]

@@ -129,7 +129,7 @@ except ps.exceptions.BarrierTimeout:
 
 
 @pytest.mark.parametrize(
-    ("variable", "option", "waits"), [("1", None, "1"), ("40", "deadline=2", "2")], ids=["variable", "option"]
+    ("variable", "option", "waits"), [("3", None, "3"), ("40", "deadline=5", "5")], ids=["variable", "option"]
 )
 def test_what_a_worker_sets_counts_before_what_its_job_was_created_with(
     managed: Managed, tmp_path: Path, variable: str, option: str | None, waits: str

@@ -61,7 +61,7 @@ def test_a_rank_that_never_joins_is_named_by_those_who_waited(group: Group, scri
         rank = MPI.COMM_WORLD.Get_rank()
         try:
             if rank != 1:
-                ps.init(deadline=1)
+                ps.init(deadline=5)
         except ps.exceptions.DeadlineExceeded as error:
             print(f"missing {error.missing} for {rank}", flush=True)
         MPI.COMM_WORLD.Barrier()

@@ -88,7 +88,7 @@ def test_two_jobs_on_one_port_are_kept_apart(group: Group, secret: str, port: in
 
 def test_who_does_not_come_is_named_by_all_who_waited(group: Group, secret: str, port: int) -> None:
     started = [
-        group.start([sys.executable, LINEAR], **by_hand(3, port, secret)(rank), PENSTOCK_DEADLINE="2")
+        group.start([sys.executable, LINEAR], **by_hand(3, port, secret)(rank), PENSTOCK_DEADLINE="4")
         for rank in (0, 2)
     ]
     for process in started:

@@ -78,7 +78,7 @@ def test_who_heard_late_is_found_unless_it_asked_late():
     seen = kills.Run(replace(kills.Schedule.draw(3), role="worker", victim=0, workers=2, loss="stop"))
     seen.killed_at, seen.code = 1.0, 1
     for asked, is_late in [(0.5, True), (5.0, False)]:
-        error = {"error": "WorkerLost", "text": "worker 0 was lost", "ranks": [0]}
+        error = {"error": "WorkerLost", "text": "worker 0 was lost", "rank": 0}
         seen.outcomes = {1: {**error, "asked": asked, "when": 7.0}}
         wrong = kills.judge(seen)
         assert any("heard 6.0 s after" in one for one in wrong) == is_late, wrong

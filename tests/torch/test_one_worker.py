@@ -520,9 +520,6 @@ def test_a_step_that_was_cut_short_as_it_waited_says_so_whatever_had_left_in_bac
     ):
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a step\(\) was cut short.*checkpoint"):
             call()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.warn_of_no_step()
 
 
 def test_a_flush_that_was_cut_short_behind_its_clock_says_so(

@@ -204,6 +204,47 @@ def test_nor_does_another_way_of_stepping_by_hand_go_unsaid(spawn_job: Any) -> N
     spawn_job(2, SETUP + ALONE)
 
 
+CUT_SHORT = """
+import importlib
+
+class Over(Exception):
+    pass
+
+def over(*_, **__):
+    raise Over
+
+transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
+with ps.init() as job:
+    for flushes in (False, True):
+        model, optimizer = distributed(job, overlap=False, filter=ps.Filters(push=ps.TopK(0.1)))
+        loss(model, 0, job.rank).backward()
+        if flushes:
+            optimizer.step()
+        receive, seen = transfer.receive, []
+        def interrupted(self, *arguments, **options):
+            receive(self, *arguments, **options)
+            seen.append(self)
+            if len(seen) == 2:
+                raise Over
+        transfer.receive = interrupted
+        try:
+            optimizer.flush() if flushes else optimizer.step()
+        except Over:
+            pass
+        else:
+            raise AssertionError("it was not cut short")
+        transfer.receive = receive
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            optimizer.warn_of_no_step()
+        assert not told, (flushes, told)
+"""
+
+
+def test_who_was_cut_short_has_not_trained_alone(spawn_job: Any) -> None:
+    spawn_job(2, SETUP + CUT_SHORT)
+
+
 CONVERTED = """
 def by_hand(model):
     for _ in range(2):

@@ -65,6 +65,11 @@ impl Records {
         Self { limit, buffer: Vec::new(), given: 0 }
     }
 
+    /// From the next message on of at most `limit` bytes.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
     /// Takes bytes of the stream.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..std::mem::take(&mut self.given));

@@ -669,7 +669,12 @@ fn who_is_not_let_in_is_answered_once_and_hung_up_on() {
         let body = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size };
         encode(&Request { id: 1, settled: named, open: (0..named).collect(), body }).unwrap()
     };
-    let stranger = || enter(address, "evil", EVIL, Purpose::Control).unwrap();
+    // Sooner than the ten seconds in which anybody has to be let in.
+    let stranger = || {
+        let stranger = enter(address, "evil", EVIL, Purpose::Control).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        stranger
+    };
     let is_over = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Ok(bytes) => bytes == 0,
         Err(error) => error.kind() == ErrorKind::ConnectionReset,

@@ -21,6 +21,11 @@ impl RecordReader {
         Self { records: Records::new(limit) }
     }
 
+    /// From the next record on at most `limit` bytes.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.records.set_limit(limit);
+    }
+
     /// The next message, if it is here whole. It reads no byte beyond it. An error ends the connection.
     pub fn next<L: Link>(&mut self, link: &mut L) -> Result<Option<Vec<u8>>, Ended> {
         let mut buffer = [0; 4096];

@@ -83,6 +83,13 @@ fn take(connection: &Connection, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> rustix
 }
 
 impl Channel {
+    /// Its peer was let in: its messages may be as long as any.
+    pub(super) fn let_in(&mut self) {
+        if let Self::Remote(records) = self {
+            records.set_limit(MAX_MESSAGE_BYTES);
+        }
+    }
+
     pub(super) fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> Received {
         match self {
             Self::Local(connection) => match take(connection, buffer) {

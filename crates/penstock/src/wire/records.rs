@@ -20,6 +20,11 @@ impl<L: Link> RecordStream<L> {
         Self { stream, reader: RecordReader::new(limit), writer: RecordWriter::default() }
     }
 
+    /// From the next record on at most `limit` bytes.
+    pub(crate) fn set_limit(&mut self, limit: usize) {
+        self.reader.set_limit(limit);
+    }
+
     pub(crate) fn stream(&self) -> &L {
         &self.stream
     }

@@ -369,7 +369,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step or a flush was cut short.
+            a step was cut short.
         """
         self._delivery.refuse_loss()
         super().zero_grad(set_to_none)
@@ -396,7 +396,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
-            Or a step or a backward pass before was cut short, and what this one sends has left already.
+            Or a step, a flush or a backward pass before was cut short, and what this one sends has left
+            already.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError

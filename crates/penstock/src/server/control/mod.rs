@@ -47,6 +47,9 @@ use std::time::{Duration, Instant};
 
 /// Connections that have not said who they are. For one more another goes: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
+/// Longest message of a connection that has not been let in: an honest one says hello, which names no request. What has come of a
+/// message is kept for a stranger at nobody's charge.
+const MAX_HELLO_BYTES: usize = 256;
 /// Longest time that a connection may take to say who it is, in milliseconds.
 const HELLO_WITHIN_MS: u64 = 10_000;
 /// How long a worker whose connection broke while it was told the last word may take to come and ask for it, in milliseconds.
@@ -453,7 +456,7 @@ impl Control {
     fn let_in(&mut self, Arrival { stream, purpose, long }: Arrival) {
         match purpose {
             Purpose::Control => {
-                let records = RecordStream::new(stream, MAX_MESSAGE_BYTES);
+                let records = RecordStream::new(stream, MAX_HELLO_BYTES);
                 self.welcome_stranger(Channel::Remote(Box::new(records)));
             }
             // Connections for shards and rows that come when the job has ended are dropped: the worker hears of the end on its

@@ -1,6 +1,6 @@
 //! What workers ask, and their answers.
 
-use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
+use super::{Answered, Control, MAX_HELLO_BYTES, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
 use crate::server::client::{Channel, Client, Received, Unsent};
 use crate::server::fair_share::Place;
@@ -21,8 +21,6 @@ use std::time::Instant;
 pub(super) const A_REQUEST: f64 = 1.0;
 /// What a question to the shards counts for: it wakes this thread twice, and a shard, each time at the cost of somebody's core.
 const A_QUESTION: f64 = 20.0;
-/// Longest message of a connection that has not been let in: an honest one says hello and names no request.
-const MAX_HELLO_BYTES: usize = 256;
 /// Bytes of a request that this thread goes over in the time that a small one takes: of a table's rows more is made when all of
 /// them have come, up to twelve bytes of memory for each.
 const BYTES_A_REQUEST: f64 = 2048.0;
@@ -112,8 +110,10 @@ impl Control {
             }
             // Whoever belongs to the job says hello first, and is let in or comes again. Of a connection that goes on asking,
             // answers that it does not read would pile up, at nobody's charge.
-            if is_stranger && self.clients.get(&token).is_some_and(Client::is_stranger) {
-                self.drop_client(token);
+            match self.clients.get_mut(&token) {
+                Some(client) if is_stranger && client.is_stranger() => drop(self.drop_client(token)),
+                Some(client) => client.channel.let_in(),
+                None => {}
             }
             return;
         };
