@@ -479,7 +479,7 @@ def test_a_step_that_was_cut_short_cannot_be_taken_again_and_says_so(
         with pytest.raises(KeyboardInterrupt):
             loss.backward()
             optimizer.step()
-    with pytest.raises(ps.exceptions.OptionError, match=r"(?s)left for the servers.*cut short.*checkpoint"):
+    with pytest.raises(ps.exceptions.OptionError, match=r"(?s)step\(\) was cut short.*checkpoint"):
         optimizer.step()
     if not overlap:
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)cut short.*checkpoint"):
@@ -522,9 +522,8 @@ def test_a_step_that_was_cut_short_as_it_waited_says_so_whatever_had_left_in_bac
             call()
 
 
-def test_a_flush_that_was_cut_short_behind_its_clock_says_so(
-    job: ps.Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("cut", ["before its clock", "behind it", "where nothing was held back"])
+def test_a_flush_that_was_cut_short_says_so(job: ps.Job, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
     """It said that a parameter had been changed, and to publish: what it had flushed was lost."""
     model = net()
     _, optimizer = distribute(
@@ -537,21 +536,53 @@ def test_a_flush_that_was_cut_short_behind_its_clock_says_so(
     (x,) = next(iter(batches(1)))
     model(x).square().mean().backward()
     optimizer.step()
+    if cut == "where nothing was held back":
+        optimizer.flush()
     saved = optimizer.state_dict()
-    transfer = importlib.import_module("penstock.torch.servers.transfer").HostTransfer
-    receive = transfer.receive
 
-    def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
-        receive(self, *arguments, **options)
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "receive", interrupted)
+        patch.setattr(optimizer, "_complete" if cut == "before its clock" else "_pull_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.flush()
-    for call in (optimizer.step, optimizer.publish, lambda: optimizer.load_state_dict(saved)):
+    for call in (optimizer.publish, lambda: optimizer.load_state_dict(saved)):
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short.*checkpoint"):
             call()
+    if cut == "behind it":
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        for call in (optimizer.step, optimizer.flush):
+            with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short"):
+                call()
+
+
+def test_a_flush_of_which_nothing_left_was_not_cut_short(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    _, optimizer = distribute(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        job=job,
+        overlap=False,
+        filter=ps.Filters(push=ps.TopK(0.1)),
+    )
+    (x,) = next(iter(batches(1)))
+    model(x).square().mean().backward()
+    optimizer.step()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise ps.exceptions.LaneTimeout("no room", "try again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ps.Tensor, "flush", full)
+        with pytest.raises(ps.exceptions.LaneTimeout):
+            optimizer.flush()
+    optimizer.publish()
+    optimizer.flush()
+    assert optimizer.held_back.elements == 0
 
 
 @pytest.mark.parametrize("without", [False, True])

@@ -428,7 +428,7 @@ class Delivery:
                 # Refused: nothing of it has left.
                 self.began = before
                 raise
-        self.began = True
+        self.began = self.began or self._first_gone() is not None
         for shared in self:
             shared.transfer.settle()
         if self._learns:
@@ -468,10 +468,10 @@ class Delivery:
 
     def _refuse_cut_step(self) -> None:
         if self.began and not all(map(self._is_over, self)):
-            raise cut_short("gradients have left for the servers: a step()")
+            raise cut_short("a step()")
 
     def _first_gone(self) -> Shared | None:
-        return next((shared for shared in self if shared.left), None)
+        return next((shared for shared in self if shared.left and not self._is_over(shared)), None)
 
     def _refuse_change(self, shared: Shared) -> None:
         if shared.gradient_changed():

@@ -26,6 +26,7 @@ from ...exceptions import (
     FirstFailed,
     JobClosed,
     OptionError,
+    PenstockError,
     SettingsError,
     ShapeError,
     not_to_be_sent,
@@ -147,6 +148,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The iteration that it was made in."""
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
+        self._flushing = False
+        """Whether a flush that has not ended has sent, or may have, some of that, or waits for servers."""
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
@@ -436,8 +439,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
-        # Of a flush before that was given up: it is over.
-        self._flushed.clear()
+        # One before that was given up is over.
+        self._end_flush()
         self._steps += 1
         return loss
 
@@ -484,7 +487,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Send all that the filter has held back of this worker's gradients, complete the iteration, and read
         the parameters. Collective; without a filter nothing happens.
 
-        If a signal handler raises in the middle of it, it cannot be made again: start from a checkpoint.
+        If a signal handler raises in the middle of it, or it times out as it waits for the servers, it cannot
+        be made again: start from a checkpoint.
 
         It is a step without new gradients: of each parameter of which some worker held something back, frozen
         ones too, the servers take one more step, with the settings that its group has now, and with momentum,
@@ -535,9 +539,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for shared in held:
             # Before it is sent: interrupted behind that, nothing is held back any more.
             self._flushed[shared] = now
-            shared.sends_to.flush()
+            before, self._flushing = self._flushing, True
+            try:
+                shared.sends_to.flush()
+            except PenstockError:
+                # Refused: nothing of it has left.
+                self._flushing = before
+                raise
+        self._flushing = True
         self._have_stepped(self._flushed)
-        self._flushed.clear()
+        self._end_flush()
         self._delivery.forget_changes()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -1129,7 +1140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
         none was taken it may have done so out of sight, by copies: then any change counts.
         """
-        if self._warned or self.job.closed or self._delivery.began or self._is_flush_cut_short():
+        if self._warned or self.job.closed or self._delivery.began or self._flushing:
             return
         found = self._delivery.changed_without_step(ever=not self._steps)
         if found is None:
@@ -1167,7 +1178,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 # It may as well be the servers' value that has changed.
                 self._refuse_cut_flush()
                 if self._delivery.began:
-                    raise cut_short("gradients have left for the servers: a step()")
+                    raise cut_short("a step()")
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
@@ -1184,13 +1195,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "a change that is the same on every worker, call optimizer.publish()",
                 )
 
-    def _is_flush_cut_short(self) -> bool:
-        """Whether one completed its iteration and did not return."""
-        return any(stamp != self.job.iteration for stamp in self._flushed.values())
+    def _end_flush(self) -> None:
+        self._flushed.clear()
+        self._flushing = False
 
     def _refuse_cut_flush(self) -> None:
-        if self._is_flush_cut_short():
-            raise cut_short("what was held back has been sent: a flush()")
+        if self._flushing and not self.job.closed:
+            raise cut_short("a flush()")
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's parameters that are not frozen, and of which the servers have none."""
