@@ -29,7 +29,7 @@ use penstock_proto::message::{
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::{self, Extent};
-use penstock_proto::record::Records;
+use penstock_proto::record::{Records, length_bytes};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
 use penstock_proto::travel::{Filtering, Travel};
@@ -688,6 +688,10 @@ fn who_is_not_let_in_is_answered_once_and_hung_up_on() {
     let mut long = stranger();
     say(&mut long, &hello(256, 2));
     assert!(is_over(&mut long), "a hello of any length is taken");
+    // What has come of it would be kept until it is whole.
+    let mut begun = stranger();
+    begun.write_all(&length_bytes(257)).unwrap();
+    assert!(is_over(&mut begun), "a hello of any length is waited for");
     evil_worker(address);
 }
 

@@ -399,7 +399,7 @@ class Delivery:
         except AlreadyPushed:
             left = f"a gradient of `{shared.name}` has left for the servers in iteration"
             raise cut_short(
-                f"{left} {shared.tensor._job.iteration} already: a backward pass or a step()"
+                f"{left} {shared.tensor._job.iteration} already: a backward pass, a step() or a flush()"
             ) from None
         shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
         shared.stamp = shared.tensor._job.iteration
@@ -428,7 +428,7 @@ class Delivery:
                 # Refused: nothing of it has left.
                 self.began = before
                 raise
-        self.began = self.began or self._first_gone() is not None
+        self.began = self.began or not all(map(self._is_over, self))
         for shared in self:
             shared.transfer.settle()
         if self._learns:
