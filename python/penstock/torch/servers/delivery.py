@@ -303,7 +303,7 @@ class Delivery:
         if self._is_over(shared):
             return
         if shared.left:
-            self._refuse_cut_step()
+            self.refuse_cut_step()
             raise OptionError(
                 f"the gradient of `{shared.name}` was added to after it had left for the servers: there "
                 "were more backward passes since the last step() than before",
@@ -450,14 +450,14 @@ class Delivery:
 
     def refuse_loss(self) -> None:
         """Gradients are about to be thrown away: those that have left cannot be."""
-        self._refuse_cut_step()
+        self.refuse_cut_step()
         gone = self._first_gone()
         if gone is not None:
             raise _left_already(gone, "was thrown away")
 
     def refuse_between(self, what: str) -> None:
         """Values are about to be loaded into the servers: what has left may be part of theirs by now."""
-        self._refuse_cut_step()
+        self.refuse_cut_step()
         gone = self._first_gone()
         if gone is not None:
             raise OptionError(
@@ -466,7 +466,8 @@ class Delivery:
                 "do it after step(), or pass overlap=False to `ps.torch.distribute`",
             )
 
-    def _refuse_cut_step(self) -> None:
+    def refuse_cut_step(self) -> None:
+        """Raises OptionError if a step has begun that did not return, in a job that goes on."""
         if self.began and not all(map(self._is_over, self)):
             raise cut_short("a step()")
 

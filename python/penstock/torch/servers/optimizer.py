@@ -1177,8 +1177,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not shared.transfer.received(shared.parameter):
                 # It may as well be the servers' value that has changed.
                 self._refuse_cut_flush()
-                if self._delivery.began:
-                    raise cut_short("a step()")
+                self._delivery.refuse_cut_step()
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",

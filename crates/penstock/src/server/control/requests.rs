@@ -78,6 +78,7 @@ impl Control {
             }
             // Also where it makes no sense.
             self.spent += A_REQUEST + message.len() as f64 / BYTES_A_REQUEST;
+            // A connection from another host has refused it by its length already.
             let is_stranger = self.clients.get(&token).is_some_and(Client::is_stranger);
             if is_stranger && message.len() > MAX_HELLO_BYTES {
                 return self.close(token, Loss::Broke { what: "a hello that is too long".to_owned() });
