@@ -26,8 +26,6 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
         return -1
 
 
-# Where JAX was imported by another test, it warns of every fork.
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_loaders_that_are_forked_leave_the_job_alone(job: ps.Job) -> None:
     table = job.table("U", rows=1, dtype="f8", produce="all")
     table.set(0, [100.0], clock=1)
