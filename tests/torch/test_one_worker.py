@@ -512,25 +512,52 @@ def test_a_step_that_was_cut_short_as_it_waited_says_so_whatever_had_left_in_bac
         patch.setattr(transfer, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
-    for call in (
-        optimizer.zero_grad,
-        optimizer.publish,
-        lambda: optimizer.load_state_dict(saved),
-        lambda: model(x).square().mean().backward(),
-    ):
+    calls = [optimizer.zero_grad, optimizer.publish, lambda: optimizer.load_state_dict(saved), optimizer.step]
+    for call in (*calls, lambda: model(x).square().mean().backward()):
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a step\(\) was cut short.*checkpoint"):
             call()
 
 
+@pytest.mark.parametrize("cut", ["without gradients", "in its last lines"])
+def test_nor_does_another_step_that_was_cut_short_go_unsaid(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    model = net()
+    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=False)
+    (x,) = next(iter(batches(1)))
+    if cut == "in its last lines":
+        model(x).square().mean().backward()
+        where, name = importlib.import_module("penstock.torch.servers.delivery").Shared, "forget"
+    else:
+        where, name = importlib.import_module("penstock.torch.servers.transfer").HostTransfer, "receive"
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    for call in (optimizer.zero_grad, optimizer.publish, optimizer.step):
+        with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a step\(\) was cut short.*checkpoint"):
+            call()
+
+
+@pytest.mark.parametrize("overlap", [False, 1])
 @pytest.mark.parametrize("cut", ["before its clock", "behind it", "where nothing was held back"])
-def test_a_flush_that_was_cut_short_says_so(job: ps.Job, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
-    """It said that a parameter had been changed, and to publish: what it had flushed was lost."""
+def test_a_flush_that_was_cut_short_says_so(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, cut: str, overlap: bool | int
+) -> None:
+    """
+    It said that a parameter had been changed, and to publish: what it had flushed was lost. With `overlap` it
+    said nothing, and the next step was by gradients of what stood there before.
+    """
     model = net()
     _, optimizer = distribute(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         job=job,
-        overlap=False,
+        overlap=overlap,
         filter=ps.Filters(push=ps.TopK(0.1)),
     )
     (x,) = next(iter(batches(1)))
@@ -547,15 +574,56 @@ def test_a_flush_that_was_cut_short_says_so(job: ps.Job, monkeypatch: pytest.Mon
         patch.setattr(optimizer, "_complete" if cut == "before its clock" else "_pull_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.flush()
-    for call in (optimizer.publish, lambda: optimizer.load_state_dict(saved)):
+    calls = [
+        optimizer.publish,
+        lambda: optimizer.load_state_dict(saved),
+        optimizer.zero_grad,
+        optimizer.flush,
+    ]
+    for call in (*calls, optimizer.step):
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short.*checkpoint"):
             call()
-    if cut == "behind it":
-        with torch.no_grad():
-            next(model.parameters()).add_(1)
-        for call in (optimizer.step, optimizer.flush):
-            with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short"):
-                call()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ps.exceptions.LaneTimeout("no room", "try again")])
+def test_a_flush_that_has_sent_a_part_can_be_called_again_and_nothing_else(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    model = net()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    _, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, filter=ps.Filters(push=ps.TopK(0.1))
+    )
+    (x,) = next(iter(batches(1)))
+    model(x).square().mean().backward()
+    gradients = [torch.zeros(()) if one.grad is None else one.grad.clone() for one in model.parameters()]
+    optimizer.step()
+    saved, flush, seen = optimizer.state_dict(), ps.Tensor.flush, []
+
+    def second(self: ps.Tensor, *arguments: Any, **options: Any) -> None:
+        seen.append(self)
+        if isinstance(error, KeyboardInterrupt):
+            flush(self, *arguments, **options)
+        if len(seen) == 2:
+            raise error
+        if not isinstance(error, KeyboardInterrupt):
+            flush(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ps.Tensor, "flush", second)
+        with pytest.raises(type(error)):
+            optimizer.flush()
+    calls = [optimizer.publish, lambda: optimizer.load_state_dict(saved), optimizer.zero_grad, optimizer.step]
+    for call in calls:
+        with pytest.raises(ps.exceptions.OptionError, match=r"(?s)sent a part.*flush\(\) again"):
+            call()
+    optimizer.flush()
+    assert optimizer.held_back.elements == 0
+    for parameter, start, gradient in zip(model.parameters(), before, gradients, strict=True):
+        torch.testing.assert_close(parameter.detach(), start - 0.1 * gradient)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
 
 
 def test_a_flush_of_which_nothing_left_was_not_cut_short(

@@ -436,11 +436,13 @@ class Delivery:
 
     def next_iteration(self) -> None:
         """Everything left, and the clock has moved."""
-        self.began, self._apart, self._fits = False, None, None
+        self._apart, self._fits = None, None
         for shared in self:
             shared.additions, shared.left, shared.held, shared.seen = 0, False, False, None
             shared.watched = True
             shared.forget()
+        # Last: cut short before, some have left still.
+        self.began = False
 
     def forget_changes(self) -> None:
         """What was changed without a step is everybody's by now."""

@@ -22,6 +22,7 @@ import torch
 from ...arrays import Array, as_array, dtype_name
 from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import (
+    AlreadyPushed,
     DeadlineExceeded,
     FirstFailed,
     JobClosed,
@@ -149,7 +150,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._flushed: dict[Shared, int | None] = {}
         """Of which a flush that has not ended has sent what was held back, and in which iteration."""
         self._flushing = False
-        """Whether a flush that has not ended has sent, or may have, some of that, or waits for servers."""
+        """Whether a flush that has not ended has sent all of that, and waits for servers."""
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
@@ -284,12 +285,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._follow_groups()
 
     def _refuse_cut(self) -> None:
-        """Raises OptionError where parameters of an added group may have values of this worker's own."""
+        """Raises OptionError where a call was cut short that cannot be gone on with."""
         if self._delivery.keeps_back:
             raise OptionError(
                 f"a call of `add_param_group` was cut short on worker {self.job.rank}: its values of the "
                 "group may be its own alone",
                 "end the job, and start again from a checkpoint",
+            )
+        self._delivery.refuse_cut_step()
+        if self._flushing and not self.job.closed:
+            raise cut_short("a flush()")
+
+    def _refuse_part_of_flush(self) -> None:
+        """Raises OptionError where `flush` has sent some of what is held back, and can be gone on with."""
+        now = self.job.iteration
+        if now in self._flushed.values() and not self.job.closed:
+            raise OptionError(
+                "a flush() was cut short when it had sent a part of what is held back",
+                "call optimizer.flush() again: it sends the rest",
             )
 
     def _follows(self, rule: GroupRule | None = None) -> bool:
@@ -372,8 +385,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step was cut short.
+            a step or a flush was cut short.
         """
+        self._refuse_cut()
+        self._refuse_part_of_flush()
         self._delivery.refuse_loss()
         super().zero_grad(set_to_none)
 
@@ -381,9 +396,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If a signal handler raises while it runs, or in `backward`, or it times out, the step cannot be gone
-        on with: a gradient may have left. A repeated `step()` raises, or takes part in another iteration than
-        the other workers', or applies gradients twice: start from a checkpoint.
+        If a signal handler raises while it runs, or it times out, and a gradient has left, the step cannot be
+        gone on with: every further call raises. In `backward`, a step may send a part of its gradients only.
+        Start from a checkpoint.
 
         Parameters
         ----------
@@ -427,6 +442,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._follow_groups()
+        self._refuse_part_of_flush()
         self._delivery.check()
         self._refuse_changes()
         if self._steps < 2 or self._steps % CHECK_EVERY == 0:
@@ -439,8 +455,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
-        # One before that was given up is over.
-        self._end_flush()
         self._steps += 1
         return loss
 
@@ -487,8 +501,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Send all that the filter has held back of this worker's gradients, complete the iteration, and read
         the parameters. Collective; without a filter nothing happens.
 
-        If a signal handler raises in the middle of it, or it times out as it waits for the servers, it cannot
-        be made again: start from a checkpoint.
+        If a signal handler raises while it sends, or it times out there, call it again: it sends the rest. If
+        that comes while it waits for the servers, it cannot be made again: start from a checkpoint.
 
         It is a step without new gradients: of each parameter of which some worker held something back, frozen
         ones too, the servers take one more step, with the settings that its group has now, and with momentum,
@@ -500,7 +514,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or a
-            parameter was changed, or groups came or went, as for `step`.
+            parameter was changed, or groups came or went, as for `step`. Or a step, a flush or a backward
+            pass before was cut short.
         DeclarationConflict
             Another worker took a step, or completed the iteration otherwise.
         SettingsError
@@ -539,16 +554,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for shared in held:
             # Before it is sent: interrupted behind that, nothing is held back any more.
             self._flushed[shared] = now
-            before, self._flushing = self._flushing, True
             try:
                 shared.sends_to.flush()
-            except PenstockError:
+            except PenstockError as error:
                 # Refused: nothing of it has left.
-                self._flushing = before
+                del self._flushed[shared]
+                if isinstance(error, AlreadyPushed):
+                    raise cut_short("a backward pass") from None
                 raise
         self._flushing = True
         self._have_stepped(self._flushed)
-        self._end_flush()
+        self._flushed.clear()
+        self._flushing = False
         self._delivery.forget_changes()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -626,9 +643,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The job has ended.
         """
         self._refuse_cut()
+        self._refuse_part_of_flush()
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
-        self._refuse_cut_flush()
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
@@ -742,8 +759,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the others wait for them until their timeout.
         """
         self._follow_groups()
+        self._refuse_part_of_flush()
         self._delivery.refuse_between("a load of the optimizer's state")
-        self._refuse_cut_flush()
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
@@ -1174,10 +1191,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             return
         for shared in self._shared.values():
-            if not shared.transfer.received(shared.parameter):
+            # What a flush that goes on has sent the servers may have stepped by now.
+            if shared not in self._flushed and not shared.transfer.received(shared.parameter):
                 # It may as well be the servers' value that has changed.
-                self._refuse_cut_flush()
-                self._delivery.refuse_cut_step()
+                self._refuse_cut()
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
@@ -1193,14 +1210,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); after "
                     "a change that is the same on every worker, call optimizer.publish()",
                 )
-
-    def _end_flush(self) -> None:
-        self._flushed.clear()
-        self._flushing = False
-
-    def _refuse_cut_flush(self) -> None:
-        if self._flushing and not self.job.closed:
-            raise cut_short("a flush()")
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's parameters that are not frozen, and of which the servers have none."""

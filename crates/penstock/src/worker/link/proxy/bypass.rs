@@ -2,12 +2,13 @@
 
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is mirrored in this process.
-static HERE: LazyLock<Mirrored> =
-    LazyLock::new(|| Mirrored::beside(last_level(Path::new("/sys/devices/system/cpu/cpu0/cache"))));
+/// What is mirrored in this process. No cell that is filled once: a child of `fork()` might wait for its parent's thread to fill it.
+static HERE: Mirrored = Mirrored::beside(NOT_READ);
+
+/// No size of a cache: the system has not been asked.
+const NOT_READ: u64 = 0;
 
 /// Where the system does not say how large the last-level cache is: no larger than most.
 const UNKNOWN: u64 = 32 << 20;
@@ -38,13 +39,24 @@ fn bytes(size: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct Mirrored {
     bytes: AtomicU64,
-    cache: u64,
+    cache: AtomicU64,
 }
 
 impl Mirrored {
     /// Nothing yet.
-    pub(super) fn beside(cache: u64) -> Self {
-        Self { bytes: AtomicU64::new(0), cache }
+    pub(super) const fn beside(cache: u64) -> Self {
+        Self { bytes: AtomicU64::new(0), cache: AtomicU64::new(cache) }
+    }
+
+    fn cache(&self) -> u64 {
+        let known = self.cache.load(Ordering::Relaxed);
+        if known != NOT_READ {
+            return known;
+        }
+        // Twice does no harm: it is the same.
+        let found = last_level(Path::new("/sys/devices/system/cpu/cpu0/cache"));
+        self.cache.store(found, Ordering::Relaxed);
+        found
     }
 }
 
@@ -70,7 +82,7 @@ impl Share {
     /// Whether a value that is written now is evicted before it is read, because all that is mirrored is larger than the
     /// last-level cache.
     pub(super) fn bypasses_caches(&self) -> bool {
-        self.of.bytes.load(Ordering::Relaxed) > self.of.cache
+        self.of.bytes.load(Ordering::Relaxed) > self.of.cache()
     }
 }
 
