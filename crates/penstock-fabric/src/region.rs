@@ -74,6 +74,11 @@ impl Region {
         rustix::fs::fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
     }
 
+    /// Whether nobody can [seal](Self::seal) it any more: it is, or another process that has the descriptor has seen to that.
+    pub fn is_closed_to_seals(&self) -> io::Result<bool> {
+        Ok(rustix::fs::fcntl_get_seals(&self.fd)?.contains(SealFlags::SEAL))
+    }
+
     /// The descriptor, to pass on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The directory is its owner's alone (0700), and so is every file (0600). A file is written beside its place, synced
-//! and renamed: a manager killed at any moment leaves each job whole, as it was before or after.
+//! and renamed: a manager killed at any moment leaves each job whole, as it was before or after. What is there already is used
+//! only if no other user has made it or may have: whoever chose a token would be administrator of all jobs.
 
 use super::job::{Job, Outcome, Spec, is_name};
 use crate::secret::{hex, identity, is_identity, random, write_private};
@@ -17,9 +18,9 @@ use penstock_proto::message::Secret;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -44,6 +45,14 @@ pub enum StateError {
         /// What the system said.
         reason: String,
     },
+    /// Another user has made it, or could have.
+    #[error("the state file or directory `{}` cannot be trusted: {reason}", path.display())]
+    Untrusted {
+        /// The file or directory.
+        path: PathBuf,
+        /// Who could have made it.
+        reason: String,
+    },
     /// A file holds something else.
     #[error("the state file `{}` is damaged: {reason}", path.display())]
     Damaged {
@@ -60,6 +69,9 @@ impl StateError {
         let text = match self {
             Self::InUse { .. } => "give each manager a directory of its own with --state",
             Self::System { .. } => "check the path, its permissions and the space left there",
+            Self::Untrusted { .. } => {
+                "whoever chose its tokens could read every job's secret: give --state a directory of this user's own (chmod 700)"
+            }
             Self::Damaged { .. } => {
                 "take it from a backup, or move the file away: the job in it is then forgotten"
             }
@@ -87,6 +99,14 @@ impl Store {
         let jobs = path.join("jobs");
         let private = |folder: &Path| DirBuilder::new().recursive(true).mode(0o700).create(folder);
         private(path).and_then(|()| private(&jobs)).map_err(|error| system(path, &error))?;
+        for folder in [path, &jobs] {
+            let found = std::fs::metadata(folder).map_err(|error| system(folder, &error))?;
+            // Its group may: that of a Kubernetes volume is the pod's own.
+            if found.mode() & 0o002 != 0 {
+                return Err(untrusted(folder, "every user may write in it".to_owned()));
+            }
+            check_owner(folder, &found)?;
+        }
         let lock = lock(path)?;
         let text = |name: &str, fresh: String| text_or_new(&path.join(name), &fresh);
         let token = |name: &str| {
@@ -138,15 +158,29 @@ fn lock(path: &Path) -> Result<File, StateError> {
 
 /// What stands in the file; if there is none, `fresh`, which is then written.
 fn text_or_new(path: &Path, fresh: &str) -> Result<String, StateError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(text.trim().to_owned()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let written = write_private(path, format!("{fresh}\n").as_bytes(), false);
-            written.map_err(|error| system(path, &error))?;
-            Ok(fresh.to_owned())
-        }
-        Err(error) => Err(system(path, &error)),
+    if !path.try_exists().map_err(|error| system(path, &error))? {
+        let written = write_private(path, format!("{fresh}\n").as_bytes(), false);
+        written.map_err(|error| system(path, &error))?;
+        return Ok(fresh.to_owned());
     }
+    let text = String::from_utf8(read(path)?).map_err(|_| damaged(path, "expected text"))?;
+    Ok(text.trim().to_owned())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, StateError> {
+    let mut file = File::open(path).map_err(|error| system(path, &error))?;
+    check_owner(path, &file.metadata().map_err(|error| system(path, &error))?)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|error| system(path, &error))?;
+    Ok(bytes)
+}
+
+fn check_owner(path: &Path, found: &Metadata) -> Result<(), StateError> {
+    // What root leaves is trusted by every user.
+    if [0, rustix::process::geteuid().as_raw()].contains(&found.uid()) {
+        return Ok(());
+    }
+    Err(untrusted(path, format!("it belongs to user {}", found.uid())))
 }
 
 fn read_all(folder: &Path) -> Result<Vec<Job>, StateError> {
@@ -167,7 +201,7 @@ fn read_all(folder: &Path) -> Result<Vec<Job>, StateError> {
 }
 
 fn read_one(path: &Path) -> Result<Job, StateError> {
-    let bytes = std::fs::read(path).map_err(|error| system(path, &error))?;
+    let bytes = read(path)?;
     // Where, not what: the text around a mistake may be a secret.
     let record: Record = serde_json::from_slice(&bytes).map_err(|error| {
         damaged(path, &format!("not a job, at line {} column {}", error.line(), error.column()))
@@ -181,6 +215,10 @@ fn read_one(path: &Path) -> Result<Job, StateError> {
 
 fn system(path: &Path, error: &io::Error) -> StateError {
     StateError::System { path: path.to_owned(), reason: error.to_string() }
+}
+
+fn untrusted(path: &Path, reason: String) -> StateError {
+    StateError::Untrusted { path: path.to_owned(), reason }
 }
 
 fn damaged(path: &Path, reason: &str) -> StateError {
@@ -314,6 +352,33 @@ mod tests {
         store.remove("j").unwrap();
         drop(store);
         assert!(Store::open(folder.path()).unwrap().1.is_empty());
+    }
+
+    // Whoever made the directory first chose the tokens, and was administrator of all jobs.
+    #[test]
+    fn a_state_that_another_user_may_have_made_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Store::open(folder.path()).unwrap());
+        let refused = |path: &Path| match Store::open(folder.path()) {
+            Err(error @ StateError::Untrusted { .. }) => {
+                assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+                assert!(error.hint().unwrap().contains("--state"));
+            }
+            other => panic!("{other:?}"),
+        };
+        for open in [folder.path().to_owned(), folder.path().join("jobs")] {
+            std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+            refused(&open);
+            std::fs::set_permissions(&open, PermissionsExt::from_mode(0o770)).unwrap();
+        }
+        let token = folder.path().join("admin.token");
+        if std::os::unix::fs::chown(&token, Some(1001), None).is_err() {
+            eprintln!("SKIPPED: only root can give a file to another user");
+            return;
+        }
+        refused(&token);
+        std::os::unix::fs::chown(&token, Some(0), None).unwrap();
+        drop(Store::open(folder.path()).unwrap());
     }
 
     #[test]

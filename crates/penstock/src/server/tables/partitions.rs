@@ -211,7 +211,12 @@ impl Tables {
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Option<Sealed> {
-        self.seal_partition(id, answers, bells).unwrap_or_else(|refusal| {
+        let sealed = match self.renew(id) {
+            Ok(true) => Ok(None),
+            Ok(false) => self.seal_partition(id, answers, bells),
+            Err(refusal) => Err(refusal),
+        };
+        sealed.unwrap_or_else(|refusal| {
             if !std::mem::replace(&mut self.unsealed, true) {
                 tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on so far");
             }
@@ -239,6 +244,20 @@ impl Tables {
         }
         self.unsealed = open.iter().any(|id| self.partitions.get(id).is_some_and(|homed| !homed.sealed));
         (answers, sealed)
+    }
+
+    /// A producer that has gone may have seen to it that its memory can never be sealed: other memory, still to be touched, takes its
+    /// place. Nobody has set or read a row there, since no consumer was given it. Returns whether that was so.
+    fn renew(&mut self, id: PartitionId) -> Result<bool, Refusal> {
+        let Some(homed) = self.partitions.get_mut(&id) else { return Ok(false) };
+        let mine = homed.sealed || !homed.untouched.is_done();
+        if mine || !homed.partition.is_closed_to_seals().map_err(lacking("seal a table's memory"))? {
+            return Ok(false);
+        }
+        homed.partition = make(&homed.layout).map_err(lacking("make a table's memory"))?;
+        homed.untouched = Untouched::of([homed.partition.mapping()]);
+        self.untouched.insert(id);
+        Ok(true)
     }
 
     /// Seals a partition against every other writer, and gives it to those that wait for it. Returns what is passed on, unless it

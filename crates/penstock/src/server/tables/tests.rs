@@ -5,6 +5,7 @@ use penstock_proto::account::Limits;
 use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::MAX_TABLES;
 use penstock_proto::items::{Propagation, TableSpec};
+use rustix::fs::SealFlags;
 
 /// More than is gone over in one turn.
 const RANGES: u64 = A_TURN;
@@ -252,6 +253,35 @@ fn rows_of_a_producer_that_goes_before_all_is_touched_are_sealed_when_it_is() {
     assert!(server.map(0, LARGE, 1024).is_empty());
     server.tables.forget(0);
     assert!(server.touch().0.is_empty() && !server.tables.is_untouched());
+}
+
+// The server could not seal them any more, and the others waited for a worker that was lost.
+#[test]
+fn rows_of_a_lost_producer_that_has_seen_to_it_that_they_cannot_be_sealed_are_made_anew() {
+    let mut server = Server::new();
+    for rank in [1, 0] {
+        assert!(server.map(rank, LARGE, 8).is_empty());
+    }
+    let mut given = Vec::new();
+    while server.tables.is_untouched() {
+        given.extend(server.touch().0);
+    }
+    assert_eq!(whose(&given), [(0, true)]);
+    let (_, its) = given.remove(0).2.unwrap();
+    rustix::fs::fcntl_add_seals(&its[0], SealFlags::SEAL).unwrap();
+    assert_eq!(whose(&server.ask(0, TableAsk::Mapped { partition: LARGE })), [(0, false)]);
+    server.members.live.remove(&0);
+    server.members.lost.insert(0);
+    let (mut answers, mut sealed) = server.tables.abandon(0, &server.members.live, &mut server.bells);
+    while server.tables.is_untouched() {
+        let (more, also) = server.touch();
+        answers.extend(more);
+        sealed.extend(also);
+    }
+    assert_eq!((whose(&answers), sealed.len()), (vec![(1, true)], 1));
+    let (_, ours) = answers.remove(0).2.unwrap();
+    assert!(rustix::fs::fcntl_get_seals(&ours[0]).unwrap().contains(SealFlags::FUTURE_WRITE));
+    assert!(!server.tables.is_unsealed());
 }
 
 // A worker whose wait had just been answered, and whose question about it came after, was told that it waits for itself: that all
