@@ -478,3 +478,50 @@ def test_the_order_in_which_a_group_has_its_settings_is_none_of_them() -> None:
     assert described(optimizer, names) == told
     group["lr"] = 0.5
     assert described(optimizer, names) != told
+
+
+def test_a_rate_that_is_a_tensor_counts_with_all_its_digits_and_wherever_it_is() -> None:
+    described = importlib.import_module("penstock.torch.gradients.script").described
+    model = torch.nn.Linear(2, 1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    told = [
+        described(torch.optim.Adam(model.parameters(), lr=torch.tensor(rate)), names)
+        for rate in (0.1, 0.1, 0.10004)
+    ]
+    assert told[0] == told[1] != told[2]
+    assert "device" not in str(told)
+
+
+ELSEWHERE = """
+import copy
+import torch
+import penstock as ps
+
+with ps.init() as job:
+    for number, options in enumerate(
+        ({"where": "gradients"}, {"where": "servers"}, {"where": "servers", "clip_norm": 0.1})
+    ):
+        made = []
+        for default in ("cpu", "meta"):
+            torch.manual_seed(7)
+            model = torch.nn.Linear(4, 1, device="cpu")
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            if job.rank == 0:
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+            torch.set_default_device(default)
+            model, optimizer = ps.torch.distribute(model, optimizer, **options)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.full((1, 4), job.rank + 1.0, device="cpu")).sum().backward()
+                optimizer.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            torch.set_default_device("cpu")
+            made.append(model.weight.detach().clone())
+        assert torch.equal(*made), (options, made)
+"""
+
+
+def test_where_new_tensors_go_by_default_changes_nothing(spawn_job: Any) -> None:
+    """As behind `torch.set_default_device("cuda")`: what passes through the servers is on the CPU still."""
+    spawn_job(2, ELSEWHERE)

@@ -935,6 +935,21 @@ def broken_off(job):
         except FloatingPointError:
             pass
 
+def broken_off_at_its_end(job):
+    '''All has left, and the iteration is not over.'''
+    model, optimizer = distributed(job)
+    def cut(self, *arguments):
+        ps.Job.clock = clock
+        raise FloatingPointError("in its last lines")
+    clock = ps.Job.clock
+    if job.rank == 0:
+        ps.Job.clock = cut
+    for step in range(2):
+        try:
+            model(batch(job, step)).square().mean().backward()
+        except FloatingPointError:
+            assert job.rank == 0
+
 def broken_off_before_anything_left(job):
     model, optimizer = distributed(job, overlap=False)
     def fail(_):
@@ -1092,7 +1107,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          two_jobs, from_one_job_to_another, another_model, stepping_inside_no_sync,
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
-         unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off,
+         unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off, broken_off_at_its_end,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
@@ -1112,7 +1127,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=47, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=48, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1158,6 +1173,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("a_small_step_left_out", "DeclarationConflict", "is not the same on all workers any more"),
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
+        ("broken_off_at_its_end", "OptionError", "ended with an error after some of its gradients had left"),
         ("compiled_autograd", "OptionError", "compiled autograd runs this backward pass"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
     ],

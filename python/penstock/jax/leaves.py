@@ -84,8 +84,8 @@ class Tree:
                 continue
             if _REAL.get(leaf.dtype, leaf.dtype) not in _NAMES:
                 raise DtypeError(
-                    f"{what}{leaf.path} is {leaf.dtype}, expected float32, float64, float16, bfloat16, "
-                    "complex64 or complex128",
+                    f"{what}{leaf.path or 'itself'} is {leaf.dtype}, expected float32, float64, float16, "
+                    "bfloat16, complex64 or complex128",
                     "leave such leaves out; `job.mean` and `job.sum` take whole numbers",
                 )
             if leaf.size:
@@ -99,7 +99,9 @@ def _array(value: Any, path: str) -> Any:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise DtypeError(f"expected a pytree of arrays, got {type(value).__name__} as {path}") from error
+        raise DtypeError(
+            f"expected a pytree of arrays, got {type(value).__name__} as {path or 'the value'}"
+        ) from error
 
 
 def digest_of(lines: Sequence[str]) -> str:

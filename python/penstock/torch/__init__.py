@@ -695,7 +695,8 @@ def _kind_of(
 ) -> str:
     """The same for two models whose tensors of the job are alike."""
     lines = [where, *_described(named)]
-    lines += [f"{one.requires_grad} {one.device}" for one in named.values()]
+    # Workers compare it, and each may have a GPU of its own.
+    lines += [f"{one.requires_grad} {one.device.type}" for one in named.values()]
     lines += [str(options), *settings]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

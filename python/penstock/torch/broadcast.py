@@ -92,11 +92,13 @@ def broadcast_bytes(job: Job, name: str, data: bytes | None, timeout: float | No
     """
     if job.size == 1:
         return data or b""
-    length = torch.tensor(len(data or b""), dtype=torch.int64)
+    length = torch.tensor(len(data or b""), dtype=torch.int64, device="cpu")
     broadcast(job, f"{name}/length", {"length": length}, timeout)
+    if int(length) < 0:
+        raise unreadable(0)
     if not length:
         return b""
-    held = torch.zeros(int(length), dtype=torch.uint8)
+    held = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
     if job.rank == 0:
         held.copy_(torch.frombuffer(bytearray(data or b""), dtype=torch.uint8))
     broadcast(job, f"{name}/bytes", {"bytes": held}, timeout)

@@ -91,6 +91,8 @@ class Backward:
         """Of the pass, for what outlives it."""
         self._broken = False
         """Whether it ended with an error."""
+        self._is_complete = False
+        """Whether all of it has left, and its iteration is over."""
 
     def enter(self) -> None:
         """
@@ -142,9 +144,9 @@ class Backward:
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
-        sent = any(part.has_sent for part in self._parts)
+        sent, job = any(part.has_sent for part in self._parts), self._job()
         self.reset()
-        if sent:
+        if sent and not (job is None or job.closed):
             raise OptionError(
                 "a backward pass ended with an error after some of its gradients had left for the other "
                 "workers, who wait for the rest",
@@ -160,6 +162,7 @@ class Backward:
             for part in self._parts:
                 part.send_rest()
             job.clock()
+        self._is_complete = True
 
     def take_average(self) -> None:
         """Waits for the average, and has the second part of it leave, if there is one."""
@@ -175,6 +178,13 @@ class Backward:
         for part in self._again:
             part.take_found()
 
+    def leave(self) -> None:
+        """The pass has ended. Cut short before its iteration was complete, it is told by the next one."""
+        if self._is_complete:
+            self.reset()
+        else:
+            self._broken = True
+
     def reset(self) -> None:
         """The pass is over, or broken off."""
         _ending.pop(self._outermost, None)
@@ -184,7 +194,7 @@ class Backward:
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
-        self._broken = False
+        self._broken = self._is_complete = False
 
 
 class _Expected:
@@ -222,7 +232,7 @@ def _end(outermost: int) -> None:
             backward.take_found()
     finally:
         for backward in together:
-            backward.reset()
+            backward.leave()
 
 
 def _node_outside() -> Any:

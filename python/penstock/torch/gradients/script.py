@@ -35,7 +35,9 @@ def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     kind = type(optimizer)
     lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
     for number, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        settings = {
+            name: _told(value) for name, value in group.items() if name not in ("params", "param_names")
+        }
         # A function, say, lies elsewhere in each process.
         told = re.sub(r" at 0x[0-9a-f]+", "", f"{dict(sorted(settings.items()))}")
         lines.append(f"group {number} of {len(group['params'])} parameters with {told}")
@@ -45,6 +47,13 @@ def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
         else:
             lines += [f"group {number}, place {place}: `{name}`" for place, name in enumerate(known)]
     return lines
+
+
+def _told(setting: Any) -> Any:
+    """A tensor's text would have its device, which may be each worker's own, and four of its digits."""
+    if isinstance(setting, torch.Tensor):
+        return setting.dtype, setting.tolist()
+    return tuple(map(_told, setting)) if type(setting) in (tuple, list) else setting
 
 
 def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:

@@ -175,8 +175,9 @@ class Clipping:
         """As torch computes it: infinite norms give 0, and NaN gives NaN."""
         if not dtypes:
             self.total_norm = 0.0
-            return torch.tensor(1.0)
-        each = [torch.tensor(float(norm), dtype=dtype) for norm, dtype in zip(norms, dtypes, strict=True)]
+            return torch.tensor(1.0, device="cpu")
+        pairs = zip(norms, dtypes, strict=True)
+        each = [torch.tensor(float(norm), dtype=dtype, device="cpu") for norm, dtype in pairs]
         total = torch.linalg.vector_norm(torch.stack(each))
         self.total_norm = float(total)
         return torch.clamp(self.limit / (total + EPSILON), max=1.0)

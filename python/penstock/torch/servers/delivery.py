@@ -412,6 +412,8 @@ class Delivery:
     def finish(self) -> None:
         """Sends what has not left, in `step()`, and learns."""
         for shared in self:
+            if self._is_over(shared):
+                continue
             if shared.left:
                 self._refuse_change(shared)
             elif shared.held or self._watches:

@@ -229,7 +229,7 @@ def torch_state(
     if not arrays or (steps == 0 and kind is not torch.optim.Adagrad):
         return {}
     if kind is not torch.optim.SGD:
-        arrays["step"] = torch.tensor(float(steps), dtype=torch.float32)
+        arrays["step"] = torch.tensor(float(steps), dtype=torch.float32, device="cpu")
     return arrays
 
 
