@@ -90,6 +90,9 @@ _PIECE = struct.Struct("<QI")
 _PIECE_BYTES = REST_BYTES - _PIECE.size
 _ROUND_BITS = 24
 """Of the number of a round: the lower ones count rounds of one gather, of which there are at most so many."""
+MOST_LINES = 1 << 20
+"""Lines of another worker's that are looked at."""
+
 NAME_BYTES = 256
 """Of a call's name: the words fit into a first row."""
 MOST_SHOWN = 2000
@@ -562,12 +565,13 @@ def printable(said: str) -> str:
 def lines_of(rank: int, data: bytes, most: int) -> list[str]:
     """
     The lines, joined by line ends and compressed, that another worker gave. Raises GatherConflict where there
-    are none, or more than `most` bytes of them.
+    are none, or more than `most` bytes of them or MOST_LINES.
     """
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(data, most)
-        if unpacking.eof:
+        # Each takes many times its letters.
+        if unpacking.eof and text.count(b"\n") < MOST_LINES:
             return text.decode().split("\n")
     except (zlib.error, UnicodeDecodeError) as error:
         raise unreadable(rank) from error

@@ -10,7 +10,8 @@
 //!
 //! The directory is its owner's alone (0700), and so is every file (0600). A file is written beside its place, synced
 //! and renamed: a manager killed at any moment leaves each job whole, as it was before or after. What is there already is used
-//! only if no other user has made it or may have: whoever chose a token would be administrator of all jobs.
+//! only if it belongs to this user or to root, and not everybody may write it: whoever chose a token would be administrator of
+//! all jobs.
 
 use super::job::{Job, Outcome, Spec, is_name};
 use crate::secret::{hex, identity, is_identity, random, write_private};
@@ -70,7 +71,7 @@ impl StateError {
             Self::InUse { .. } => "give each manager a directory of its own with --state",
             Self::System { .. } => "check the path, its permissions and the space left there",
             Self::Untrusted { .. } => {
-                "whoever chose its tokens could read every job's secret: give --state a directory of this user's own (chmod 700)"
+                "whoever chose its tokens could read every job's secret: give --state a directory of this user's own (chown, chmod 700), not on a mount that gives files another owner"
             }
             Self::Damaged { .. } => {
                 "take it from a backup, or move the file away: the job in it is then forgotten"
@@ -101,11 +102,7 @@ impl Store {
         private(path).and_then(|()| private(&jobs)).map_err(|error| system(path, &error))?;
         for folder in [path, &jobs] {
             let found = std::fs::metadata(folder).map_err(|error| system(folder, &error))?;
-            // Its group may: that of a Kubernetes volume is the pod's own.
-            if found.mode() & 0o002 != 0 {
-                return Err(untrusted(folder, "every user may write in it".to_owned()));
-            }
-            check_owner(folder, &found)?;
+            check(folder, &found)?;
         }
         let lock = lock(path)?;
         let text = |name: &str, fresh: String| text_or_new(&path.join(name), &fresh);
@@ -169,13 +166,17 @@ fn text_or_new(path: &Path, fresh: &str) -> Result<String, StateError> {
 
 fn read(path: &Path) -> Result<Vec<u8>, StateError> {
     let mut file = File::open(path).map_err(|error| system(path, &error))?;
-    check_owner(path, &file.metadata().map_err(|error| system(path, &error))?)?;
+    check(path, &file.metadata().map_err(|error| system(path, &error))?)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(|error| system(path, &error))?;
     Ok(bytes)
 }
 
-fn check_owner(path: &Path, found: &Metadata) -> Result<(), StateError> {
+fn check(path: &Path, found: &Metadata) -> Result<(), StateError> {
+    // Its group may: that of a Kubernetes volume is the pod's own.
+    if found.mode() & 0o002 != 0 {
+        return Err(untrusted(path, "every user may write it".to_owned()));
+    }
     // What root leaves is trusted by every user.
     if [0, rustix::process::geteuid().as_raw()].contains(&found.uid()) {
         return Ok(());
@@ -356,6 +357,7 @@ mod tests {
 
     // Whoever made the directory first chose the tokens, and was administrator of all jobs.
     #[test]
+    #[expect(clippy::print_stderr, reason = "a skip is said aloud")]
     fn a_state_that_another_user_may_have_made_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         drop(Store::open(folder.path()).unwrap());
@@ -366,18 +368,26 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
-        for open in [folder.path().to_owned(), folder.path().join("jobs")] {
+        let token = folder.path().join("admin.token");
+        for open in [folder.path().to_owned(), folder.path().join("jobs"), token.clone()] {
             std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
             refused(&open);
             std::fs::set_permissions(&open, PermissionsExt::from_mode(0o770)).unwrap();
         }
-        let token = folder.path().join("admin.token");
-        if std::os::unix::fs::chown(&token, Some(1001), None).is_err() {
+        let own = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None);
+        let job = folder.path().join("jobs/j.json");
+        let (store, _) = Store::open(folder.path()).unwrap();
+        store.save(&self::job()).unwrap();
+        drop(store);
+        if own(&token, 1001).and_then(|()| own(&token, 0)).is_err() {
             eprintln!("SKIPPED: only root can give a file to another user");
             return;
         }
-        refused(&token);
-        std::os::unix::fs::chown(&token, Some(0), None).unwrap();
+        for theirs in [folder.path().to_owned(), folder.path().join("jobs"), token, job] {
+            own(&theirs, 1001).unwrap();
+            refused(&theirs);
+            own(&theirs, 0).unwrap();
+        }
         drop(Store::open(folder.path()).unwrap());
     }
 

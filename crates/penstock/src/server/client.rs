@@ -83,7 +83,7 @@ fn take(connection: &Connection, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> rustix
 }
 
 impl Channel {
-    /// Its peer was let in, or was before and is told how the job ended: its messages may be as long as any.
+    /// Its peer was let in, or had been and is told how that ended: its messages may be as long as any.
     pub(super) fn let_in(&mut self) {
         if let Self::Remote(records) = self {
             records.set_limit(MAX_MESSAGE_BYTES);

@@ -397,7 +397,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
         If a signal handler raises while it runs, or it times out, and a gradient has left, the step cannot be
-        gone on with: every further call raises. In `backward`, a step may send a part of its gradients only.
+        gone on with: `step`, `zero_grad`, `publish` and loads raise from then on, and what is saved may have
+        a part of the step. Where that comes in `backward`, a step may send a part of its gradients only.
         Start from a checkpoint.
 
         Parameters
@@ -688,14 +689,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         identically, but for AdamW's groups with `decoupled_weight_decay=False`: torch makes that True as it
         loads.
 
-        Not collective: any worker may call it, after a `step`. The state of half-precision parameters is in
-        float32.
+        Not collective: any worker may call it, after a `step`; after one, or a flush, that was cut short it
+        warns that the state may have a part of that. The state of half-precision parameters is in float32.
 
         Raises
         ------
         PullTimeout, JobClosed
             The state could not be read.
         """
+        try:
+            self._refuse_cut()
+        except OptionError as error:
+            # Not refused: it may be all that there is to be saved.
+            warnings.warn(
+                f"{error.args[0].splitlines()[0]}: the state that is saved may have a part of it",
+                stacklevel=2,
+            )
         kind = type(self._original)
         held, self._state = self._state, defaultdict(dict)
         try:

@@ -247,7 +247,7 @@ impl Tables {
     }
 
     /// A producer that has gone may have seen to it that its memory can never be sealed: other memory, still to be touched, takes its
-    /// place. Nobody has set or read a row there, since no consumer was given it. Returns whether that was so.
+    /// place. No consumer was given what it had set there. Returns whether that was so.
     fn renew(&mut self, id: PartitionId) -> Result<bool, Refusal> {
         let Some(homed) = self.partitions.get_mut(&id) else { return Ok(false) };
         let mine = homed.sealed || !homed.untouched.is_done();
