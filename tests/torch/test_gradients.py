@@ -950,6 +950,46 @@ def broken_off_at_its_end(job):
         except FloatingPointError:
             assert job.rank == 0
 
+def broken_off_between_two_averages(job):
+    '''Of what the workers did not know of before; a step would have been by this worker's own gradient.'''
+    from penstock.torch.gradients.bucket import Bucket
+    model = net()
+    model[0].requires_grad_(False)
+    model, optimizer = distributed(job, model)
+    def late(self):
+        if "/of " in self.tensor.name:
+            raise ps.exceptions.PullTimeout("late", "again")
+        take(self)
+    take = Bucket.take
+    for step in range(2):
+        optimizer.zero_grad()
+        try:
+            model(batch(job, step)).square().mean().backward()
+        except ps.exceptions.PullTimeout:
+            assert job.rank == 0
+        Bucket.take = take
+        optimizer.step()
+        model[0].requires_grad_(True)
+        if job.rank == 0:
+            Bucket.take = late
+
+def refused_and_made_again(job):
+    '''Nothing has left of a gradient that is refused.'''
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = ps.torch.distribute(model, optimizer, overlap=False, refuse_nonfinite=True)
+    for step in range(2):
+        optimizer.zero_grad()
+        if job.rank == 0:
+            try:
+                (model(torch.ones(1, 2)) * float("nan")).sum().backward()
+            except ps.exceptions.NonFiniteError:
+                optimizer.zero_grad()
+        model(torch.full((1, 2), job.rank + 1.0)).sum().backward()
+        optimizer.step()
+    told["refused_and_made_again"] = model.weight.detach().numpy()
+
 def broken_off_before_anything_left(job):
     model, optimizer = distributed(job, overlap=False)
     def fail(_):
@@ -1108,6 +1148,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off, broken_off_at_its_end,
+         broken_off_between_two_averages, refused_and_made_again,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
@@ -1127,7 +1168,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=48, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=50, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1174,6 +1215,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
         ("broken_off_at_its_end", "OptionError", "ended with an error after some of its gradients had left"),
+        ("broken_off_between_two_averages", "OptionError", "did not end well"),
         ("compiled_autograd", "OptionError", "compiled autograd runs this backward pass"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
     ],
@@ -1275,6 +1317,11 @@ def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:
     for one in told:
         assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
+
+
+def test_a_gradient_that_is_refused_may_be_made_again(told: list[dict[str, Any]]) -> None:
+    first, second = (one["refused_and_made_again"] for one in told)
+    assert np.array_equal(first, second)
 
 
 def test_passes_after_one_that_broke_off_around_a_checkpoint_are_averaged(told: list[dict[str, Any]]) -> None:

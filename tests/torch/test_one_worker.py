@@ -587,20 +587,30 @@ def test_a_flush_that_was_cut_short_says_so(
             call()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ps.exceptions.LaneTimeout("no room", "try again")])
+@pytest.mark.parametrize("end", ["it goes on", "the iteration is over"])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), ps.exceptions.LaneTimeout("no room", "try again")],
+    ids=["interrupted", "timed out"],
+)
 def test_a_flush_that_has_sent_a_part_can_be_called_again_and_nothing_else(
-    job: ps.Job, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, error: BaseException, end: str
 ) -> None:
     model = net()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     _, optimizer = distribute(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, filter=ps.Filters(push=ps.TopK(0.1))
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        job=job,
+        filter=ps.Filters(push=ps.TopK(0.1)),
+        overlap=1,
     )
     (x,) = next(iter(batches(1)))
     model(x).square().mean().backward()
     gradients = [torch.zeros(()) if one.grad is None else one.grad.clone() for one in model.parameters()]
     optimizer.step()
     saved, flush, seen = optimizer.state_dict(), ps.Tensor.flush, []
+    stood = next(model.parameters()).detach().clone()
 
     def second(self: ps.Tensor, *arguments: Any, **options: Any) -> None:
         seen.append(self)
@@ -615,10 +625,25 @@ def test_a_flush_that_has_sent_a_part_can_be_called_again_and_nothing_else(
         patch.setattr(ps.Tensor, "flush", second)
         with pytest.raises(type(error)):
             optimizer.flush()
+    # Nothing leaves in it.
+    (0 * model(x).sum()).backward()
     calls = [optimizer.publish, lambda: optimizer.load_state_dict(saved), optimizer.zero_grad, optimizer.step]
     for call in calls:
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)sent a part.*flush\(\) again"):
             call()
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(ps.exceptions.OptionError, match="changed outside of step"):
+        optimizer.flush()
+    with torch.no_grad():
+        next(model.parameters()).sub_(1)
+        assert (next(model.parameters()) == stood).all()
+    if end == "the iteration is over":
+        job.clock()
+        for call in (*calls, optimizer.flush):
+            with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short.*checkpoint"):
+                call()
+        return
     optimizer.flush()
     assert optimizer.held_back.elements == 0
     for parameter, start, gradient in zip(model.parameters(), before, gradients, strict=True):

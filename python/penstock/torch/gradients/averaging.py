@@ -389,8 +389,8 @@ class Averaging:
             self._averaged.update(range(len(self._members)))
         self._count += 1
         self.averaged_in = self.job.iteration
-        self.unsent = False
-        return bool(self._found)
+        self.unsent = bool(self._found)
+        return self.unsent
 
     @torch.no_grad()
     def send_found(self) -> None:
@@ -405,6 +405,7 @@ class Averaging:
             member = bucket.members[0]
             if member.gradient is None:
                 bucket.give(member)
+        self.unsent = False
 
     def begin_anew(self) -> None:
         self._reached = False

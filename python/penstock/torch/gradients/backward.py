@@ -92,7 +92,7 @@ class Backward:
         self._broken = False
         """Whether it ended with an error."""
         self._is_complete = False
-        """Whether all of it has left, and its iteration is over."""
+        """Whether all that it has to send has left, and the iteration is over."""
 
     def enter(self) -> None:
         """
@@ -150,8 +150,8 @@ class Backward:
             raise OptionError(
                 "a backward pass ended with an error after some of its gradients had left for the other "
                 "workers, who wait for the rest",
-                "let the error end this worker, or pass overlap=False to `ps.torch.distribute`: gradients "
-                "then leave when the pass has ended",
+                "let the error end this worker; with overlap=False of `ps.torch.distribute` gradients leave "
+                "only when the pass has ended",
             )
 
     def send_rest(self) -> None:
@@ -169,9 +169,11 @@ class Backward:
         self._again = [part for part in self._parts if part.take_average()]
         job = self._job()
         if job is not None and self._again:
+            self._is_complete = False
             for part in self._again:
                 part.send_found()
             job.clock()
+            self._is_complete = True
 
     def take_found(self) -> None:
         """Waits for the second part."""

@@ -160,7 +160,12 @@ class Bucket:
                     lane.zero_()
             lanes = [lane for lane, gradient in zip(lanes, gradients, strict=True) if gradient is not None]
         self.has_left = True
-        self._memory.send(lanes, present)
+        try:
+            self._memory.send(lanes, present)
+        except PenstockError:
+            # Refused: nothing of it has left.
+            self.has_left = False
+            raise
 
     def _check(self, gradients: list[torch.Tensor | None], present: list[torch.Tensor]) -> None:
         dtype, strided = self._dtype, torch.strided

@@ -230,6 +230,8 @@ class Delivery:
         """
         self.keeps_back = False
         """Whether nothing leaves before `step()`: values may be this worker's alone."""
+        self.flushes = False
+        """Nor then: a flush has sent something that has not ended."""
         self._apart: tuple[Shared, torch.Tensor] | None = None
         """One whose parameter the script had changed when it was looked at, and what it was then."""
         self._beside: set[int] = set()
@@ -316,7 +318,8 @@ class Delivery:
         if not self._looks:
             return
         shared.held = False
-        if shared.additions == shared.expected and not self.keeps_back and self._may_leave(shared):
+        stays = self.keeps_back or self.flushes
+        if shared.additions == shared.expected and not stays and self._may_leave(shared):
             if self._check and not shared.transfer.keeps_sent:
                 shared.hold()
             self.send(shared)

@@ -68,7 +68,7 @@ from .rules import (
     torch_state,
 )
 from .state import OnServers
-from .transfer import Seen, transfer_for
+from .transfer import Flushed, Seen, transfer_for
 
 _DISTRIBUTED: weakref.WeakKeyDictionary[
     torch.optim.Optimizer, weakref.ReferenceType[DistributedOptimizer]
@@ -147,8 +147,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Of a publication that has not returned, on worker 0."""
         self._published_in = 0
         """The iteration that it was made in."""
-        self._flushed: dict[Shared, int | None] = {}
-        """Of which a flush that has not ended has sent what was held back, and in which iteration."""
+        self._flushed: dict[Shared, Flushed] = {}
+        """Of which a flush that has not ended has sent what was held back."""
         self._flushing = False
         """Whether a flush that has not ended has sent all of that, and waits for servers."""
         self._timeout = timeout
@@ -286,7 +286,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_cut(self) -> None:
         """Raises OptionError where a call was cut short that cannot be gone on with."""
-        if self._delivery.keeps_back:
+        if self._delivery.keeps_back and not self.job.closed:
             raise OptionError(
                 f"a call of `add_param_group` was cut short on worker {self.job.rank}: its values of the "
                 "group may be its own alone",
@@ -298,12 +298,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_part_of_flush(self) -> None:
         """Raises OptionError where `flush` has sent some of what is held back, and can be gone on with."""
-        now = self.job.iteration
-        if now in self._flushed.values() and not self.job.closed:
+        if self._flushed and not self.job.closed:
+            self._refuse_late_flush()
             raise OptionError(
                 "a flush() was cut short when it had sent a part of what is held back",
                 "call optimizer.flush() again: it sends the rest",
             )
+
+    def _refuse_late_flush(self) -> None:
+        """Raises OptionError where a flush has sent a part, and the iteration in which it did is over."""
+        if any(sent.iteration != self.job.iteration for sent in self._flushed.values()):
+            raise cut_short("a flush()")
 
     def _follows(self, rule: GroupRule | None = None) -> bool:
         """
@@ -385,7 +390,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step or a flush was cut short.
+            a step, a flush or a call of `add_param_group` was cut short.
         """
         self._refuse_cut()
         self._refuse_part_of_flush()
@@ -396,10 +401,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
-        If a signal handler raises while it runs, or it times out, and a gradient has left, the step cannot be
-        gone on with: `step`, `zero_grad`, `publish` and loads raise from then on, and what is saved may have
-        a part of the step. Where that comes in `backward`, a step may send a part of its gradients only.
-        Start from a checkpoint.
+        If a signal handler raises while it runs, or it times out, when it has sent something or waits for the
+        servers, it cannot be gone on with: `step`, `zero_grad`, `publish` and loads raise from then on, and
+        what is saved may have a part of the step. Where that comes in `backward`, a step may send a part of
+        its gradients only. Start from a checkpoint.
 
         Parameters
         ----------
@@ -544,29 +549,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self._follow_groups()
         self._delivery.check()
+        self._refuse_late_flush()
         self._delivery.refuse_between("a flush")
         self._refuse_changes()
         held = [shared for shared in self._shared.values() if shared.sends_to.held_back.elements]
         # All before the first: what has left could not be sent again once a setting is refused.
         self._refuse_settings(held)
-        now = self.job.iteration
-        self._flushed = {shared: stamp for shared, stamp in self._flushed.items() if stamp == now}
         # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
         for shared in held:
             # Before it is sent: interrupted behind that, nothing is held back any more.
-            self._flushed[shared] = now
+            self._flushed[shared] = Flushed(self.job.iteration, sum_of(shared.parameter))
+            self._delivery.flushes = True
             try:
                 shared.sends_to.flush()
             except PenstockError as error:
                 # Refused: nothing of it has left.
                 del self._flushed[shared]
+                self._delivery.flushes = bool(self._flushed)
                 if isinstance(error, AlreadyPushed):
                     raise cut_short("a backward pass") from None
                 raise
         self._flushing = True
         self._have_stepped(self._flushed)
         self._flushed.clear()
-        self._flushing = False
+        self._flushing = self._delivery.flushes = False
         self._delivery.forget_changes()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -1200,8 +1206,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             return
         for shared in self._shared.values():
-            # What a flush that goes on has sent the servers may have stepped by now.
-            if shared not in self._flushed and not shared.transfer.received(shared.parameter):
+            if (sent := self._flushed.get(shared)) is not None:
+                # The servers may have stepped it by now.
+                same = sum_of(shared.parameter) == sent.given
+            else:
+                same = shared.transfer.received(shared.parameter)
+            if not same:
                 # It may as well be the servers' value that has changed.
                 self._refuse_cut()
                 raise OptionError(

@@ -14,13 +14,22 @@ With `check`, it is also known whether the script has changed them since:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
 from .bits import converted, over, same_bits, sum_of
+
+
+class Flushed(NamedTuple):
+    """Of a parameter whose tensor a flush that has not ended has sent."""
+
+    iteration: int | None
+    """In which."""
+    given: int
+    """What the parameter held then, as a checksum."""
 
 
 class Seen:
