@@ -695,8 +695,11 @@ def _kind_of(
 ) -> str:
     """The same for two models whose tensors of the job are alike."""
     lines = [where, *_described(named)]
-    # Workers compare it, and each may have a GPU of its own.
-    lines += [f"{one.requires_grad} {one.device.type}" for one in named.values()]
+    # Workers compare it, and each may have a GPU of its own: which of several, and not their numbers.
+    devices: dict[torch.device, int] = {}
+    for one in named.values():
+        place = devices.setdefault(one.device, len(devices))
+        lines.append(f"{one.requires_grad} {one.device.type} {place}")
     lines += [str(options), *settings]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

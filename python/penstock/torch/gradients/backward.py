@@ -92,7 +92,7 @@ class Backward:
         self._broken = False
         """Whether it ended with an error."""
         self._is_complete = False
-        """Whether all that it has to send has left, and the iteration is over."""
+        """Whether all that it was to bring is there."""
 
     def enter(self) -> None:
         """
@@ -162,27 +162,26 @@ class Backward:
             for part in self._parts:
                 part.send_rest()
             job.clock()
-        self._is_complete = True
 
     def take_average(self) -> None:
         """Waits for the average, and has the second part of it leave, if there is one."""
         self._again = [part for part in self._parts if part.take_average()]
         job = self._job()
         if job is not None and self._again:
-            self._is_complete = False
             for part in self._again:
                 part.send_found()
             job.clock()
-            self._is_complete = True
 
     def take_found(self) -> None:
         """Waits for the second part."""
         for part in self._again:
             part.take_found()
+        self._is_complete = True
 
     def leave(self) -> None:
-        """The pass has ended. Cut short before its iteration was complete, it is told by the next one."""
-        if self._is_complete:
+        """The pass has ended. If it was cut short before all was there, the next one says so."""
+        job = self._job()
+        if self._is_complete or job is None or job.closed:
             self.reset()
         else:
             self._broken = True

@@ -53,6 +53,8 @@ def _told(setting: Any) -> Any:
     """A tensor's text would have its device, which may be each worker's own, and four of its digits."""
     if isinstance(setting, torch.Tensor):
         return setting.dtype, setting.tolist()
+    if isinstance(setting, Mapping):
+        return {name: _told(value) for name, value in setting.items()}
     return tuple(map(_told, setting)) if type(setting) in (tuple, list) else setting
 
 

@@ -558,8 +558,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
         for shared in held:
             # Before it is sent: interrupted behind that, nothing is held back any more.
-            self._flushed[shared] = Flushed(self.job.iteration, sum_of(shared.parameter))
             self._delivery.flushes = True
+            self._flushed[shared] = Flushed(self.job.iteration, sum_of(shared.parameter))
             try:
                 shared.sends_to.flush()
             except PenstockError as error:
@@ -599,6 +599,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # The constructor of the base class adds the original's groups one by one, which are there.
         if self.__dict__.get("_ready"):
             self._follow_groups()
+            self._refuse_part_of_flush()
             # A worker alone has no other values than its own, and may go on.
             several = self.job.size > 1
             super().add_param_group(param_group)
@@ -705,6 +706,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         try:
             self._refuse_cut()
+            self._refuse_part_of_flush()
         except OptionError as error:
             # Not refused: it may be all that there is to be saved.
             warnings.warn(
