@@ -973,6 +973,51 @@ def broken_off_between_two_averages(job):
         if job.rank == 0:
             Bucket.take = late
 
+def broken_off_before_its_average(job):
+    from penstock.torch.gradients.bucket import Bucket
+    model, optimizer = distributed(job)
+    def late(self):
+        Bucket.take = take
+        raise ps.exceptions.PullTimeout("late", "again")
+    take = Bucket.take
+    for step in range(3):
+        if job.rank == 0 and step == 1:
+            Bucket.take = late
+        try:
+            model(batch(job, step)).square().mean().backward()
+        except ps.exceptions.PullTimeout:
+            assert job.rank == 0
+
+def of_two_jobs_one_broken_off(job):
+    '''The other's average is there: it goes on.'''
+    from penstock.torch.gradients.bucket import Bucket
+    next_job()
+    with ps.init() as other:
+        models = [net(), net(1)]
+        for model, of in zip(models, (job, other)):
+            ps.torch.distribute(model, job=of)
+        take, seen = Bucket.take, []
+        def late(self):
+            seen.append(self.tensor._job)
+            if seen[-1] is not seen[0]:
+                raise ps.exceptions.PullTimeout("late", "again")
+            take(self)
+        Bucket.take = late
+        try:
+            sum(model(batch(job, 0)).square().mean() for model in models).backward()
+        except ps.exceptions.PullTimeout:
+            pass
+        Bucket.take = take
+        says = []
+        for model in models:
+            model.zero_grad()
+            try:
+                model(batch(job, 1)).square().mean().backward()
+                says.append("")
+            except ps.exceptions.OptionError as error:
+                says.append(str(error))
+        told["of_two_jobs_one_broken_off"] = np.array(sorted(says))
+
 def refused_and_made_again(job):
     '''Nothing has left of a gradient that is refused.'''
     torch.manual_seed(0)
@@ -1148,7 +1193,8 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off, broken_off_at_its_end,
-         broken_off_between_two_averages, refused_and_made_again,
+         broken_off_between_two_averages, broken_off_before_its_average, of_two_jobs_one_broken_off,
+         refused_and_made_again,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
@@ -1168,7 +1214,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=50, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=53, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1216,6 +1262,7 @@ def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
         ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
         ("broken_off_at_its_end", "OptionError", "ended with an error after some of its gradients had left"),
         ("broken_off_between_two_averages", "OptionError", "did not end well"),
+        ("broken_off_before_its_average", "OptionError", "before this worker had its average"),
         ("compiled_autograd", "OptionError", "compiled autograd runs this backward pass"),
         ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
     ],
@@ -1317,6 +1364,15 @@ def test_a_pass_through_the_models_of_two_jobs_averages_each_in_whatever_order(
 def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:
     for one in told:
         assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
+
+
+def test_of_two_jobs_in_a_pass_that_broke_off_the_one_whose_average_was_there_goes_on(
+    told: list[dict[str, Any]],
+) -> None:
+    for one in told:
+        first, second = one["of_two_jobs_one_broken_off"]
+        assert not first
+        assert "before this worker had its average" in second
 
 
 def test_a_gradient_that_is_refused_may_be_made_again(told: list[dict[str, Any]]) -> None:

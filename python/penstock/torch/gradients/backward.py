@@ -93,6 +93,8 @@ class Backward:
         """Whether it ended with an error."""
         self._is_complete = False
         """Whether all that it was to bring is there."""
+        self._is_over = False
+        """Whether all that it had to send has left, and its iteration is complete."""
 
     def enter(self) -> None:
         """
@@ -144,9 +146,18 @@ class Backward:
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
-        sent, job = any(part.has_sent for part in self._parts), self._job()
+        sent = not self._is_complete and any(part.has_sent for part in self._parts)
+        is_over, job = self._is_over, self._job()
         self.reset()
-        if sent and not (job is None or job.closed):
+        if job is None or job.closed:
+            return
+        if sent and is_over:
+            raise OptionError(
+                "a backward pass ended with an error before this worker had its average, by which the others "
+                "may have stepped",
+                "end the job, and start again from a checkpoint",
+            )
+        if sent:
             raise OptionError(
                 "a backward pass ended with an error after some of its gradients had left for the other "
                 "workers, who wait for the rest",
@@ -162,6 +173,7 @@ class Backward:
             for part in self._parts:
                 part.send_rest()
             job.clock()
+            self._is_over = True
 
     def take_average(self) -> None:
         """Waits for the average, and has the second part of it leave, if there is one."""
@@ -171,6 +183,7 @@ class Backward:
             for part in self._again:
                 part.send_found()
             job.clock()
+        self._is_complete = not self._again
 
     def take_found(self) -> None:
         """Waits for the second part."""
@@ -195,7 +208,7 @@ class Backward:
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
-        self._broken = self._is_complete = False
+        self._broken = self._is_complete = self._is_over = False
 
 
 class _Expected:

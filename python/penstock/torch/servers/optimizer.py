@@ -567,6 +567,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 del self._flushed[shared]
                 self._delivery.flushes = bool(self._flushed)
                 if isinstance(error, AlreadyPushed):
+                    # That does not end by calling it again.
+                    self._flushing = bool(self._flushed)
                     raise cut_short("a backward pass") from None
                 raise
         self._flushing = True
@@ -1174,7 +1176,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
         none was taken it may have done so out of sight, by copies: then any change counts.
         """
-        if self._warned or self.job.closed or self._delivery.began or self._flushing:
+        is_cut_short = self._delivery.began or self._flushing or self._flushed
+        if self._warned or self.job.closed or is_cut_short:
             return
         found = self._delivery.changed_without_step(ever=not self._steps)
         if found is None:
@@ -1201,6 +1204,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if not self._check:
             if self._loaded is not None:
+                if self._flushed:
+                    raise cut_short("a flush()")
                 raise OptionError(
                     f"part `{self._loaded}` of the model has loaded a state: the servers do not know of "
                     "that, and their values would replace it",
@@ -1219,7 +1224,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
                     "that, and their value would replace it",
-                    "call optimizer.publish(), on every worker, after such a change",
+                    "put back what it held and call flush() again, or end the job and start from a checkpoint"
+                    if self._flushed
+                    else "call optimizer.publish(), on every worker, after such a change",
                 )
         for name, parameter in self._others():
             # What had no gradient, such as a moving average, was not stepped by one.
