@@ -146,12 +146,12 @@ class Backward:
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
-        sent = not self._is_complete and any(part.has_sent for part in self._parts)
-        is_over, job = self._is_over, self._job()
+        sent, is_over = any(part.has_sent for part in self._parts), self._is_over
+        job, is_complete = self._job(), self._is_complete
         self.reset()
-        if job is None or job.closed:
+        if job is None or job.closed or is_complete:
             return
-        if sent and is_over:
+        if is_over:
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
                 "may have stepped",
