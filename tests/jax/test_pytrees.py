@@ -485,7 +485,7 @@ assert lines_of(1, zlib.compress(b"a\\nb"), MOST_LEAVES_BYTES) == ["a", "b"]
 found = str(difference(0, ["w: f32"], 1, ["w: \\x1b[2J\\u2028hint: " + "x" * 10000])).split("\\nhint")[0]
 assert found.isprintable() and len(found) < 3000 and "w: \\ufffd[2J\\ufffdhint: x" in found, found
 bomb = zlib.compress(bytes(MOST_LEAVES_BYTES + 1))
-for packed in (bomb, bomb[:-1], b"no zlib", zlib.compress(b"\\xff")):
+for packed in (bomb, bomb[:-1], b"no zlib", zlib.compress(b"\\xff"), zlib.compress(b"\\n" * (1 << 20))):
     try:
         lines_of(1, packed, MOST_LEAVES_BYTES)
     except GatherConflict as error:

@@ -973,6 +973,36 @@ def broken_off_between_two_averages(job):
         if job.rank == 0:
             Bucket.take = late
 
+def broken_off_between_two_averages_and_another_pass(job):
+    '''Without a step in between, which would be refused.'''
+    from penstock.torch.gradients.bucket import Bucket
+    model = net()
+    model[0].requires_grad_(False)
+    model, optimizer = distributed(job, model)
+    def late(self):
+        if "/of " in self.tensor.name:
+            raise ps.exceptions.PullTimeout("late", "again")
+        take(self)
+    take = Bucket.take
+    model(batch(job, 0)).square().mean().backward()
+    optimizer.step()
+    model[0].requires_grad_(True)
+    if job.rank == 0:
+        Bucket.take = late
+    try:
+        model(batch(job, 1)).square().mean().backward()
+    except ps.exceptions.PullTimeout:
+        assert job.rank == 0
+    Bucket.take = take
+    said = []
+    # It is not said once only.
+    for _ in range(2 if job.rank == 0 else 0):
+        try:
+            model(batch(job, 2)).square().mean().backward()
+        except ps.exceptions.OptionError as error:
+            said.append(str(error))
+    told["broken_off_between_two_averages_and_another_pass"] = np.array(said)
+
 def broken_off_before_its_average(job):
     from penstock.torch.gradients.bucket import Bucket
     model, optimizer = distributed(job)
@@ -1193,7 +1223,8 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          a_new_parameter, converted, sparse, sums_of_sums, stepping_without_an_average,
          stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off, broken_off_at_its_end,
-         broken_off_between_two_averages, broken_off_before_its_average, of_two_jobs_one_broken_off,
+         broken_off_between_two_averages, broken_off_between_two_averages_and_another_pass,
+         broken_off_before_its_average, of_two_jobs_one_broken_off,
          refused_and_made_again,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
@@ -1214,7 +1245,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=53, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=54, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1373,6 +1404,14 @@ def test_of_two_jobs_in_a_pass_that_broke_off_the_one_whose_average_was_there_go
         first, second = one["of_two_jobs_one_broken_off"]
         assert not first
         assert "before this worker had its average" in second
+
+
+def test_a_pass_that_broke_off_between_two_averages_is_told_by_the_next_ones(
+    told: list[dict[str, Any]],
+) -> None:
+    said = told[0]["broken_off_between_two_averages_and_another_pass"]
+    assert len(said) == 2
+    assert all("before this worker had its average" in one for one in said)
 
 
 def test_a_gradient_that_is_refused_may_be_made_again(told: list[dict[str, Any]]) -> None:

@@ -309,6 +309,32 @@ def test_one_workers_next_model_uses_the_memory_of_the_last_too(job: ps.Job, unw
     assert len(set(sizes)) == 1
 
 
+# What it had begun with held the job, which is what that was found by.
+def test_a_job_in_which_a_pass_was_cut_short_goes_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with ps.init() as job:
+        model = ps.torch.distribute(nn.Linear(4, 1), job=job, rescale=0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.torch.gradients.bucket.Bucket.take", cut)
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.ones(1, 4)).sum().backward()
+        # There is nobody else who might have stepped.
+        model.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        assert model.weight.grad.tolist() == [[0.5] * 4]
+        model.zero_grad()
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.torch.gradients.bucket.Bucket.take", cut)
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.ones(1, 4)).sum().backward()
+    gone = weakref.ref(job)
+    del job, model
+    gc.collect()
+    assert gone() is None
+
+
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:
     model = ps.torch.distribute(nn.Linear(4, 1), job=job, refuse_nonfinite=True)
     with pytest.raises(ps.PenstockError, match=r"finite|NaN"):

@@ -12,7 +12,7 @@ another. The callback of the inner pass would come too early, so the end is aske
 hook of the node that runs the inner one, which autograd calls when it is back in the outer.
 
 A pass that ends with an error calls nothing of this; but autograd then drops what it would have called, by
-which it is noticed before the next pass begins.
+which it is noticed before the next pass begins. One that ends with an error in the callback notes that there.
 """
 
 from __future__ import annotations
@@ -95,11 +95,14 @@ class Backward:
         """Whether all that it was to bring is there."""
         self._is_over = False
         """Whether all that it had to send has left, and its iteration is complete."""
+        self._has_sent = False
+        """Whether anything of it had left, of a pass that has been let go of."""
 
     def enter(self) -> None:
         """
         Sees to it that the end of this pass is heard of. Raises OptionError if the last one ended with an
-        error after gradients had left, or if this one is compiled.
+        error after gradients had left, or one in this job when its iteration was over, or if this one is
+        compiled.
         """
         if _is_compiled():
             raise OptionError(
@@ -146,12 +149,17 @@ class Backward:
 
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
-        sent, is_over = any(part.has_sent for part in self._parts), self._is_over
+        sent = self._has_sent or any(part.has_sent for part in self._parts)
+        is_over = self._is_over
         job, is_complete = self._job(), self._is_complete
         self.reset()
         if job is None or job.closed or is_complete:
             return
         if is_over:
+            if job.size == 1:
+                return
+            # Said until the job ends: this worker may lack a step of the others'.
+            self._broken = self._is_over = True
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
                 "may have stepped",
@@ -197,18 +205,23 @@ class Backward:
         if self._is_complete or job is None or job.closed:
             self.reset()
         else:
-            self._broken = True
+            self._broken, self._has_sent = True, any(part.has_sent for part in self._parts)
+            self._let_go()
 
     def reset(self) -> None:
         """The pass is over, or broken off."""
         _ending.pop(self._outermost, None)
-        for part in self._parts:
-            part.begin_anew()
-        self._parts, self._again = [], []
+        self._let_go()
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
-        self._broken = self._is_complete = self._is_over = False
+        self._broken = self._is_complete = self._is_over = self._has_sent = False
+
+    def _let_go(self) -> None:
+        """Of what holds the job, which there may be no other pass of."""
+        for part in self._parts:
+            part.begin_anew()
+        self._parts, self._again = [], []
 
 
 class _Expected:

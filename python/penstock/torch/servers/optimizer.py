@@ -420,8 +420,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
-            Or a step, a flush or a backward pass before was cut short, and what this one sends has left
-            already.
+            Or a step or a flush before was cut short (of which a part was sent, `flush` can be called
+            again); or a backward pass was, and what this step sends has left already.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
@@ -507,8 +507,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Send all that the filter has held back of this worker's gradients, complete the iteration, and read
         the parameters. Collective; without a filter nothing happens.
 
-        If a signal handler raises while it sends, or it times out there, call it again: it sends the rest. If
-        that comes while it waits for the servers, it cannot be made again: start from a checkpoint.
+        If a signal handler raises while it sends, or it times out there, call it again, before any other step
+        of the job: it sends the rest. If that comes while it waits for the servers, it cannot be made again:
+        start from a checkpoint.
 
         It is a step without new gradients: of each parameter of which some worker held something back, frozen
         ones too, the servers take one more step, with the settings that its group has now, and with momentum,
@@ -558,8 +559,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # A parameter that never had a gradient takes no step: nothing is held back of it anywhere.
         for shared in held:
             # Before it is sent: interrupted behind that, nothing is held back any more.
+            given = Flushed(self.job.iteration, sum_of(shared.parameter) if self._check else 0)
             self._delivery.flushes = True
-            self._flushed[shared] = Flushed(self.job.iteration, sum_of(shared.parameter))
+            self._flushed[shared] = given
             try:
                 shared.sends_to.flush()
             except PenstockError as error:
@@ -587,8 +589,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             As torch's.
         OptionError
             A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
-            added. Or an earlier call was cut short: with several workers every later step, load, publication
-            or group raises this.
+            added. Or an earlier call was cut short, with several workers, or a step or a flush: every later
+            step, load, publication or group raises this.
         DtypeError
             A parameter is not float32, float64, float16 or bfloat16. The group was not added.
         DeclarationConflict
@@ -648,7 +650,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The model was converted after `distribute`.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step or a flush was cut short.
+            a step, a flush or a call of `add_param_group` was cut short.
         JobClosed
             The job has ended.
         """
@@ -752,7 +754,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             A state is of a parameter of another shape. Nothing was loaded.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step or a flush was cut short.
+            a step, a flush or a call of `add_param_group` was cut short.
         DeclarationConflict, OutOfMemory
             As for `step`: parameters that were unfrozen since the last one become tensors here.
         BarrierTimeout

@@ -29,7 +29,7 @@ class Flushed(NamedTuple):
     iteration: int | None
     """In which."""
     given: int
-    """What the parameter held then, as a checksum."""
+    """What the parameter held then, as a checksum; without checks 0."""
 
 
 class Seen:
