@@ -163,6 +163,7 @@ class Job(Sealed):
 
     __slots__ = (
         "__weakref__",
+        "_beside",
         "_core",
         "_firsts",
         "_gathering",
@@ -188,6 +189,8 @@ class Job(Sealed):
         self._firsts = Firsts()
         self._line = Line()
         self._pushes: list[Pending[Any]] = []
+        # What other modules keep for it, which may hold it in turn.
+        self._beside: dict[str, Any] = {}
         _open_jobs.add(self)
 
     @property

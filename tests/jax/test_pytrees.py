@@ -473,6 +473,23 @@ def test_only_the_adapter_loads_jax() -> None:
     assert done.returncode == 0, done.stderr
 
 
+# What was kept of them held the job, by which it was found.
+def test_a_job_goes_with_its_averages(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import gc, weakref
+        with ps.init() as job:
+            ps.jax.average({"w": np.ones(8, np.float32)})
+        kept = weakref.ref(job)
+        del job
+        gc.collect()
+        save(kept=kept() is not None)
+        """,
+    )
+    assert [bool(one["kept"]) for one in saved] == [False, False]
+
+
 def test_what_another_worker_says_of_its_leaves_is_unpacked_up_to_a_limit() -> None:
     code = """
 import zlib

@@ -10,6 +10,7 @@ import functools
 import importlib
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -490,6 +491,33 @@ def test_a_rate_that_is_a_tensor_counts_with_all_its_digits_and_wherever_it_is()
     ]
     assert told[0] == told[1] != told[2]
     assert "device" not in str(told)
+
+
+def test_tensors_of_any_size_and_kind_among_the_settings_are_compared_and_take_little_text() -> None:
+    """Some optimizers keep all parameters' first values in a group: each number of them was spelled out."""
+    described = importlib.import_module("penstock.torch.gradients.script").described
+    model = torch.nn.Linear(2, 1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def told(setting: Any) -> str:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.param_groups[0]["kept"] = [setting]
+        return str(described(optimizer, names))
+
+    large = torch.arange(100_000, dtype=torch.float32).reshape(100, 1000)
+    other = large.clone()
+    other[7, 7] += 0.01
+    assert told(large) == told(large.clone()) == told(large.t().contiguous().t()) != told(other)
+    assert len(told(large)) < 1000
+    for dtype in (torch.bfloat16, torch.complex64, torch.bool):
+        assert told(large.to(dtype)) == told(large.to(dtype)) != told(large)
+    turned = torch.full((100,), 1 + 2j)
+    assert told(turned.conj()) == told(torch.full((100,), 1 - 2j)) != told(turned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for awkward in (large.to_sparse(), nested, large.to("meta"), torch.empty(0), torch.ones(())):
+        assert told(awkward) == told(awkward.clone())
 
 
 ELSEWHERE = """

@@ -572,6 +572,22 @@ def apart(job):
         if job.rank == 0 or step != 6:
             optimizer.step()
 
+def apart_and_then_another_model(job):
+    '''As in a search that goes on with the next trial: all were told.'''
+    model, optimizer = distributed(job)
+    with torch.no_grad():
+        model[0][0].weight.add_(job.rank)
+    said = []
+    try:
+        train(job, model, optimizer, range(3))
+    except ps.exceptions.DeclarationConflict as error:
+        said.append(str(error))
+    optimizer.zero_grad()
+    ps.torch.unwrap(model)
+    model, optimizer = distributed(job)
+    train(job, model, optimizer, range(3))
+    told["apart_and_then_another_model"] = np.array([*said, str(flat(model).sum())])
+
 def loaded_on_one(job):
     model, optimizer = distributed(job, check_every=0)
     train(job, model, optimizer, range(2))
@@ -1224,6 +1240,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          stepping_on_what_came_after_the_average, steps_back, a_new_layer, nothing_but_new_parameters,
          unfrozen_of_another_type, a_small_step_left_out, taken_away, broken_off, broken_off_at_its_end,
          broken_off_between_two_averages, broken_off_between_two_averages_and_another_pass,
+         apart_and_then_another_model,
          broken_off_before_its_average, of_two_jobs_one_broken_off,
          refused_and_made_again,
          broken_off_before_anything_left,
@@ -1245,7 +1262,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=54, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=55, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1412,6 +1429,13 @@ def test_a_pass_that_broke_off_between_two_averages_is_told_by_the_next_ones(
     said = told[0]["broken_off_between_two_averages_and_another_pass"]
     assert len(said) == 2
     assert all("before this worker had its average" in one for one in said)
+
+
+def test_a_model_that_came_apart_leaves_the_next_one_alone(told: list[dict[str, Any]]) -> None:
+    """Its first pass was refused, on all workers."""
+    said = [list(one["apart_and_then_another_model"]) for one in told]
+    assert all(len(one) == 2 and "is not the same on all workers any more" in one[0] for one in said)
+    assert said[0][1] == said[1][1]
 
 
 def test_a_gradient_that_is_refused_may_be_made_again(told: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.exceptions import OptionError
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -310,29 +311,44 @@ def test_one_workers_next_model_uses_the_memory_of_the_last_too(job: ps.Job, unw
 
 
 # What it had begun with held the job, which is what that was found by.
-def test_a_job_in_which_a_pass_was_cut_short_goes_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["at its end", "in the middle"])
+def test_a_job_in_which_a_pass_was_cut_short_goes_with_its_memory(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def cut(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with ps.init() as job:
         model = ps.torch.distribute(nn.Linear(4, 1), job=job, rescale=0.5)
-        with monkeypatch.context() as patch:
-            patch.setattr("penstock.torch.gradients.bucket.Bucket.take", cut)
-            with pytest.raises(KeyboardInterrupt):
-                model(torch.ones(1, 4)).sum().backward()
-        # There is nobody else who might have stepped.
-        model.zero_grad()
-        model(torch.ones(1, 4)).sum().backward()
-        assert model.weight.grad.tolist() == [[0.5] * 4]
-        model.zero_grad()
-        with monkeypatch.context() as patch:
-            patch.setattr("penstock.torch.gradients.bucket.Bucket.take", cut)
-            with pytest.raises(KeyboardInterrupt):
-                model(torch.ones(1, 4)).sum().backward()
+        x = torch.ones(1, 4, requires_grad=True)
+        y = x * 1
+        if where == "at its end":
+            monkeypatch.setattr("penstock.torch.gradients.bucket.Bucket.take", cut)
+        else:
+            y.register_hook(cut)
+        with pytest.raises(KeyboardInterrupt):
+            model(y).sum().backward()
     gone = weakref.ref(job)
-    del job, model
+    del job, model, x, y
     gc.collect()
     assert gone() is None
+
+
+# Part of what is there may be an average, to which another pass would be added.
+def test_a_pass_of_one_worker_that_was_cut_short_is_told_by_the_next_ones(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = ps.torch.distribute(nn.Linear(4, 1), job=job, rescale=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.torch.gradients.roll.Roll.hear", cut)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(1, 4)).sum().backward()
+    for _ in range(2):
+        with pytest.raises(OptionError, match="before this worker had its average"):
+            model(torch.ones(1, 4)).sum().backward()
 
 
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:

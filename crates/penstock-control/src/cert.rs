@@ -52,6 +52,13 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
     let ca_key = folder.join("ca.key");
     let failed = |error: rcgen::Error| file(&files.certificate, error.to_string());
     let authority = if files.ca_kept {
+        // Whoever knows its key is believed by all who are given the certificate.
+        for path in [&ca_key, &files.ca] {
+            if let Some(reason) = std::fs::metadata(path).ok().and_then(|found| secret::distrust(&found)) {
+                let reason = format!("the CA is not to be trusted: {reason}; give a folder of your own");
+                return Err(file(path, reason));
+            }
+        }
         let text = std::fs::read_to_string(&ca_key).map_err(|error| file(&ca_key, error.to_string()))?;
         let key = KeyPair::from_pem(&text)
             .map_err(|_| file(&ca_key, "expected a private key as PEM".to_owned()))?;
@@ -161,6 +168,35 @@ mod tests {
         assert!(again.ca_kept && !first.ca_kept);
         assert_eq!(read(&first.ca), ca);
         assert_ne!(read(&first.certificate), certificate);
+    }
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skip is said aloud")]
+    fn a_ca_that_another_user_may_have_made_signs_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        make_in(folder.path(), "first", false).unwrap();
+        let refused = |path: &Path| {
+            let error = make_in(folder.path(), "second", false).unwrap_err().to_string();
+            assert!(error.contains(path.to_str().unwrap()) && error.contains("not to be trusted"), "{error}");
+            assert!(!folder.path().join("second.pem").exists());
+        };
+        let (key, ca) = (folder.path().join("ca.key"), folder.path().join("ca.pem"));
+        for path in [&key, &ca] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o666)).unwrap();
+            refused(path);
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        let own = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None);
+        if own(&key, 1001).and_then(|()| own(&key, 0)).is_err() {
+            eprintln!("SKIPPED: only root can give a file to another user");
+            return;
+        }
+        for path in [&key, &ca] {
+            own(path, 1001).unwrap();
+            refused(path);
+            own(path, 0).unwrap();
+        }
+        make_in(folder.path(), "second", false).unwrap();
     }
 
     #[test]

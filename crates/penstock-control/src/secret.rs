@@ -5,8 +5,9 @@ pub use penstock_proto::hex::hex;
 pub(crate) use penstock_proto::hex::unhex;
 use penstock_proto::message::Secret;
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::fs::Metadata;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Longest token file that is read: the digits and some white space, so that a wrong path does not fill memory.
@@ -47,6 +48,17 @@ pub fn read(path: &Path) -> Result<Secret, Error> {
     open.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text).map_err(|error| file(error.to_string()))?;
     // What stands in the file is not repeated: it may be a secret all the same.
     Secret::from_hex(text.trim()).ok_or_else(|| file("expected a token of 64 hexadecimal digits".to_owned()))
+}
+
+/// Why what stands there may be another user's, who is neither this one nor root; `None`: it is not.
+pub(crate) fn distrust(found: &Metadata) -> Option<String> {
+    // Its group may write it: that of a Kubernetes volume is the pod's own.
+    if found.mode() & 0o002 != 0 {
+        return Some("every user may write it".to_owned());
+    }
+    // What root leaves is trusted by every user.
+    let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    (!trusted).then(|| format!("it belongs to user {}", found.uid()))
 }
 
 /// Writes `bytes` into a file that only its owner may read. It must not exist, unless `replace`.

@@ -11,7 +11,6 @@ What is done together, in step: averages and broadcasts of pytrees.
 
 from __future__ import annotations
 
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -206,12 +205,10 @@ def _copy(arrays: Sequence[Array], results: Sequence[Array]) -> None:
             np.copyto(result, array)
 
 
-_together: weakref.WeakKeyDictionary[Job, Together] = weakref.WeakKeyDictionary()
-
-
 def together(job: Job) -> Together:
     """The job's own."""
-    return _together.setdefault(job, Together())
+    found: Together = job._beside.setdefault("jax", Together())
+    return found
 
 
 def _averaged(job: Job, prefix: str, timeout: float | None) -> Callable[[Group], Tensor]:

@@ -14,14 +14,14 @@
 //! all jobs.
 
 use super::job::{Job, Outcome, Spec, is_name};
-use crate::secret::{hex, identity, is_identity, random, write_private};
+use crate::secret::{self, hex, identity, is_identity, random, write_private};
 use penstock_proto::message::Secret;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -173,15 +173,7 @@ fn read(path: &Path) -> Result<Vec<u8>, StateError> {
 }
 
 fn check(path: &Path, found: &Metadata) -> Result<(), StateError> {
-    // Its group may: that of a Kubernetes volume is the pod's own.
-    if found.mode() & 0o002 != 0 {
-        return Err(untrusted(path, "every user may write it".to_owned()));
-    }
-    // What root leaves is trusted by every user.
-    if [0, rustix::process::geteuid().as_raw()].contains(&found.uid()) {
-        return Ok(());
-    }
-    Err(untrusted(path, format!("it belongs to user {}", found.uid())))
+    secret::distrust(found).map_or(Ok(()), |reason| Err(untrusted(path, reason)))
 }
 
 fn read_all(folder: &Path) -> Result<Vec<Job>, StateError> {

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...exceptions import OptionError
+from ...exceptions import DeclarationConflict, OptionError
 from ...job import Job
 
 # The id of the backward pass that this thread is in; -1 outside.
@@ -123,7 +123,8 @@ class Backward:
 
     def has_broken(self, number: int) -> None:
         """A pass will not end: this one, unless it is over already."""
-        self._broken |= number == self._number
+        if number == self._number:
+            self._break_off()
 
     def reach(self, part: Part) -> None:
         """The pass has reached a model for the first time."""
@@ -155,11 +156,9 @@ class Backward:
         self.reset()
         if job is None or job.closed or is_complete:
             return
+        # Said until the job ends: this worker may lack a step of the others', or they wait for it.
+        self._broken, self._is_over, self._has_sent = is_over or sent, is_over, sent
         if is_over:
-            if job.size == 1:
-                return
-            # Said until the job ends: this worker may lack a step of the others'.
-            self._broken = self._is_over = True
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
                 "may have stepped",
@@ -185,7 +184,12 @@ class Backward:
 
     def take_average(self) -> None:
         """Waits for the average, and has the second part of it leave, if there is one."""
-        self._again = [part for part in self._parts if part.take_average()]
+        try:
+            self._again = [part for part in self._parts if part.take_average()]
+        except DeclarationConflict:
+            # The others are told the same, and take no step by it either: what comes next is another pass.
+            self._is_complete = True
+            raise
         job = self._job()
         if job is not None and self._again:
             for part in self._again:
@@ -205,12 +209,16 @@ class Backward:
         if self._is_complete or job is None or job.closed:
             self.reset()
         else:
-            self._broken, self._has_sent = True, any(part.has_sent for part in self._parts)
-            self._let_go()
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """Keeps what the next pass says of it, and nothing that holds the job: there may be no other pass."""
+        self._broken = True
+        self._has_sent |= any(part.has_sent for part in self._parts)
+        self._let_go()
 
     def reset(self) -> None:
         """The pass is over, or broken off."""
-        _ending.pop(self._outermost, None)
         self._let_go()
         self._nodes.clear()
         self.known, self._outermost = None, -1
@@ -218,7 +226,7 @@ class Backward:
         self._broken = self._is_complete = self._is_over = self._has_sent = False
 
     def _let_go(self) -> None:
-        """Of what holds the job, which there may be no other pass of."""
+        _ending.pop(self._outermost, None)
         for part in self._parts:
             part.begin_anew()
         self._parts, self._again = [], []

@@ -25,6 +25,8 @@ from .averaging import Averaging
 
 SET_BY_LOADS = "decoupled_weight_decay"
 """What torch's AdamW makes True in whatever it loads."""
+MOST_TOLD = 64
+"""Elements of a tensor among an optimizer's settings that are compared one by one; of more a digest is."""
 
 
 def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
@@ -52,7 +54,18 @@ def described(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
 def _told(setting: Any) -> Any:
     """A tensor's text would have its device, which may be each worker's own, and four of its digits."""
     if isinstance(setting, torch.Tensor):
-        return setting.dtype, setting.tolist()
+        if setting.layout != torch.strided or setting.is_nested or setting.is_quantized or setting.is_meta:
+            # It can be neither listed nor read; torch has a text of it.
+            return setting
+        if setting.numel() <= MOST_TOLD:
+            return setting.dtype, setting.tolist()
+        # Some optimizers keep all parameters' first values there.
+        held = setting.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+        return (
+            held.dtype,
+            tuple(setting.shape),
+            hashlib.sha256(held.view(torch.uint8).numpy().data).hexdigest(),
+        )
     if isinstance(setting, Mapping):
         return {name: _told(value) for name, value in setting.items()}
     return tuple(map(_told, setting)) if type(setting) in (tuple, list) else setting

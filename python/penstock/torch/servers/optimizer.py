@@ -307,7 +307,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_late_flush(self) -> None:
         """Raises OptionError where a flush has sent a part, and the iteration in which it did is over."""
-        if any(sent.iteration != self.job.iteration for sent in self._flushed.values()):
+        if (
+            any(sent.iteration != self.job.iteration for sent in self._flushed.values())
+            and not self.job.closed
+        ):
             raise cut_short("a flush()")
 
     def _follows(self, rule: GroupRule | None = None) -> bool:
@@ -590,7 +593,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
             added. Or an earlier call was cut short, with several workers, or a step or a flush: every later
-            step, load, publication or group raises this.
+            step, load, publication or group raises this (a flush that sent a part can be called again).
         DtypeError
             A parameter is not float32, float64, float16 or bfloat16. The group was not added.
         DeclarationConflict
