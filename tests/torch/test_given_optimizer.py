@@ -510,6 +510,8 @@ def test_tensors_of_any_size_and_kind_among_the_settings_are_compared_and_take_l
     assert told(large) == told(large.clone()) == told(large.t().contiguous().t()) != told(other)
     assert len(told(large)) < 1000
     for dtype in (torch.bfloat16, torch.complex64, torch.bool):
+        assert told(large[:, 0].to(dtype)) == told(large.to(dtype)[:, 0])
+        assert told(torch.ones((), dtype=dtype).expand(10, 10)) == told(torch.ones((10, 10), dtype=dtype))
         assert told(large.to(dtype)) == told(large.to(dtype)) != told(large)
     turned = torch.full((100,), 1 + 2j)
     assert told(turned.conj()) == told(torch.full((100,), 1 - 2j)) != told(turned)

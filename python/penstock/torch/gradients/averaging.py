@@ -345,7 +345,7 @@ class Averaging:
 
     @property
     def watches(self) -> bool:
-        """Whether parameters that come after `distribute` are refused still."""
+        """Whether the model is averaged still, and parameters that come after `distribute` are refused."""
         return bool(self._handles) and not self.job.closed
 
     @torch.no_grad()
@@ -385,8 +385,7 @@ class Averaging:
             elif member.gradient is None:
                 member.bucket.give(member)
         self._learn()
-        if not self._idempotent:
-            self._averaged.update(range(len(self._members)))
+        self.distrust()
         self._count += 1
         self.averaged_in = self.job.iteration
         self.unsent = bool(self._found)
@@ -406,6 +405,10 @@ class Averaging:
             if member.gradient is None:
                 bucket.give(member)
         self.unsent = False
+
+    def distrust(self) -> None:
+        if not self._idempotent:
+            self._averaged.update(range(len(self._members)))
 
     def begin_anew(self) -> None:
         self._reached = False

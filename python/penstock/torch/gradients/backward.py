@@ -20,13 +20,13 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
-from ...exceptions import DeclarationConflict, OptionError
+from ...exceptions import OptionError
 from ...job import Job
 
 # The id of the backward pass that this thread is in; -1 outside.
@@ -63,9 +63,16 @@ class Part(Protocol):
     def begin_anew(self) -> None:
         """The pass is over, or ended with an error."""
 
+    def distrust(self) -> None:
+        """One worker's pass was cut short: what is there may be averages."""
+
     @property
     def has_sent(self) -> bool:
         """Whether anything has left in this pass."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether the model is averaged still."""
 
 
 def backward_of(job: Job) -> Backward:
@@ -85,8 +92,10 @@ class Backward:
         self._outermost = -1
         self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._parts: list[Part] = []
-        self._again: list[Part] = []
+        self._reached: list[weakref.ref[Part]] = []
+        self._held: list[Part] = []
+        """The same as long as the pass goes well. They hold the job, of which there may be no other pass."""
+        self._again: list[weakref.ref[Part]] = []
         self._number = 0
         """Of the pass, for what outlives it."""
         self._broken = False
@@ -96,7 +105,7 @@ class Backward:
         self._is_over = False
         """Whether all that it had to send has left, and its iteration is complete."""
         self._has_sent = False
-        """Whether anything of it had left, of a pass that has been let go of."""
+        """Whether anything of it had left when it broke off."""
 
     def enter(self) -> None:
         """
@@ -126,9 +135,15 @@ class Backward:
         if number == self._number:
             self._break_off()
 
+    @property
+    def _parts(self) -> list[Part]:
+        """What it has reached, and what of that is there still."""
+        return _there(self._reached)
+
     def reach(self, part: Part) -> None:
         """The pass has reached a model for the first time."""
-        self._parts.append(part)
+        self._held.append(part)
+        self._reached.append(weakref.ref(part))
 
     def _await_end(self) -> None:
         outermost = _this_pass()
@@ -151,26 +166,31 @@ class Backward:
     def _forget_broken(self) -> None:
         """The last pass ended with an error, which the script has caught."""
         sent = self._has_sent or any(part.has_sent for part in self._parts)
-        is_over = self._is_over
-        job, is_complete = self._job(), self._is_complete
+        job, is_over, is_complete = self._job(), self._is_over, self._is_complete
+        reached, again = self._reached, self._again
         self.reset()
         if job is None or job.closed or is_complete:
             return
-        # Said until the job ends: this worker may lack a step of the others', or they wait for it.
-        self._broken, self._is_over, self._has_sent = is_over or sent, is_over, sent
+        if not (is_over or sent):
+            return
+        # No model is there that would be stepped by it.
+        if is_over and not again and not any(part.watches for part in _there(reached)):
+            return
+        # Said for as long as it lasts: this worker may lack a step of the others', or they wait for it.
+        self._broken, self._is_over, self._has_sent = True, is_over, sent
+        self._reached, self._again = reached, again
         if is_over:
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
                 "may have stepped",
                 "end the job, and start again from a checkpoint",
             )
-        if sent:
-            raise OptionError(
-                "a backward pass ended with an error after some of its gradients had left for the other "
-                "workers, who wait for the rest",
-                "let the error end this worker; with overlap=False of `ps.torch.distribute` gradients leave "
-                "only when the pass has ended",
-            )
+        raise OptionError(
+            "a backward pass ended with an error after some of its gradients had left for the other "
+            "workers, who wait for the rest",
+            "let the error end this worker; with overlap=False of `ps.torch.distribute` gradients leave "
+            "only when the pass has ended",
+        )
 
     def send_rest(self) -> None:
         """What has not left leaves, and the iteration is complete."""
@@ -184,22 +204,18 @@ class Backward:
 
     def take_average(self) -> None:
         """Waits for the average, and has the second part of it leave, if there is one."""
-        try:
-            self._again = [part for part in self._parts if part.take_average()]
-        except DeclarationConflict:
-            # The others are told the same, and take no step by it either: what comes next is another pass.
-            self._is_complete = True
-            raise
+        again = [part for part in self._parts if part.take_average()]
+        self._again = [weakref.ref(part) for part in again]
         job = self._job()
-        if job is not None and self._again:
-            for part in self._again:
+        if job is not None and again:
+            for part in again:
                 part.send_found()
             job.clock()
         self._is_complete = not self._again
 
     def take_found(self) -> None:
         """Waits for the second part."""
-        for part in self._again:
+        for part in _there(self._again):
             part.take_found()
         self._is_complete = True
 
@@ -208,28 +224,33 @@ class Backward:
         job = self._job()
         if self._is_complete or job is None or job.closed:
             self.reset()
+        elif job.size == 1 and self._is_over and not self._again:
+            # Nobody else has stepped.
+            for part in self._parts:
+                part.distrust()
+            self.reset()
         else:
             self._break_off()
 
     def _break_off(self) -> None:
-        """Keeps what the next pass says of it, and nothing that holds the job: there may be no other pass."""
         self._broken = True
         self._has_sent |= any(part.has_sent for part in self._parts)
-        self._let_go()
+        self._held = []
 
     def reset(self) -> None:
         """The pass is over, or broken off."""
-        self._let_go()
+        _ending.pop(self._outermost, None)
+        for part in self._parts:
+            part.begin_anew()
+        self._reached, self._held, self._again = [], [], []
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
         self._broken = self._is_complete = self._is_over = self._has_sent = False
 
-    def _let_go(self) -> None:
-        _ending.pop(self._outermost, None)
-        for part in self._parts:
-            part.begin_anew()
-        self._parts, self._again = [], []
+
+def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
+    return [part for found in parts if (part := found()) is not None]
 
 
 class _Expected:

@@ -60,7 +60,7 @@ def _told(setting: Any) -> Any:
         if setting.numel() <= MOST_TOLD:
             return setting.dtype, setting.tolist()
         # Some optimizers keep all parameters' first values there.
-        held = setting.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+        held = setting.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return (
             held.dtype,
             tuple(setting.shape),

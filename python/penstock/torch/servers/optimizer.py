@@ -593,7 +593,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A Parameter is none of the model's, has no shape yet, or is distributed already. The group was not
             added. Or an earlier call was cut short, with several workers, or a step or a flush: every later
-            step, load, publication or group raises this (a flush that sent a part can be called again).
+            step, load, publication or group raises this (behind a part of a flush, until that is made again).
         DtypeError
             A parameter is not float32, float64, float16 or bfloat16. The group was not added.
         DeclarationConflict
