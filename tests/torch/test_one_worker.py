@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib
 import io
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -585,6 +587,22 @@ def test_a_flush_that_was_cut_short_says_so(
     for call in (*calls, optimizer.step):
         with pytest.raises(ps.exceptions.OptionError, match=r"(?s)a flush\(\) was cut short.*checkpoint"):
             call()
+
+
+def test_a_model_that_the_servers_stepped_goes_with_its_job() -> None:
+    """Job, memory and model were kept by torch's hooks until the process ended."""
+    with ps.init() as job:
+        model = net()
+        model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+        (x,) = next(iter(batches(1)))
+        model(x).square().mean().backward()
+        optimizer.step()
+    with pytest.raises(ps.exceptions.JobClosed):
+        optimizer.step()
+    gone = [weakref.ref(one) for one in (job, model, next(model.parameters()), optimizer)]
+    del job, model, optimizer
+    gc.collect()
+    assert [one() for one in gone] == [None] * 4
 
 
 @pytest.mark.parametrize("end", ["it goes on", "the iteration is over"])

@@ -97,6 +97,8 @@ def _look_away() -> None:
         _looked_after.pop().remove()
     look_away()
     stop_counting()
+    for owner in _owners():
+        owner.drop_hooks()
 
 
 after_the_last["torch"] = _look_away
@@ -104,9 +106,14 @@ after_the_last["torch"] = _look_away
 
 def _look_back() -> None:
     """A job is about to be left."""
-    for owner in [found() for found in _distributed.values() if isinstance(found, weakref.ref)]:
-        if owner is not None:
-            owner.warn_of_no_step()
+    for owner in _owners():
+        owner.warn_of_no_step()
+
+
+def _owners() -> list[DistributedOptimizer]:
+    """Those that are there still."""
+    found = [one() for one in _distributed.values() if isinstance(one, weakref.ref)]
+    return [owner for owner in found if owner is not None]
 
 
 def __getattr__(name: str) -> Any:

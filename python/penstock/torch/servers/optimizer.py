@@ -1176,6 +1176,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps_before and self._steps_before.pop() == self._steps:
             self._refuse_changes()
 
+    def drop_hooks(self) -> None:
+        """
+        No job is open any more. The parameters' hooks do nothing from then on, but hold all of this: torch
+        hides them from the collector of garbage.
+        """
+        self._delivery.forget()
+
     def warn_of_no_step(self) -> None:
         """
         Warns, where the job is about to be left, if this worker has trained alone since its last step. Where
