@@ -195,6 +195,8 @@ class Averaging:
                 self.unsent = True
                 return
             if backward.known != _this_pass():
+                # Also where it is refused.
+                self.unsent = True
                 backward.enter()
             if not self._reached:
                 self._begin(member)

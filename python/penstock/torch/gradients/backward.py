@@ -64,7 +64,7 @@ class Part(Protocol):
         """The pass is over, or ended with an error."""
 
     def distrust(self) -> None:
-        """One worker's pass was cut short: what is there may be averages."""
+        """What is there may be averages from now on."""
 
     @property
     def has_sent(self) -> bool:
@@ -109,9 +109,8 @@ class Backward:
 
     def enter(self) -> None:
         """
-        Sees to it that the end of this pass is heard of. Raises OptionError if the last one ended with an
-        error after gradients had left, or one in this job when its iteration was over, or if this one is
-        compiled.
+        Sees to it that the end of this pass is heard of. Raises OptionError if an earlier one ended with an
+        error and cannot be gone on with, or if this one is compiled.
         """
         if _is_compiled():
             raise OptionError(
@@ -164,21 +163,25 @@ class Backward:
         _engine.queue_callback(_Expected(self, self._number, then))
 
     def _forget_broken(self) -> None:
-        """The last pass ended with an error, which the script has caught."""
+        """
+        A pass ended with an error, which the script has caught. Raises OptionError where it cannot be gone on
+        with: again and again, as this worker may lack a step of the others', or they wait for it.
+        """
         sent = self._has_sent or any(part.has_sent for part in self._parts)
-        job, is_over, is_complete = self._job(), self._is_over, self._is_complete
-        reached, again = self._reached, self._again
-        self.reset()
-        if job is None or job.closed or is_complete:
+        job, is_over = self._job(), self._is_over
+        # Unless no model is there that would be stepped by it.
+        lacks = bool(self._again) or any(part.watches for part in self._parts)
+        stands = lacks if is_over else sent
+        if job is None or job.closed or self._is_complete or not stands:
+            self.reset()
             return
-        if not (is_over or sent):
-            return
-        # No model is there that would be stepped by it.
-        if is_over and not again and not any(part.watches for part in _there(reached)):
-            return
-        # Said for as long as it lasts: this worker may lack a step of the others', or they wait for it.
-        self._broken, self._is_over, self._has_sent = True, is_over, sent
-        self._reached, self._again = reached, again
+        self._has_sent, self._broken = sent, True
+        self._wait_for_another()
+        if job.size == 1:
+            raise OptionError(
+                "a backward pass ended with an error in the middle of an average, which nothing can complete",
+                "end the job, and start again from a checkpoint",
+            )
         if is_over:
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
@@ -220,7 +223,7 @@ class Backward:
         self._is_complete = True
 
     def leave(self) -> None:
-        """The pass has ended. If it was cut short before all was there, the next one says so."""
+        """The pass has ended. If it was cut short before all was there, later ones say so where they must."""
         job = self._job()
         if self._is_complete or job is None or job.closed:
             self.reset()
@@ -239,14 +242,18 @@ class Backward:
 
     def reset(self) -> None:
         """The pass is over, or broken off."""
-        _ending.pop(self._outermost, None)
         for part in self._parts:
             part.begin_anew()
-        self._reached, self._held, self._again = [], [], []
+        self._wait_for_another()
+        self._reached, self._again = [], []
+        self._broken = self._is_complete = self._is_over = self._has_sent = False
+
+    def _wait_for_another(self) -> None:
+        _ending.pop(self._outermost, None)
+        self._held = []
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
-        self._broken = self._is_complete = self._is_over = self._has_sent = False
 
 
 def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
