@@ -972,17 +972,22 @@ def broken_off_at_its_end(job):
         except FloatingPointError:
             assert job.rank == 0
 
-def broken_off_between_two_averages(job):
-    '''Of what the workers did not know of before; a step would have been by this worker's own gradient.'''
+def with_a_frozen_layer(job):
+    '''Unfrozen, it comes in a second average: with `late` for `take` that one is cut short.'''
     from penstock.torch.gradients.bucket import Bucket
     model = net()
     model[0].requires_grad_(False)
-    model, optimizer = distributed(job, model)
+    take = Bucket.take
     def late(self):
         if "/of " in self.tensor.name:
             raise ps.exceptions.PullTimeout("late", "again")
         take(self)
-    take = Bucket.take
+    return *distributed(job, model), take, late
+
+def broken_off_between_two_averages(job):
+    '''Of what the workers did not know of before; a step would have been by this worker's own gradient.'''
+    from penstock.torch.gradients.bucket import Bucket
+    model, optimizer, take, late = with_a_frozen_layer(job)
     for step in range(2):
         optimizer.zero_grad()
         try:
@@ -998,14 +1003,7 @@ def broken_off_between_two_averages(job):
 def broken_off_between_two_averages_and_another_pass(job):
     '''Without a step in between, which would be refused.'''
     from penstock.torch.gradients.bucket import Bucket
-    model = net()
-    model[0].requires_grad_(False)
-    model, optimizer = distributed(job, model)
-    def late(self):
-        if "/of " in self.tensor.name:
-            raise ps.exceptions.PullTimeout("late", "again")
-        take(self)
-    take = Bucket.take
+    model, optimizer, take, late = with_a_frozen_layer(job)
     model(batch(job, 0)).square().mean().backward()
     optimizer.step()
     model[0].requires_grad_(True)
