@@ -1091,6 +1091,38 @@ def refused_and_made_again(job):
         optimizer.step()
     told["refused_and_made_again"] = model.weight.detach().numpy()
 
+def stepped_behind_a_refusal(job):
+    '''Of the pass another model came first, or no gradient was looked at.'''
+    says = []
+    def stepping(optimizer):
+        try:
+            optimizer.step()
+            says.append("")
+        except ps.exceptions.OptionError as error:
+            says.append(str(error))
+    torch.manual_seed(0)
+    made = [ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1),
+                                prefix=name, reduce="sum", overlap=False)
+            for name, model in (("first", nn.Linear(2, 1)), ("then", nn.Linear(1, 1)))]
+    (first, one), (then, two) = made
+    for step in range(2):
+        try:
+            then(first(torch.full((1, 2), job.rank + 1.0))).sum().backward()
+        except ps.exceptions.OptionError:
+            assert step == 1
+            stepping(one)
+        # The first model's gradients stay.
+        two.zero_grad()
+    model = nn.Linear(2, 1)
+    model.register_parameter("turned", nn.Parameter(torch.ones(1, dtype=torch.complex64), requires_grad=False))
+    model, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), prefix="other")
+    model.turned.requires_grad_(True)
+    try:
+        (model.turned * model(torch.ones(1, 2))).real.sum().backward()
+    except ps.exceptions.DtypeError:
+        stepping(optimizer)
+    told["stepped_behind_a_refusal"] = np.array(says)
+
 def broken_off_before_anything_left(job):
     model, optimizer = distributed(job, overlap=False)
     def fail(_):
@@ -1252,7 +1284,7 @@ PARTS = (the_same_options_in_other_words, a_step_by_zeros, stepping_by_a_closure
          broken_off_between_two_averages, broken_off_between_two_averages_and_another_pass,
          apart_and_then_another_model,
          broken_off_before_its_average, of_two_jobs_one_broken_off,
-         refused_and_made_again,
+         refused_and_made_again, stepped_behind_a_refusal,
          broken_off_before_anything_left,
          broken_off_and_checkpointed,
          same_batches, a_retained_graph, statistics_that_a_second_graph_uses, compiled_autograd,
@@ -1272,7 +1304,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told: the kind of each error, and its text."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=55, fails=True, timeout=300)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=56, fails=True, timeout=300)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -1446,6 +1478,14 @@ def test_a_model_that_came_apart_leaves_the_next_one_alone(told: list[dict[str, 
     said = [list(one["apart_and_then_another_model"]) for one in told]
     assert all(len(one) == 2 and "is not the same on all workers any more" in one[0] for one in said)
     assert said[0][1] == said[1][1]
+
+
+# Each stepped by what this worker had of it.
+def test_no_model_is_stepped_behind_a_pass_in_which_it_was_refused(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        says = [str(said) for said in one["stepped_behind_a_refusal"]]
+        assert len(says) == 2, says
+        assert all("did not end well" in said for said in says), says
 
 
 def test_a_gradient_that_is_refused_may_be_made_again(told: list[dict[str, Any]]) -> None:

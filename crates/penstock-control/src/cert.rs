@@ -48,24 +48,24 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
     if !force && let Some(taken) = [&files.certificate, &files.key].into_iter().find(|path| path.exists()) {
         return Err(file(taken, "already exists, and is replaced only with --force".to_owned()));
     }
-    std::fs::create_dir_all(folder).map_err(|error| file(folder, error.to_string()))?;
+    let distrusted = std::fs::create_dir_all(folder).and_then(|()| secret::distrust_folder(folder));
+    if let Some(reason) = distrusted.map_err(|error| file(folder, error.to_string()))? {
+        return Err(untrusted(folder, &reason));
+    }
     let ca_key = folder.join("ca.key");
     let failed = |error: rcgen::Error| file(&files.certificate, error.to_string());
     let authority = if files.ca_kept {
         // Whoever knows its key is believed by all who are given the certificate.
-        for path in [&ca_key, &files.ca] {
-            if let Some(reason) = std::fs::metadata(path).ok().and_then(|found| secret::distrust(&found)) {
-                let reason = format!("the CA is not to be trusted: {reason}; give a folder of your own");
-                return Err(file(path, reason));
+        let trusted = |path: &Path| match secret::read_trusted(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(file(path, "is missing, though the CA's other file is there".to_owned()))
             }
-        }
-        let text = std::fs::read_to_string(&ca_key).map_err(|error| file(&ca_key, error.to_string()))?;
-        let key = KeyPair::from_pem(&text)
-            .map_err(|_| file(&ca_key, "expected a private key as PEM".to_owned()))?;
-        if !files.ca.exists() {
-            return Err(file(&files.ca, "is missing, though its key is there".to_owned()));
-        }
-        key
+            Err(error) => Err(file(path, error.to_string())),
+            Ok(found) => found.map_err(|reason| untrusted(path, &reason)),
+        };
+        let (text, _) = (trusted(&ca_key)?, trusted(&files.ca)?);
+        KeyPair::from_pem(&String::from_utf8_lossy(&text))
+            .map_err(|_| file(&ca_key, "expected a private key as PEM".to_owned()))?
     } else {
         let key = KeyPair::generate().map_err(failed)?;
         let own = authority_params().self_signed(&key).map_err(failed)?;
@@ -80,6 +80,14 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
     write(&files.key, key.serialize_pem().as_bytes(), force, 0o600)?;
     write(&files.certificate, signed.pem().as_bytes(), force, 0o644)?;
     Ok(files)
+}
+
+fn untrusted(path: &Path, reason: &str) -> Error {
+    let reason = format!(
+        "a CA here is not to be trusted: {reason}; give a folder of your own (chown, chmod go-w), not on a mount that gives files \
+         another owner"
+    );
+    Error::File { path: path.to_owned(), reason }
 }
 
 fn write(path: &Path, bytes: &[u8], replace: bool, mode: u32) -> Result<(), Error> {
@@ -191,12 +199,47 @@ mod tests {
             eprintln!("SKIPPED: only root can give a file to another user");
             return;
         }
-        for path in [&key, &ca] {
+        for path in [&key, &ca, &folder.path().to_owned()] {
             own(path, 1001).unwrap();
             refused(path);
             own(path, 0).unwrap();
         }
-        make_in(folder.path(), "second", false).unwrap();
+        // A link says where to look.
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(1001), None).unwrap();
+        let error = make_in(&link, "second", false).unwrap_err().to_string();
+        assert!(error.contains("a link that belongs to user 1001"), "{error}");
+        std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
+        make_in(&link, "second", false).unwrap();
+    }
+
+    #[test]
+    fn no_ca_is_made_or_used_in_a_folder_that_everybody_may_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |mode| std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(mode)).unwrap();
+        for made in [false, true] {
+            mode(0o777);
+            let error = make_in(folder.path(), "server", false).unwrap_err().to_string();
+            assert!(error.contains("every user may write it") && error.contains("chmod go-w"), "{error}");
+            assert_eq!(folder.path().join("ca.key").exists(), made);
+            mode(0o700);
+            if !made {
+                make_in(folder.path(), "first", false).unwrap();
+            }
+        }
+    }
+
+    /// Opening it waited for whoever writes to it.
+    #[test]
+    fn a_ca_that_is_no_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        make_in(folder.path(), "first", false).unwrap();
+        let key = folder.path().join("ca.key");
+        std::fs::remove_file(&key).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &key, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let error = make_in(folder.path(), "second", false).unwrap_err().to_string();
+        assert!(error.contains("no ordinary file"), "{error}");
     }
 
     #[test]

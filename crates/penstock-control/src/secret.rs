@@ -5,7 +5,7 @@ pub use penstock_proto::hex::hex;
 pub(crate) use penstock_proto::hex::unhex;
 use penstock_proto::message::Secret;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(crate) fn is_identity(text: &str) -> bool {
 /// Reads a token from a file of 64 hexadecimal digits.
 pub fn read(path: &Path) -> Result<Secret, Error> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
-    let open = std::fs::File::open(path).map_err(|error| file(error.to_string()))?;
+    let open = File::open(path).map_err(|error| file(error.to_string()))?;
     let mut text = String::new();
     open.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text).map_err(|error| file(error.to_string()))?;
     // What stands in the file is not repeated: it may be a secret all the same.
@@ -56,9 +56,40 @@ pub(crate) fn distrust(found: &Metadata) -> Option<String> {
     if found.mode() & 0o002 != 0 {
         return Some("every user may write it".to_owned());
     }
-    // What root leaves is trusted by every user.
-    let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
-    (!trusted).then(|| format!("it belongs to user {}", found.uid()))
+    (!is_trusted(found)).then(|| format!("it belongs to user {}", found.uid()))
+}
+
+/// What root leaves is trusted by every user.
+fn is_trusted(found: &Metadata) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&found.uid())
+}
+
+/// Why what stands in a folder may be another user's, who is neither this one nor root; `None`: it is not. Of a link that leads
+/// there its owner counts too: where it leads was for that user to say, such as into a file system of his own making.
+pub(crate) fn distrust_folder(path: &Path) -> io::Result<Option<String>> {
+    let (named, found) = (std::fs::symlink_metadata(path)?, std::fs::metadata(path)?);
+    if named.is_symlink() && !is_trusted(&named) {
+        return Ok(Some(format!("it is a link that belongs to user {}", named.uid())));
+    }
+    Ok(distrust(&found))
+}
+
+/// Reads a file that stands in such a folder, or says why it may be another user's.
+pub(crate) fn read_trusted(path: &Path) -> io::Result<Result<Vec<u8>, String>> {
+    // Whoever waits at the other end of a pipe is not waited for.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut file = File::options().read(true).custom_flags(flags).open(path)?;
+    // Of what is read, not of what may stand there by then.
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Ok(Err("it is no ordinary file".to_owned()));
+    }
+    if let Some(reason) = distrust(&found) {
+        return Ok(Err(reason));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(Ok(bytes))
 }
 
 /// Writes `bytes` into a file that only its owner may read. It must not exist, unless `replace`.
@@ -85,7 +116,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], replace: bool, mode: u32) -> io::
             std::fs::hard_link(&beside, path)?;
             std::fs::remove_file(&beside)?;
         }
-        std::fs::File::open(folder)?.sync_all()
+        File::open(folder)?.sync_all()
     })();
     if result.is_err() {
         let _ = std::fs::remove_file(&beside);

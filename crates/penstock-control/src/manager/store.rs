@@ -19,8 +19,8 @@ use penstock_proto::message::Secret;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, Metadata};
-use std::io::{self, ErrorKind, Read};
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -99,10 +99,10 @@ impl Store {
     pub(super) fn open(path: &Path) -> Result<(Self, Vec<Job>), StateError> {
         let jobs = path.join("jobs");
         let private = |folder: &Path| DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        private(path).and_then(|()| private(&jobs)).map_err(|error| system(path, &error))?;
         for folder in [path, &jobs] {
-            let found = std::fs::metadata(folder).map_err(|error| system(folder, &error))?;
-            check(folder, &found)?;
+            let distrusted = private(folder).and_then(|()| secret::distrust_folder(folder));
+            let distrusted = distrusted.map_err(|error| system(folder, &error))?;
+            distrusted.map_or(Ok(()), |reason| Err(untrusted(folder, reason)))?;
         }
         let lock = lock(path)?;
         let text = |name: &str, fresh: String| text_or_new(&path.join(name), &fresh);
@@ -165,15 +165,8 @@ fn text_or_new(path: &Path, fresh: &str) -> Result<String, StateError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, StateError> {
-    let mut file = File::open(path).map_err(|error| system(path, &error))?;
-    check(path, &file.metadata().map_err(|error| system(path, &error))?)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|error| system(path, &error))?;
-    Ok(bytes)
-}
-
-fn check(path: &Path, found: &Metadata) -> Result<(), StateError> {
-    secret::distrust(found).map_or(Ok(()), |reason| Err(untrusted(path, reason)))
+    let found = secret::read_trusted(path).map_err(|error| system(path, &error))?;
+    found.map_err(|reason| untrusted(path, reason))
 }
 
 fn read_all(folder: &Path) -> Result<Vec<Job>, StateError> {
@@ -381,6 +374,13 @@ mod tests {
             own(&theirs, 0).unwrap();
         }
         drop(Store::open(folder.path()).unwrap());
+        // A link says where to look.
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        for (user, opens) in [(1001, false), (0, true)] {
+            std::os::unix::fs::lchown(&link, Some(user), None).unwrap();
+            assert_eq!(Store::open(&link).is_ok(), opens, "{user}");
+        }
     }
 
     #[test]

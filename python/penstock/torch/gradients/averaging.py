@@ -190,9 +190,9 @@ class Averaging:
 
         def came(_: torch.Tensor) -> None:
             if not self._synchronized:
+                self.unsent = True
                 if place in self._averaged:
                     self._refuse_leftover(place)
-                self.unsent = True
                 return
             if backward.known != _this_pass():
                 # Also where it is refused.
@@ -232,9 +232,10 @@ class Averaging:
                     "the job has ended, and this model's gradients are averaged by it",
                     "`ps.torch.unwrap(model)` makes it an ordinary model again",
                 )
+            # Also where it is refused, and another of the pass's models came first.
+            self.unsent = True
             if self._averaged:
                 self._refuse_leftover(min(self._averaged))
-            self.unsent = True
             self._backward.reach(self)
             self._come_last(member)
             self._reached = True
@@ -503,6 +504,7 @@ class Averaging:
 
         def came(parameter: torch.Tensor) -> None:
             if self._handles:
+                self.unsent = True
                 raise _of_another_type(name, parameter)
 
         return came

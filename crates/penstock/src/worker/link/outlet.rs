@@ -284,12 +284,21 @@ impl Drop for Room<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::worker) mod tests {
     use super::*;
     use penstock_fabric::doorbell::Sleeping;
     use penstock_fabric::region::{Region, Writers};
     use penstock_fabric::ring::{CAPACITY, Consumer};
     use rustix::event::{EventfdFlags, eventfd};
+
+    impl Untold {
+        /// With a shard that was not told this clock; it is, as long as what is returned lives.
+        pub(in crate::worker) fn keep_from_one(&self, clock: u64) -> impl Drop + use<> {
+            let kept = self.add(outlets(1).0);
+            self.move_to(clock, 1, || 1);
+            kept
+        }
+    }
 
     fn outlets(shards: u32) -> (Outlets, Arc<Mapping>) {
         let region = |bytes| Region::new("penstock-test", bytes, Writers::Holders).unwrap();

@@ -420,9 +420,11 @@ impl Relay {
             }
             self.help();
         }
-        self.shared.setup.fate.untold.tell();
-        let mut awaited = lock(&answers.awaited);
+        let mut slept = false;
         loop {
+            // Before anything is locked: to tell takes locks, and rings.
+            let untold = self.shared.setup.fate.untold.before_sleep(&mut slept);
+            let awaited = lock(&answers.awaited);
             if has_come(&awaited) {
                 return Ok(true);
             }
@@ -430,16 +432,16 @@ impl Relay {
             if left.is_zero() {
                 return Ok(false);
             }
-            let waited = answers.changed.wait_timeout(awaited, left.min(INTERRUPT_EVERY));
-            awaited = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !has_come(&awaited) {
-                drop(awaited);
-                stands()?;
-                self.shared.setup.fate.check_interrupt()?;
-                if gone()? {
-                    return Ok(false);
-                }
-                awaited = lock(&answers.awaited);
+            let waited = answers.changed.wait_timeout(awaited, left.min(INTERRUPT_EVERY).min(untold));
+            let awaited = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if has_come(&awaited) {
+                return Ok(true);
+            }
+            drop(awaited);
+            stands()?;
+            self.shared.setup.fate.check_interrupt()?;
+            if gone()? {
+                return Ok(false);
             }
         }
     }
@@ -555,6 +557,26 @@ mod tests {
             assert_eq!(relay.fetch(fetch, deadline, stands, || Ok(true), || None), Err(dropped()), "{turns}");
             assert_eq!(left.get(), 0, "{turns}");
         }
+    }
+
+    // Each get of rows that took longer than a thread spins woke all shards, which took the processors from those it waited for.
+    #[test]
+    fn who_waits_for_rows_for_less_than_a_millisecond_wakes_no_shard() {
+        let (relay, _away) = relay_to_nobody();
+        let places = consume_one(&relay);
+        let untold = &relay.shared.setup.fate.untold;
+        let _kept = untold.keep_from_one(1);
+        let kept = Cell::new(None);
+        // Asked after each sleep. As long as a shard was not told, a sleep is to be a short one.
+        let stands = || {
+            kept.set(kept.get().or(Some(untold.before_sleep(&mut false) < Duration::MAX)));
+            relay.shared.answers.note(1);
+            Ok(())
+        };
+        let (fetch, deadline) =
+            (Fetch { id: ID, places: &places, version: 1 }, Deadline::new(Duration::from_secs(600)));
+        assert_eq!(relay.fetch(fetch, deadline, stands, || Ok(false), || None), Ok(Fetched::Rows));
+        assert_eq!(kept.get(), Some(true));
     }
 
     /// The relay's own thread was left asleep and had said so long before: what was set next waited until it looked by itself.
