@@ -7,6 +7,7 @@ of the last pass must not be averaged once more where that gives something else 
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from typing import Any
 
@@ -351,6 +352,37 @@ def test_a_pass_of_one_worker_that_was_cut_short_is_followed_by_another_once_gra
     model.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
     assert model.weight.grad.tolist() == [[0.5] * 4]
+
+
+# It was told that nothing could complete the average, and to end the job.
+@pytest.mark.parametrize("overlap", [True, False])
+def test_one_worker_goes_on_behind_a_pass_that_broke_off_when_some_of_it_had_left(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False))
+    ps.torch.distribute(model, job=job, rescale=0.5, bucket_bytes=1, overlap=overlap)
+    bucket = importlib.import_module("penstock.torch.gradients.bucket").Bucket
+    send, times = bucket.send, []
+
+    def once(self: Any) -> None:
+        times.append(self)
+        if len(times) == 4:
+            raise MemoryError
+        send(self)
+
+    monkeypatch.setattr(bucket, "send", once)
+    for step in range(4):
+        model.zero_grad()
+        own = torch.autograd.grad(model(torch.full((1, 4), step + 1.0)).sum(), list(model.parameters()))
+        loss = model(torch.full((1, 4), step + 1.0)).sum()
+        if step == 1:
+            with pytest.raises(MemoryError):
+                loss.backward()
+            assert times[2].has_left
+            continue
+        loss.backward()
+        for parameter, gradient in zip(model.parameters(), own, strict=True):
+            assert torch.equal(parameter.grad, gradient / 2), step
 
 
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:

@@ -5,6 +5,7 @@ where torch fuses nothing, else close. What cannot be as in torch is an error.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -603,6 +604,30 @@ def test_a_model_that_the_servers_stepped_goes_with_its_job() -> None:
     del job, model, optimizer
     gc.collect()
     assert [one() for one in gone] == [None] * 4
+
+
+# As a cell of a notebook that is run again: the model held each of them.
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_model_that_is_trained_in_one_job_after_another_lets_go_of_those_that_have_ended(
+    beside: bool,
+) -> None:
+    gone = []
+    model = net()
+    with ps.init() if beside else contextlib.nullcontext():
+        for _ in range(3):
+            with ps.init() as job:
+                optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)[1]
+                (x,) = next(iter(batches(1)))
+                model(x).square().mean().backward()
+                optimizer.step()
+            gone += [weakref.ref(job), weakref.ref(optimizer)]
+            del job, optimizer
+    gc.collect()
+    assert [one() for one in gone] == [None] * 6
+    gone = [weakref.ref(model)]
+    del model
+    gc.collect()
+    assert gone[0]() is None
 
 
 @pytest.mark.parametrize("end", ["it goes on", "the iteration is over"])

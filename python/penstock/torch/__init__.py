@@ -547,7 +547,7 @@ def unwrap(model: M) -> M:
     if found is not None:
         found.forget()
         # Not that of a pass which did not end: gradients of it may be there.
-        if found in _kinds and not found.unsent:
+        if found in _kinds and found.is_at_rest:
             _freed[found.job][_kinds[found]].append(found.prefix)
         del _distributed[model]
         for parameter in found.known:
@@ -730,6 +730,10 @@ def _dropped_by_all(job: Job, kind: str, timeout: float | None) -> list[str]:
 
 
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:
+    # The model goes on in another job: nobody finds that of the last one any more, whose hooks hold it.
+    last = _owner_of(model)
+    if isinstance(last, DistributedOptimizer) and last is not owner and last.job.closed:
+        last.drop_hooks()
     # An optimizer holds its model: held here, the model would never go.
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():

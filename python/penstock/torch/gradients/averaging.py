@@ -22,7 +22,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -93,6 +93,8 @@ class Averaging:
         self._backward: Backward = backward_of(job)
         self._buckets: list[Bucket] = []
         self._reached = False
+        self._rest_has_left = False
+        """Whether what goes beside the gradients has left: the buffers, the roll."""
         # A model on several devices: autograd has a thread for each, and both may come first.
         self._beginning = threading.Lock()
         self._found: list[Member] = []
@@ -101,6 +103,8 @@ class Averaging:
         self._synchronized = True
         self.unsent = False
         """Whether gradients may not be averages: the last pass was inside `no_sync`, or did not end well."""
+        self.is_at_rest = True
+        """Whether the last pass outside of `no_sync` ended well."""
         self._count = 0
         self.averaged_in = 0
         """The job's iteration when the last pass ended: the same on all workers, and it only grows."""
@@ -196,7 +200,7 @@ class Averaging:
                 return
             if backward.known != _this_pass():
                 # Also where it is refused.
-                self.unsent = True
+                self._begin_to_differ()
                 backward.enter()
             if not self._reached:
                 self._begin(member)
@@ -228,17 +232,31 @@ class Averaging:
             if self._reached:
                 return
             if self.job.closed:
-                raise JobClosed(
-                    "the job has ended, and this model's gradients are averaged by it",
-                    "`ps.torch.unwrap(model)` makes it an ordinary model again",
-                )
+                self._refuse_end()
             # Also where it is refused, and another of the pass's models came first.
-            self.unsent = True
+            self._begin_to_differ()
             if self._averaged:
                 self._refuse_leftover(min(self._averaged))
             self._backward.reach(self)
             self._come_last(member)
             self._reached = True
+
+    def _begin_to_differ(self) -> None:
+        """From now on this worker's gradients are its own, until the pass has ended well."""
+        self.unsent = True
+        self.is_at_rest = False
+
+    def _refuse_end(self) -> NoReturn:
+        try:
+            self.job.clocks()
+        except JobClosed as error:
+            # A job that failed: it says who is to blame.
+            if type(error) is not JobClosed:
+                raise
+        raise JobClosed(
+            "the job has ended, and this model's gradients are averaged by it",
+            "`ps.torch.unwrap(model)` makes it an ordinary model again",
+        ) from None
 
     def _come_last(self, member: Member | None) -> None:
         """
@@ -303,7 +321,7 @@ class Averaging:
 
     @property
     def has_sent(self) -> bool:
-        return any(bucket.has_left for bucket in self._buckets)
+        return self._rest_has_left or any(bucket.has_left for bucket in self._buckets)
 
     @torch.no_grad()
     def send_rest(self) -> None:
@@ -313,6 +331,7 @@ class Averaging:
         for bucket in self._buckets:
             if not bucket.has_left:
                 bucket.send()
+        self._rest_has_left = True
         self._buffers.send()
         self._marks = self._measured() if self._compares() else None
         self._epochs = epochs_of(self.job)
@@ -392,6 +411,7 @@ class Averaging:
         self._count += 1
         self.averaged_in = self.job.iteration
         self.unsent = bool(self._found)
+        self.is_at_rest = not self.unsent
         return self.unsent
 
     @torch.no_grad()
@@ -407,14 +427,14 @@ class Averaging:
             member = bucket.members[0]
             if member.gradient is None:
                 bucket.give(member)
-        self.unsent = False
+        self.unsent, self.is_at_rest = False, True
 
     def distrust(self) -> None:
         if not self._idempotent:
             self._averaged.update(range(len(self._members)))
 
     def begin_anew(self) -> None:
-        self._reached = False
+        self._reached = self._rest_has_left = False
         self._come_last(None)
         self._inputs = None
         self._found = []
@@ -504,7 +524,7 @@ class Averaging:
 
         def came(parameter: torch.Tensor) -> None:
             if self._handles:
-                self.unsent = True
+                self._begin_to_differ()
                 raise _of_another_type(name, parameter)
 
         return came
@@ -514,7 +534,7 @@ class Averaging:
         self._handles += handles
 
     def __del__(self) -> None:
-        if self.when_dropped is not None and self._handles and not self.unsent:
+        if self.when_dropped is not None and self._handles and self.is_at_rest:
             self.when_dropped(self.prefix)
 
     def let_go(self) -> None:

@@ -175,13 +175,13 @@ class Backward:
         if job is None or job.closed or self._is_complete or not stands:
             self.reset()
             return
+        if job.size == 1:
+            # Nobody has stepped, nor waits for the rest: what had left is passed by.
+            job.clock()
+            self.reset()
+            return
         self._has_sent, self._broken = sent, True
         self._wait_for_another()
-        if job.size == 1:
-            raise OptionError(
-                "a backward pass ended with an error in the middle of an average, which nothing can complete",
-                "end the job, and start again from a checkpoint",
-            )
         if is_over:
             raise OptionError(
                 "a backward pass ended with an error before this worker had its average, by which the others "
@@ -227,12 +227,11 @@ class Backward:
         job = self._job()
         if self._is_complete or job is None or job.closed:
             self.reset()
-        elif job.size == 1 and self._is_over and not self._again:
-            # Nobody else has stepped.
-            for part in self._parts:
-                part.distrust()
-            self.reset()
         else:
+            if job.size == 1:
+                # Nobody else has stepped, so it goes on; and part of what is there may be averages.
+                for part in self._parts:
+                    part.distrust()
             self._break_off()
 
     def _break_off(self) -> None:
@@ -262,6 +261,9 @@ def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
 
 class _Expected:
     """What autograd calls if a pass goes well. It drops it in any case."""
+
+    # Also of one that was cut short before it had anything.
+    _came = True
 
     def __init__(self, backward: Backward, number: int, then: Callable[[], None] | None = None) -> None:
         self._backward, self._number, self._then = backward, number, then

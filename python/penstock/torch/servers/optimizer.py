@@ -196,6 +196,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._rules.append(self._next_rule(group))
         self._clipping = self._clipping_to(clip_norm)
         self._hooked: Any = weakref.WeakSet()
+        self._after_loads: list[Any] = []
+        """The handles of those hooks."""
 
     def begin(self) -> None:
         """What every worker does together. Before this the model has no hooks; if it raises, `let_go`."""
@@ -243,7 +245,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for name, part in self._model.named_modules():
             if part not in self._hooked:
                 self._hooked.add(part)
-                part.register_load_state_dict_post_hook(_AfterLoad(self, name))
+                self._after_loads.append(part.register_load_state_dict_post_hook(_AfterLoad(self, name)))
         leave_hooks_behind(self._model)
 
     def __reduce__(self) -> Any:
@@ -1178,10 +1180,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def drop_hooks(self) -> None:
         """
-        No job is open any more. The parameters' hooks do nothing from then on, but hold all of this: torch
-        hides them from the collector of garbage.
+        No job is open any more, or the model goes on in another. Its hooks, and its parameters', do nothing
+        from then on, but hold all of this: torch hides the latter from the collector of garbage.
         """
         self._delivery.forget()
+        while self._after_loads:
+            self._after_loads.pop().remove()
 
     def warn_of_no_step(self) -> None:
         """

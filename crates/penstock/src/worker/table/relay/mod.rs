@@ -569,7 +569,7 @@ mod tests {
         let kept = Cell::new(None);
         // Asked after each sleep. As long as a shard was not told, a sleep is to be a short one.
         let stands = || {
-            kept.set(kept.get().or(Some(untold.before_sleep(&mut false) < Duration::MAX)));
+            kept.set(kept.get().or_else(|| Some(untold.before_sleep(&mut false) < Duration::MAX)));
             relay.shared.answers.note(1);
             Ok(())
         };
