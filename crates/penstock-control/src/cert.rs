@@ -9,6 +9,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose,
 };
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -48,7 +50,8 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
     if !force && let Some(taken) = [&files.certificate, &files.key].into_iter().find(|path| path.exists()) {
         return Err(file(taken, "already exists, and is replaced only with --force".to_owned()));
     }
-    let distrusted = std::fs::create_dir_all(folder).and_then(|()| secret::distrust_folder(folder));
+    let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
+    let distrusted = made.and_then(|()| secret::distrust_folder(folder));
     if let Some(reason) = distrusted.map_err(|error| file(folder, error.to_string()))? {
         return Err(untrusted(folder, &reason));
     }
@@ -84,8 +87,8 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
 
 fn untrusted(path: &Path, reason: &str) -> Error {
     let reason = format!(
-        "a CA here is not to be trusted: {reason}; give a folder of your own (chown, chmod go-w), not on a mount that gives files \
-         another owner"
+        "a CA here is not to be trusted: {reason}; give a new folder of your own, not on a mount that gives files another owner or \
+         lets everybody write"
     );
     Error::File { path: path.to_owned(), reason }
 }
@@ -208,8 +211,10 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         std::os::unix::fs::lchown(&link, Some(1001), None).unwrap();
-        let error = make_in(&link, "second", false).unwrap_err().to_string();
-        assert!(error.contains("a link that belongs to user 1001"), "{error}");
+        for given in [link.clone(), link.join(""), link.join(".")] {
+            let error = make_in(&given, "second", false).unwrap_err().to_string();
+            assert!(error.contains("a link that belongs to user 1001"), "{error}");
+        }
         std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
         make_in(&link, "second", false).unwrap();
     }
@@ -221,7 +226,10 @@ mod tests {
         for made in [false, true] {
             mode(0o777);
             let error = make_in(folder.path(), "server", false).unwrap_err().to_string();
-            assert!(error.contains("every user may write it") && error.contains("chmod go-w"), "{error}");
+            assert!(
+                error.contains("every user may write it") && error.contains("a new folder of your own"),
+                "{error}"
+            );
             assert_eq!(folder.path().join("ca.key").exists(), made);
             mode(0o700);
             if !made {

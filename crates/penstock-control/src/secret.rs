@@ -65,8 +65,13 @@ fn is_trusted(found: &Metadata) -> bool {
 }
 
 /// Why what stands in a folder may be another user's, who is neither this one nor root; `None`: it is not. Of a link that leads
-/// there its owner counts too: where it leads was for that user to say, such as into a file system of his own making.
+/// there its owner counts too: where it leads was for that user to say.
 pub(crate) fn distrust_folder(path: &Path) -> io::Result<Option<String>> {
+    // Without a slash or a dot behind, which would lead on.
+    let path = match path.components().as_path() {
+        nothing if nothing.as_os_str().is_empty() => Path::new("."),
+        path => path,
+    };
     let (named, found) = (std::fs::symlink_metadata(path)?, std::fs::metadata(path)?);
     if named.is_symlink() && !is_trusted(&named) {
         return Ok(Some(format!("it is a link that belongs to user {}", named.uid())));
@@ -82,7 +87,7 @@ pub(crate) fn read_trusted(path: &Path) -> io::Result<Result<Vec<u8>, String>> {
     // Of what is read, not of what may stand there by then.
     let found = file.metadata()?;
     if !found.is_file() {
-        return Ok(Err("it is no ordinary file".to_owned()));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no ordinary file"));
     }
     if let Some(reason) = distrust(&found) {
         return Ok(Err(reason));

@@ -438,8 +438,9 @@ impl Relay {
                 return Ok(true);
             }
             drop(awaited);
-            stands()?;
             self.shared.setup.fate.check_interrupt()?;
+            // Behind a signal handler that may have forked: the rings are its parent's.
+            stands()?;
             if gone()? {
                 return Ok(false);
             }
