@@ -385,6 +385,25 @@ def test_one_worker_goes_on_behind_a_pass_that_broke_off_when_some_of_it_had_lef
             assert torch.equal(parameter.grad, gradient / 2), step
 
 
+def test_a_pass_inside_of_another_of_one_worker_does_not_have_that_forgotten(job: ps.Job) -> None:
+    """The outer model's gradients were then no averages, without a word."""
+    outer, inner = nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)
+    for model in (outer, inner):
+        ps.torch.distribute(model, job=job, rescale=0.5)
+    for step in range(3):
+        for model in (outer, inner):
+            model.zero_grad()
+        # Behind what adds to the outer model's gradients.
+        x = torch.ones(1, 4, requires_grad=True) * 1
+        if step == 2:
+            x.register_hook(torch.enable_grad()(lambda _: inner(torch.ones(1, 4)).sum().backward()))
+            with pytest.raises(OptionError, match="runs inside it"):
+                outer(x).sum().backward()
+        else:
+            (outer(x) + inner(torch.ones(1, 4))).sum().backward()
+            assert outer.weight.grad.tolist() == inner.weight.grad.tolist() == [[0.5] * 4]
+
+
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:
     model = ps.torch.distribute(nn.Linear(4, 1), job=job, refuse_nonfinite=True)
     with pytest.raises(ps.PenstockError, match=r"finite|NaN"):

@@ -331,8 +331,8 @@ class Averaging:
         for bucket in self._buckets:
             if not bucket.has_left:
                 bucket.send()
-        self._rest_has_left = True
         self._buffers.send()
+        self._rest_has_left = True
         self._marks = self._measured() if self._compares() else None
         self._epochs = epochs_of(self.job)
         self._roll.call(used, self._count, self._epochs, self._inputs, self._ask, self._marks)
