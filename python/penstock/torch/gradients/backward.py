@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...exceptions import NonFiniteError, OptionError
+from ...exceptions import OptionError
 from ...job import Job
 
 # The id of the backward pass that this thread is in; -1 outside.
@@ -175,17 +175,14 @@ class Backward:
         if job is None or job.closed or self._is_complete or not stands:
             self.reset()
             return
-        # A pass inside of another that is only held up would have that forgotten as well.
-        if job.size == 1 and self._broken and _node_outside() is None:
-            _pass_by(job)
-            self.reset()
-            return
         self._has_sent, self._broken = sent, True
         self._wait_for_another()
         if job.size == 1:
             raise OptionError(
-                "a backward pass ended with an error in the middle of an average, or another runs inside it",
-                "end the job, and start again from a checkpoint",
+                "a backward pass ended with an error in the middle of an average, which nothing can complete, "
+                "or another runs inside it",
+                "end the job, and start again from a checkpoint; with overlap=False of `ps.torch.distribute` "
+                "gradients leave only when the pass has ended",
             )
         if is_over:
             raise OptionError(
@@ -232,11 +229,12 @@ class Backward:
         job = self._job()
         if self._is_complete or job is None or job.closed:
             self.reset()
+        elif job.size == 1 and self._is_over and not self._again:
+            # Nobody else has stepped.
+            for part in self._parts:
+                part.distrust()
+            self.reset()
         else:
-            if job.size == 1 and self._is_over:
-                # Nobody else has stepped, so it goes on; and part of what is there may be averages.
-                for part in self._parts:
-                    part.distrust()
             self._break_off()
 
     def _break_off(self) -> None:
@@ -258,17 +256,6 @@ class Backward:
         self._nodes.clear()
         self.known, self._outermost = None, -1
         self._number += 1
-
-
-def _pass_by(job: Job) -> None:
-    """Has the iteration end without what is missing. One worker's: nobody has stepped, nor waits for that."""
-    while True:
-        try:
-            job.clock()
-        except NonFiniteError:
-            # Of the pass that broke off; each push tells it once.
-            continue
-        return
 
 
 def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
