@@ -179,8 +179,8 @@ class Backward:
         self._wait_for_another()
         if job.size == 1:
             raise OptionError(
-                "a backward pass ended with an error in the middle of an average, which nothing can complete, "
-                "or another runs inside it",
+                "a backward pass ended with an error in the middle of an average, which nothing can "
+                "complete, or another runs inside it",
                 "end the job, and start again from a checkpoint; with overlap=False of `ps.torch.distribute` "
                 "gradients leave only when the pass has ended",
             )
