@@ -375,23 +375,57 @@ def test_one_worker_is_told_of_a_pass_that_broke_off_for_as_long_as_that_lasts(j
         assert "overlap=False" in str(refused.value.hint)
 
 
-def test_a_pass_inside_of_another_of_one_worker_does_not_have_that_forgotten(job: ps.Job) -> None:
-    """The outer model's gradients were then no averages, without a word."""
-    outer, inner = nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)
-    for model in (outer, inner):
-        ps.torch.distribute(model, job=job, rescale=0.5)
-    for step in range(3):
-        for model in (outer, inner):
+# The outer model's gradients were then no averages, without a word.
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_pass_that_a_hook_runs_inside_another_is_refused_and_the_other_stays_what_it_is(
+    job: ps.Job, overlap: bool, learned: bool, caught: bool
+) -> None:
+    outer, inner, last = (nn.Linear(4, 1, bias=False) for _ in range(3))
+    for model in (outer, inner, last):
+        ps.torch.distribute(model, job=job, rescale=0.5, overlap=overlap)
+    refused = []
+
+    @torch.enable_grad()
+    def run(_: Any) -> None:
+        for _ in range(2):
+            try:
+                inner(torch.ones(1, 4)).sum().backward()
+            except OptionError as error:
+                refused.append(str(error))
+                if not caught:
+                    raise
+
+    def clear() -> None:
+        for model in (outer, inner, last):
             model.zero_grad()
-        # Behind what adds to the outer model's gradients.
-        x = torch.ones(1, 4, requires_grad=True) * 1
-        if step == 2:
-            x.register_hook(torch.enable_grad()(lambda _: inner(torch.ones(1, 4)).sum().backward()))
-            with pytest.raises(OptionError, match="runs inside it"):
-                outer(x).sum().backward()
-        else:
-            (outer(x) + inner(torch.ones(1, 4))).sum().backward()
-            assert outer.weight.grad.tolist() == inner.weight.grad.tolist() == [[0.5] * 4]
+
+    if learned:
+        (outer(torch.ones(1, 4)) + inner(torch.ones(1, 4)) + last(torch.ones(1, 4))).sum().backward()
+        clear()
+    # The hook runs behind what adds to the outer model's gradients, and before the last one's.
+    x = torch.ones(1, 4, requires_grad=True) * 1
+    y = last(torch.ones(1, 4, requires_grad=True)) + x
+    y.register_hook(run)
+    loss = outer(y).sum()
+    if caught:
+        loss.backward()
+        assert outer.weight.grad.tolist() == [[(0.5 * y).detach()[0, at].item() for at in range(4)]]
+        assert torch.equal(last.weight.grad, torch.full((1, 4), 0.5 * outer.weight.detach().sum().item()))
+        assert len(refused) == 2
+    else:
+        with pytest.raises(OptionError, match="inside another one"):
+            loss.backward()
+        assert len(refused) == 1
+    clear()
+    if not caught and overlap and learned:
+        # A part of it had left.
+        with pytest.raises(OptionError, match="in the middle of an average"):
+            inner(torch.ones(1, 4)).sum().backward()
+        return
+    inner(torch.ones(1, 4)).sum().backward()
+    assert inner.weight.grad.tolist() == [[0.5] * 4]
 
 
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:

@@ -92,6 +92,8 @@ class Backward:
         self._outermost = -1
         self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._awaited: weakref.ref[_Expected] | None = None
+        """What autograd holds as long as the outermost pass is under way."""
         self._reached: list[weakref.ref[Part]] = []
         self._held: list[Part] = []
         """The same as long as the pass goes well. They hold the job, of which there may be no other pass."""
@@ -117,7 +119,8 @@ class Backward:
                 "compiled autograd runs this backward pass, in which gradients cannot be averaged",
                 "leave it off; torch.compile of the model compiles what its backward computes all the same",
             )
-        if self._broken:
+        # A pass inside of this one may have broken off.
+        if self._broken and not self._is_under_way:
             self._forget_broken()
         node = _node_outside()
         if node is None:
@@ -154,13 +157,26 @@ class Backward:
                     "two threads of this worker run backward passes of distributed models at the same time",
                     "let one thread train, or give each its own process",
                 )
+            if self._is_under_way:
+                raise OptionError(
+                    "a hook runs a backward pass of a distributed model inside another one",
+                    "run it when the other has ended, or inside of a torch.autograd.Function",
+                )
             self._forget_broken()
         self._outermost, self._thread = outermost, threading.get_ident()
         together = _ending.setdefault(outermost, {})
         together.setdefault(self)
         is_first = next(iter(together)) is self
         then = (lambda: _end(outermost)) if is_first else None
-        _engine.queue_callback(_Expected(self, self._number, then))
+        expected = _Expected(self, self._number, then)
+        self._awaited = weakref.ref(expected)
+        _engine.queue_callback(expected)
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether the outermost pass is: held up, where this is another."""
+        expected = None if self._awaited is None else self._awaited()
+        return expected is not None and not expected.came
 
     def _forget_broken(self) -> None:
         """
@@ -179,8 +195,7 @@ class Backward:
         self._wait_for_another()
         if job.size == 1:
             raise OptionError(
-                "a backward pass ended with an error in the middle of an average, which nothing can "
-                "complete, or another runs inside it",
+                "a backward pass ended with an error in the middle of an average, which nothing can complete",
                 "end the job, and start again from a checkpoint; with overlap=False of `ps.torch.distribute` "
                 "gradients leave only when the pass has ended",
             )
@@ -254,7 +269,7 @@ class Backward:
         _ending.pop(self._outermost, None)
         self._held = []
         self._nodes.clear()
-        self.known, self._outermost = None, -1
+        self.known, self._outermost, self._awaited = None, -1, None
         self._number += 1
 
 
@@ -265,20 +280,20 @@ def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
 class _Expected:
     """What autograd calls if a pass goes well. It drops it in any case."""
 
-    # Also of one that was cut short before it had anything.
-    _came = True
+    came = True
+    """Whether it was called; also where nothing could be."""
 
     def __init__(self, backward: Backward, number: int, then: Callable[[], None] | None = None) -> None:
         self._backward, self._number, self._then = backward, number, then
-        self._came = False
+        self.came = False
 
     def __call__(self, *_: Any) -> None:
-        self._came = True
+        self.came = True
         if self._then is not None:
             self._then()
 
     def __del__(self) -> None:
-        if not self._came:
+        if not self.came:
             self._backward.has_broken(self._number)
 
 
