@@ -119,8 +119,9 @@ class Backward:
                 "compiled autograd runs this backward pass, in which gradients cannot be averaged",
                 "leave it off; torch.compile of the model compiles what its backward computes all the same",
             )
-        # A pass inside of this one may have broken off.
-        if self._broken and not self._is_under_way:
+        if self._broken:
+            if self._is_under_way:
+                raise _of_one_inside()
             self._forget_broken()
         node = _node_outside()
         if node is None:
@@ -158,9 +159,11 @@ class Backward:
                     "let one thread train, or give each its own process",
                 )
             if self._is_under_way:
+                # What it has added so far stays, so the other is not to end well either.
+                self._broken = True
                 raise OptionError(
                     "a hook runs a backward pass of a distributed model inside another one",
-                    "run it when the other has ended, or inside of a torch.autograd.Function",
+                    "run it when the other has ended, or in the backward of a torch.autograd.Function",
                 )
             self._forget_broken()
         self._outermost, self._thread = outermost, threading.get_ident()
@@ -175,7 +178,8 @@ class Backward:
     @property
     def _is_under_way(self) -> bool:
         """Whether the outermost pass is: held up, where this is another."""
-        expected = None if self._awaited is None else self._awaited()
+        awaited = self._awaited
+        expected = None if awaited is None else awaited()
         return expected is not None and not expected.came
 
     def _forget_broken(self) -> None:
@@ -214,6 +218,8 @@ class Backward:
 
     def send_rest(self) -> None:
         """What has not left leaves, and the iteration is complete."""
+        if self._broken:
+            raise _of_one_inside()
         self._again = []
         job = self._job()
         if job is not None and self._parts:
@@ -275,6 +281,14 @@ class Backward:
 
 def _there(parts: Iterable[weakref.ref[Part]]) -> list[Part]:
     return [part for found in parts if (part := found()) is not None]
+
+
+def _of_one_inside() -> OptionError:
+    return OptionError(
+        "a backward pass that was run inside this one ended with an error, so the gradients are not those of "
+        "one whole pass",
+        "let the error end the pass, clear the gradients, and run it again",
+    )
 
 
 class _Expected:
