@@ -70,12 +70,14 @@
 
 mod accumulate;
 mod arch;
+mod blocks;
 pub mod codec;
 mod control_word;
 mod dtype;
 pub mod filter;
 mod fold;
 mod foreign;
+mod number;
 mod optimizer;
 mod past_cache;
 mod sweep;

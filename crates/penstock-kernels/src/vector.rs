@@ -6,6 +6,7 @@
 //! give the same bits (NaNs are equal only as NaNs: which payload survives is the compiler's choice).
 
 use crate::foreign::{Foreign, ForeignMut};
+use crate::number::Number;
 
 /// The scalar of an accumulator: f32 or f64.
 pub(crate) trait Real: Copy + PartialEq {
@@ -38,7 +39,7 @@ impl Real for f64 {
 /// Some accumulators side by side.
 pub(crate) trait Vector: Copy {
     /// One accumulator.
-    type Scalar: Real;
+    type Scalar: Number;
     /// How many.
     const LANES: usize;
 

@@ -10,15 +10,19 @@
 //! | `sparse.rs` | the elements that differ from the base, as they are now, and where they are, in the smaller of two forms: |
 //! | `bitmap.rs` | a bit for each element |
 //! | `indices.rs` | the gaps between those that are sent |
+//! | `quantized/` | numbers that take few bits, by form and type of their elements |
 //!
 //! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
 mod bitmap;
 mod indices;
+mod quantized;
 mod raw;
 mod span;
 mod sparse;
 
+pub use quantized::{Form, Quantized};
+pub(crate) use quantized::{MOST, step};
 pub use raw::Raw;
 pub use sparse::Sparse;
 
@@ -43,7 +47,27 @@ pub const ALL: &[Entry] = &[
     Entry { number: 1, name: "sparse16", codec: &Sparse::<2> },
     Entry { number: 2, name: "sparse32", codec: &Sparse::<4> },
     Entry { number: 3, name: "sparse64", codec: &Sparse::<8> },
+    quantized("f16 of float32", &Quantized::new(Form::F16, Dtype::F32)),
+    quantized("f16 of float64", &Quantized::new(Form::F16, Dtype::F64)),
+    quantized("bf16 of float32", &Quantized::new(Form::Bf16, Dtype::F32)),
+    quantized("bf16 of float64", &Quantized::new(Form::Bf16, Dtype::F64)),
+    quantized("int8 of float32", &Quantized::new(Form::Int8, Dtype::F32)),
+    quantized("int8 of float64", &Quantized::new(Form::Int8, Dtype::F64)),
+    quantized("int8 of float16", &Quantized::new(Form::Int8, Dtype::F16)),
+    quantized("int8 of bfloat16", &Quantized::new(Form::Int8, Dtype::Bf16)),
+    quantized("2bit of float32", &Quantized::new(Form::TwoBits, Dtype::F32)),
+    quantized("2bit of float64", &Quantized::new(Form::TwoBits, Dtype::F64)),
+    quantized("2bit of float16", &Quantized::new(Form::TwoBits, Dtype::F16)),
+    quantized("2bit of bfloat16", &Quantized::new(Form::TwoBits, Dtype::Bf16)),
+    quantized("1bit of float32", &Quantized::new(Form::OneBit, Dtype::F32)),
+    quantized("1bit of float64", &Quantized::new(Form::OneBit, Dtype::F64)),
+    quantized("1bit of float16", &Quantized::new(Form::OneBit, Dtype::F16)),
+    quantized("1bit of bfloat16", &Quantized::new(Form::OneBit, Dtype::Bf16)),
 ];
+
+const fn quantized(name: &'static str, codec: &'static Quantized) -> Entry {
+    Entry { number: codec.number(), name, codec }
+}
 
 /// What the receiver's chunk holds before a payload is decoded onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 mod chunk;
 mod promises;
+mod quantized;
 mod sparse;
 mod sums;
 mod torch;

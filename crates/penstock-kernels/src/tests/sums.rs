@@ -19,13 +19,15 @@ fn filter(name: &str, dtype: Dtype, settings: &[f64]) -> Arc<dyn SumFilter> {
 }
 
 /// One that holds something back, of each kind.
-fn every(dtype: Dtype) -> [Arc<dyn SumFilter>; 5] {
+fn every(dtype: Dtype) -> [Arc<dyn SumFilter>; 7] {
     [
         filter("DVF", dtype, &[0.5, 0.0, 0.0]),
         filter("DVF", dtype, &[2.0, 1.0, 0.0]),
         filter("DVF", dtype, &[1.0, 0.0, 1.0]),
         filter("TopK", dtype, &[0.25]),
         filter("RandomK", dtype, &[0.25, 7.0]),
+        filter("Quantize int8", dtype, &[]),
+        filter("Quantize 2bit", dtype, &[0.5]),
     ]
 }
 

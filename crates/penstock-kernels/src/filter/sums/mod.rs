@@ -10,10 +10,11 @@
 //! | `bounded.rs` | those beyond a bound |
 //! | `top.rs` | the largest |
 //! | `random.rs` | some, drawn at random |
+//! | `quantize.rs` | all, each rounded to a number that takes few bits |
 //! | `split.rs` | the arithmetic that they share |
 //!
-//! - **Exact where there is nothing to round.** For float32 and float64 what is sent of an element is all that is due of it.
-//!   Half precision is carried in float32, and what rounding cuts off is carried too.
+//! - **Exact where there is nothing to round.** For float32 and float64 what is sent of an element that was chosen is all that is
+//!   due of it. Half precision is carried in float32, and what rounding cuts off is carried too, whoever rounds.
 //! - **An empty carry changes no bit**: it is -0.0, the number that leaves every other as it is, -0.0 among them.
 //! - **What is not finite is sent.** A NaN that was carried would swallow all that comes after it.
 //! - **Each chunk for itself**, so that it depends neither on what else is sent nor on who sends it: the largest are the largest of
@@ -22,12 +23,14 @@
 //! A new filter is a file here and a row of [`ALL`].
 
 mod bounded;
+mod quantize;
 mod random;
 mod split;
 mod top;
 
 pub use super::Coordinates;
 pub use bounded::Bounded;
+pub use quantize::Quantize;
 pub use random::Random;
 #[cfg(test)]
 pub(crate) use split::split_on;
@@ -61,10 +64,20 @@ pub const ALL: &[Entry] = &[
     Entry { number: 1, name: "DVF", settings: &["low", "decay", "relative"], make: Bounded::make },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: Top::make },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: Random::make },
+    Entry { number: 4, name: "Quantize f16", settings: &[], make: Quantize::f16 },
+    Entry { number: 5, name: "Quantize bf16", settings: &[], make: Quantize::bf16 },
+    Entry { number: 6, name: "Quantize int8", settings: &[], make: Quantize::int8 },
+    Entry { number: 7, name: "Quantize 2bit", settings: &["threshold"], make: Quantize::two_bits },
+    Entry { number: 8, name: "Quantize 1bit", settings: &[], make: Quantize::one_bit },
 ];
 
 /// Splits sums. Slices in, slices out: no allocation, no waiting.
 pub trait SumFilter: fmt::Debug + Send + Sync {
+    /// The number of the [`codec`](crate::codec) that makes what it sends shortest. `None`: the one for elements that are mostly 0.
+    fn codec(&self) -> Option<u8> {
+        None
+    }
+
     /// Of what is due of a chunk, `sum` and `carry`, writes into `sent` what is sent now, 0 where nothing is, and leaves the rest in
     /// `carry`. `sum` and `sent` may be the same memory, and others may look at it; `sent` is not read.
     ///

@@ -1,0 +1,54 @@
+//! Elements that are all of one magnitude.
+
+use super::bits::{self, Bits};
+use super::{Packing, opened};
+use crate::Foreign;
+use crate::blocks::{self, BLOCK, Room};
+use crate::codec::Undecodable;
+use crate::codec::span::refused;
+use crate::vector::Element;
+use std::marker::PhantomData;
+
+/// Copied out by the vectors of `E`.
+pub(super) struct Signs<E, B>(PhantomData<(E, B)>);
+
+impl<E: Element, B: Bits> Packing for Signs<E, B> {
+    #[inline(always)]
+    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool {
+        let mut room = Room::new();
+        let elements = &mut room.0[..block.len()];
+        blocks::copy::<E>(block, elements);
+        let elements = B::words(elements);
+        let magnitude = B::read(elements[0]) & B::MAGNITUDE;
+        let mut negative = [0; BLOCK];
+        let mut differ = false;
+        for (word, negative) in elements.iter().zip(&mut negative) {
+            let element = B::read(*word);
+            differ |= (element & B::MAGNITUDE) != magnitude;
+            *negative = element.sign();
+        }
+        let (first, negatives) = out.split_at_mut(B::SIZE);
+        B::words_mut(first)[0] = magnitude.write();
+        bits::pack(&negative, negatives);
+        !differ
+    }
+
+    #[inline(always)]
+    fn check(packed: &[u8], elements: usize) -> Result<(), Undecodable> {
+        let (magnitude, negatives) = opened::<B>(packed);
+        if magnitude & B::SIGN != B::default() {
+            return refused("sign of a magnitude", 0, 1);
+        }
+        bits::check(negatives, elements)
+    }
+
+    #[inline(always)]
+    fn unpack(packed: &[u8], block: &mut [u8]) {
+        let (magnitude, negatives) = opened::<B>(packed);
+        let mut negative = [0; BLOCK];
+        bits::unpack(negatives, &mut negative);
+        for (word, &negative) in B::words_mut(block).iter_mut().zip(&negative) {
+            *word = (magnitude | B::SIGN.if_set(negative)).write();
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Fewer bits for each element: what is due is rounded to a number that takes few of them, and what rounding cuts off is carried
+//! (error feedback: Seide et al. 2014; Karimireddy et al. 2019).
+//!
+//! | form | what is sent of an element | bits |
+//! |---|---|---|
+//! | `f16`, `bf16` | the nearest such number | 16 |
+//! | `int8` | a whole multiple, -127 to 127, of a power of two that 256 elements share | 8 |
+//! | `2bit` | `threshold` where at least as much is due, its negative where at most that is, else 0 (MXNet's `GradientCompression`) | 2 |
+//! | `1bit` | the sign, with the mean magnitude of what is due of 1024 elements (EF-signSGD) | 1 |
+//!
+//! What is sent are ordinary elements, so that lanes hold the same on every host, and servers add them as any others; the codec
+//! of the same name finds the few bits in them. A power of two as the scale loses up to one bit against a free one, and makes
+//! every product exact: so multiples are found again from the numbers alone.
+//!
+//! What is not finite is sent as it is, by itself.
+
+use super::{Coordinates, Made, SumFilter};
+use crate::arch::{self, Dispatch, Isa, Kernel};
+use crate::blocks::{self, BLOCK, Room};
+use crate::codec::{self, Form, Quantized};
+use crate::filter::Unfit;
+use crate::number::{Number, largest, power_of_two};
+use crate::sweep::ScalarOf;
+use crate::vector::{Element, Real, TAIL, Vector};
+use crate::{Dtype, Foreign, ForeignMut};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Lets a rounded number of everything pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantize {
+    dtype: Dtype,
+    form: Form,
+    /// Of the form that has one; else 0.
+    threshold: f64,
+}
+
+impl Quantize {
+    pub(super) fn f16(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::F16, dtype, 0.0)
+    }
+
+    pub(super) fn bf16(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::Bf16, dtype, 0.0)
+    }
+
+    pub(super) fn int8(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::Int8, dtype, 0.0)
+    }
+
+    pub(super) fn two_bits(dtype: Dtype, settings: &[f64]) -> Made {
+        Self::made(Form::TwoBits, dtype, settings.first().copied().unwrap_or(f64::NAN))
+    }
+
+    pub(super) fn one_bit(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::OneBit, dtype, 0.0)
+    }
+
+    fn made(form: Form, dtype: Dtype, threshold: f64) -> Made {
+        Ok(Some(Arc::new(Self::new(form, dtype, threshold)?)))
+    }
+
+    pub(crate) fn new(form: Form, dtype: Dtype, threshold: f64) -> Result<Self, Unfit> {
+        // What has 16 bits already would be no shorter.
+        if matches!(form, Form::F16 | Form::Bf16) && dtype.size() == 2 {
+            return Err(Unfit::Dtype);
+        }
+        // As an element holds it.
+        let threshold = match dtype {
+            Dtype::F64 => threshold,
+            Dtype::F32 => (threshold as f32).into(),
+            Dtype::F16 => half::f16::from_f64(threshold).into(),
+            Dtype::Bf16 => half::bf16::from_f64(threshold).into(),
+        };
+        if form == Form::TwoBits && !(threshold > 0.0 && threshold < f64::INFINITY) {
+            return Err(Unfit::Setting { place: 0, expected: "a number above 0 that an element can hold" });
+        }
+        Ok(Self { dtype, form, threshold })
+    }
+}
+
+impl SumFilter for Quantize {
+    fn codec(&self) -> Option<u8> {
+        Some(Quantized::new(self.form, self.dtype).number())
+    }
+
+    fn split(&self, _: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
+        let bytes = sent.len();
+        assert_eq!(sum.len(), bytes, "as much is sent as there is of the sum");
+        assert_eq!(bytes % self.dtype.size(), 0, "a sum holds whole elements");
+        let accumulators = bytes / self.dtype.size() * self.dtype.accumulator_size();
+        assert_eq!(carry.len(), accumulators, "a carry has an accumulator for each element");
+        arch::compute_on_best(self.work(sum, sent, carry));
+    }
+}
+
+impl Quantize {
+    fn work<'a>(&self, sum: Foreign<'a>, sent: &'a mut ForeignMut<'_>, carry: &'a mut [u8]) -> Work<'a> {
+        let bytes = sent.len();
+        Work { filter: *self, sum, sent: sent.part(0..bytes), carry }
+    }
+
+    /// [`SumFilter::split`] with the variant `arch`; `None` where this machine lacks it.
+    #[cfg(test)]
+    pub(crate) fn split_on(
+        &self,
+        arch: arch::Arch,
+        sum: Foreign<'_>,
+        sent: &mut ForeignMut<'_>,
+        carry: &mut [u8],
+    ) -> Option<()> {
+        arch::compute_on(arch, self.work(sum, sent, carry))
+    }
+}
+
+struct Work<'a> {
+    filter: Quantize,
+    sum: Foreign<'a>,
+    sent: ForeignMut<'a>,
+    carry: &'a mut [u8],
+}
+
+impl Dispatch for Work<'_> {
+    type Output = ();
+
+    fn on<I: Isa>(self, isa: I) {
+        match self.filter.dtype {
+            Dtype::F32 => self.of::<I, I::F32>(isa),
+            Dtype::F64 => self.of::<I, I::F64>(isa),
+            Dtype::F16 => self.of::<I, I::F16>(isa),
+            Dtype::Bf16 => self.of::<I, I::Bf16>(isa),
+        }
+    }
+}
+
+impl Work<'_> {
+    fn of<I: Isa, E: Element>(self, isa: I) {
+        let Quantize { dtype, form, threshold } = self.filter;
+        match form {
+            Form::F16 => self.by::<I, E, _>(isa, Nearest::<I::F16>(PhantomData)),
+            Form::Bf16 => self.by::<I, E, _>(isa, Nearest::<I::Bf16>(PhantomData)),
+            Form::Int8 => self.by::<I, E, _>(isa, Multiple { dtype }),
+            Form::TwoBits => self.by::<I, E, _>(isa, Threshold(threshold)),
+            Form::OneBit => self.by::<I, E, _>(isa, Sign::<E>(PhantomData)),
+        }
+    }
+
+    fn by<I: Isa, E: Element, R: Round>(self, isa: I, round: R) {
+        let Self { sum, sent, carry, .. } = self;
+        isa.run(On::<E, R> { round, sum, sent, carry, element: PhantomData });
+    }
+}
+
+struct On<'a, E, R> {
+    round: R,
+    sum: Foreign<'a>,
+    sent: ForeignMut<'a>,
+    carry: &'a mut [u8],
+    element: PhantomData<E>,
+}
+
+/// How what is due becomes what is sent.
+trait Round {
+    /// Of the elements of a block. What comes out where something is not finite does not matter.
+    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]);
+}
+
+impl<E: Element, R: Round> Kernel for On<'_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { round, sum, mut sent, carry, .. } = self;
+        let (mut due, mut to) = (Room::new(), Room::new());
+        let mut at = 0;
+        for carry in carry.chunks_mut(BLOCK * E::State::SIZE) {
+            let (due, to) = (&mut due.0[..carry.len()], &mut to.0[..carry.len()]);
+            blocks::load::<E>(&sum, at, due);
+            divide::<ScalarOf<E>>(&round, due, to, carry);
+            blocks::store::<E>(to, &mut sent, at);
+            at += carry.len() / E::State::SIZE * E::SIZE;
+        }
+    }
+}
+
+/// Of `due`, which is the sum yet, what is sent and what is carried.
+#[inline(always)]
+fn divide<N: Number>(round: &impl Round, due: &mut [u8], sent: &mut [u8], carry: &mut [u8]) {
+    let (due, sent, carry) = (N::words_mut(due), N::words_mut(sent), N::words_mut(carry));
+    for (due, carry) in due.iter_mut().zip(&*carry) {
+        *due = (N::read(*due) + N::read(*carry)).write();
+    }
+    round.round::<N>(due, sent);
+    let nothing = N::of(0.0);
+    let empty = N::of(-0.0).write();
+    for ((due, sent), carry) in due.iter().zip(sent).zip(carry) {
+        let due = N::read(*due);
+        let goes = if due.is_finite() { N::read(*sent) } else { due };
+        let left = due - goes;
+        *sent = goes.write();
+        *carry = if left.is_finite() && left != nothing { left.write() } else { empty };
+    }
+}
+
+/// The nearest number that `H` can hold, of those that are finite.
+struct Nearest<H>(PhantomData<H>);
+
+impl<H: Element> Round for Nearest<H> {
+    #[inline(always)]
+    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
+        let lanes = H::Vector::LANES;
+        let most = H::Vector::splat(ScalarOf::<H>::of(H::LARGEST));
+        for (due, sent) in due.chunks(lanes).zip(sent.chunks_mut(lanes)) {
+            let (mut wide, mut narrow) = ([0; TAIL], [0; TAIL]);
+            for (wide, due) in f32::words_mut(&mut wide).iter_mut().zip(due) {
+                *wide = N::read(*due).narrow().write();
+            }
+            H::store(H::State::load(&wide).clamp(most), &mut narrow);
+            H::State::store(H::load(&narrow), &mut wide);
+            for (wide, sent) in f32::words(&wide).iter().zip(sent) {
+                *sent = N::of_narrow(f32::read(*wide)).write();
+            }
+        }
+    }
+}
+
+/// The nearest multiple of a power of two.
+struct Multiple {
+    dtype: Dtype,
+}
+
+impl Round for Multiple {
+    #[inline(always)]
+    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
+        let (most, block) = (N::of(codec::MOST.into()), Form::Int8.block());
+        for (due, sent) in due.chunks(block).zip(sent.chunks_mut(block)) {
+            let step = codec::step(self.dtype, largest::<N>(due));
+            let (scale, inverse) = (N::of(power_of_two(step)), N::of(power_of_two(-step)));
+            for (due, sent) in due.iter().zip(sent) {
+                let multiple = (N::read(*due) * inverse).whole();
+                let multiple = if multiple > most { most } else { multiple };
+                let multiple = if multiple < N::of(0.0) - most { N::of(0.0) - most } else { multiple };
+                *sent = (multiple * scale).write();
+            }
+        }
+    }
+}
+
+/// A threshold, its negative, or 0.
+struct Threshold(f64);
+
+impl Round for Threshold {
+    #[inline(always)]
+    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
+        let threshold = N::of(self.0);
+        for (due, sent) in due.iter().zip(sent) {
+            let due = N::read(*due);
+            let beyond = due.magnitude() >= threshold;
+            *sent = (if beyond { threshold.signed(due) } else { N::of(0.0) }).write();
+        }
+    }
+}
+
+/// The mean magnitude, as an element holds it, with each one's own sign.
+struct Sign<E>(PhantomData<E>);
+
+impl<E: Element> Round for Sign<E> {
+    #[inline(always)]
+    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
+        // In parts of the block's length, so that no sum is too large; and in eight of them, which is fast and has the same bits
+        // everywhere.
+        let part = power_of_two(-(BLOCK.ilog2() as i32));
+        let mut sums = [0.0; 8];
+        let mut eights = due.chunks_exact(8);
+        let mut add = |eight: &[N::Word]| {
+            for (sum, due) in sums.iter_mut().zip(eight) {
+                let due = N::read(*due);
+                *sum += if due.is_finite() { due.magnitude().wide() * part } else { 0.0 };
+            }
+        };
+        (&mut eights).for_each(&mut add);
+        add(eights.remainder());
+        let mean = sums.iter().sum::<f64>() / (due.len() as f64 * part);
+        let (mut element, mut wide) = ([0; TAIL], [0; TAIL]);
+        E::store(E::Vector::splat(ScalarOf::<E>::of(mean.min(E::LARGEST))), &mut element);
+        E::State::store(E::load(&element), &mut wide);
+        let mean = N::read(N::words(&wide)[0]);
+        for (due, sent) in due.iter().zip(sent) {
+            *sent = mean.signed(N::read(*due)).write();
+        }
+    }
+}
