@@ -90,9 +90,9 @@ pub fn frame(data: &[u8]) {
 /// first two bytes say which codec, what is held before, and how long the chunk is; the rest is a payload first, then a chunk.
 pub fn codec(data: &[u8]) {
     let [how, length, rest @ ..] = data else { return };
-    let codec = codec::ALL[usize::from(*how) % codec::ALL.len()].codec;
-    let base = if how & 16 == 0 { Base::Held } else { Base::Zeros };
-    let bytes = 8 * (1 + usize::from(*length)) * if how & 32 == 0 { 1 } else { 33 };
+    let codec = codec::ALL[usize::from(*how & 31) % codec::ALL.len()].codec;
+    let base = if how & 32 == 0 { Base::Held } else { Base::Zeros };
+    let bytes = 8 * (1 + usize::from(*length)) * if how & 64 == 0 { 1 } else { 33 };
     let held: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
     let onto = (base == Base::Held).then_some(&held[..]);
     let mut out = vec![0; *codec.lengths(bytes).end()];

@@ -2,7 +2,8 @@
 
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
-use penstock_kernels::Settings;
+use penstock_kernels::codec;
+use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
@@ -111,7 +112,30 @@ pub fn all() -> Vec<Seeds> {
         named("submission", submissions.iter().map(words).collect()),
         named("items", items()),
         named("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec()),
+        ("codec", quantized()),
     ]
+}
+
+/// A payload of each codec of numbers that take few bits: ones and their negatives, which every form has.
+fn quantized() -> Vec<(String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for (at, entry) in codec::ALL.iter().enumerate().filter(|(_, entry)| entry.number >= 16) {
+        let dtype = Dtype::ALL.into_iter().find(|dtype| entry.codec.carries(*dtype)).expect("it is of one");
+        let one: &[u8] = match dtype {
+            Dtype::F32 => &[0, 0, 0x80, 0x3f],
+            Dtype::F64 => &[0, 0, 0, 0, 0, 0, 0xf0, 0x3f],
+            Dtype::F16 => &[0, 0x3c],
+            Dtype::Bf16 => &[0x80, 0x3f],
+        };
+        let mut chunk = one.repeat(128 / one.len());
+        chunk.chunks_exact_mut(one.len()).step_by(3).for_each(|one| one[one.len() - 1] |= 0x80);
+        let mut payload = vec![0; *entry.codec.lengths(chunk.len()).end()];
+        let length = entry.codec.encode(Foreign::of(&chunk), None, &mut payload).expect("it is of the form");
+        // As the target reads it: the codec's place, against zeros, and 16 times 8 bytes.
+        let seed = [&[at as u8 | 32, 15][..], &payload[..length]].concat();
+        seeds.push((format!("form-{:02}", entry.number), seed));
+    }
+    seeds
 }
 
 /// A worker's whole side of a rendezvous under another secret, what rank 0 tells all, and a place.

@@ -14,6 +14,7 @@ the workers have of it. Elements that it lets pass are sent as they are now; the
 | `DVF(low)` | elements beyond a bound |
 | `TopK(fraction)` | the largest |
 | `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
+| `Quantize(form)` | of pushes: all of them, in fewer bits; what rounding cuts off is held back |
 """
 
 from __future__ import annotations
@@ -184,7 +185,78 @@ class RandomK:
         return (self.fraction, float(self.seed))
 
 
+_FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """
+    Every element in fewer bits: rounded to a number that takes few of them. What rounding cuts off is held
+    back (error feedback). For pushes.
+
+    Parameters
+    ----------
+    form
+        | | what is sent of an element | bits |
+        |---|---|---|
+        | "f16", "bf16" | the nearest such number; of float32 and float64 | 16 |
+        | "int8" | a multiple, from -127 to 127, of a power of two that 256 elements share | 8 |
+        | "2bit" | `threshold` where at least as much is due, its negative likewise, else 0 | 2 |
+        | "1bit" | its sign, with the mean magnitude of 1024 elements | 1 |
+    threshold
+        Of "2bit": above 0, in units of what is pushed, and a number that the tensor's dtype can hold. It has
+        to be of the size of what is pushed: what is due of an element grows for as long as more is pushed
+        than one threshold. Default None: 0.5, as in MXNet. The other forms have none.
+
+    Raises
+    ------
+    OptionError
+        There is no such `form`, or `threshold` is not a number above 0, or is given for a form without one.
+
+    Notes
+    -----
+    An element that is NaN or infinite is sent as it is, and its chunk then takes as many bytes as without a
+    filter. 2bit is MXNet's gradient compression; 1bit is EF-signSGD (Karimireddy et al. 2019), with a mean
+    for each 1024 elements.
+
+    Examples
+    --------
+    >>> Quantize("int8")
+    Quantize(form='int8', threshold=None)
+    >>> w = job.tensor("quantized", shape=4, filter=ps.Filters(push=ps.Quantize("2bit", threshold=0.25)))
+    >>> w.pushpull(np.array([0.1, 0.25, -0.5, 0], dtype=np.float32))
+    array([ 0.  ,  0.25, -0.25,  0.  ], dtype=float32)
+    >>> w.held_back.elements
+    2
+    """
+
+    form: str
+    _: KW_ONLY
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in _FORMS:
+            raise OptionError(f"expected one of {', '.join(_FORMS)} for `form`, got {self.form!r}")
+        if self.threshold is None:
+            return
+        if self.form != "2bit":
+            raise OptionError(
+                f'expected no `threshold` for "{self.form}", got {self.threshold!r}', 'only "2bit" has one'
+            )
+        threshold = _number("threshold", self.threshold, "a number above 0")
+        if threshold <= 0:
+            raise OptionError(f"expected a number above 0 for `threshold`, got {self.threshold!r}")
+        object.__setattr__(self, "threshold", threshold)
+
+    def _settings(self) -> tuple[float, ...]:
+        if self.form != "2bit":
+            return ()
+        return (0.5 if self.threshold is None else self.threshold,)
+
+
 Filter: TypeAlias = DVF | TopK | RandomK
+"""What chooses elements: of pushes and of broadcasts."""
+PushFilter: TypeAlias = Filter | Quantize
 
 
 @dataclass(frozen=True)
@@ -220,12 +292,17 @@ class Filters:
     """
 
     _: KW_ONLY
-    push: Filter | None = None
+    push: PushFilter | None = None
     broadcast: Filter | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.broadcast, Quantize):
+            raise OptionError(
+                f"expected a filter that chooses elements for `broadcast`, got {self.broadcast!r}",
+                "what is sent of the value cannot be quantized yet: `push` can",
+            )
         for name, given in (("push", self.push), ("broadcast", self.broadcast)):
-            if given is not None and not isinstance(given, Filter):
+            if given is not None and not isinstance(given, PushFilter):
                 raise OptionError(f"expected a filter for `{name}`, such as ps.DVF(low=1e-3), got {given!r}")
 
 
@@ -241,8 +318,15 @@ class HeldBack(NamedTuple):
 _Named: TypeAlias = tuple[str, tuple[float, ...]]
 
 
-def _named(given: Filter | None) -> _Named:
-    return ("everything", ()) if given is None else (type(given).__name__, given._settings())
+def _named(given: PushFilter | None) -> _Named:
+    match given:
+        case None:
+            return "everything", ()
+        case Quantize():
+            # Each form is a filter of its own there.
+            return f"Quantize {given.form}", given._settings()
+        case _:
+            return type(given).__name__, given._settings()
 
 
 def spelled(filters: object) -> tuple[_Named, _Named]:
@@ -253,10 +337,11 @@ def spelled(filters: object) -> tuple[_Named, _Named]:
     """
     if filters is None:
         return _named(None), _named(None)
-    if isinstance(filters, Filter):
+    if isinstance(filters, PushFilter):
+        also = "" if isinstance(filters, Quantize) else ", or the same with `broadcast`"
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
-            f"give filter=ps.Filters(push=ps.{filters!r}), or the same with `broadcast`",
+            f"give filter=ps.Filters(push=ps.{filters!r}){also}",
         )
     if not isinstance(filters, Filters):
         raise OptionError(

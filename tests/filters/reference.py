@@ -10,6 +10,8 @@ import numpy as np
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Chooses: TypeAlias = Callable[[Array, int], Array]
 """Which elements of what is due of a chunk are sent, at a clock."""
+Rounds: TypeAlias = Callable[[Array], Array]
+"""What is sent of what is due of a chunk."""
 
 
 def bounded(low: float, decay: str | None, relative: bool) -> Chooses:
@@ -36,13 +38,53 @@ def top(fraction: float) -> Chooses:
     return choose
 
 
-class Worker:
-    """One worker's carry of one tensor."""
+def half(dtype: Any) -> Rounds:
+    """What `ps.Quantize` sends as a number of half precision."""
+    largest = 65504 if dtype == np.float16 else 255 * 2.0**120
+    return lambda due: np.clip(due, -largest, largest).astype(dtype).astype(due.dtype)
 
-    def __init__(self, size: int, chunk: int, choose: Chooses) -> None:
-        self.carry = np.zeros(size, np.float32)
+
+def multiples(due: Array) -> Array:
+    """What `ps.Quantize("int8")` sends of numbers that are neither tiny nor huge."""
+    sent = np.zeros_like(due)
+    for start in range(0, due.size, 256):
+        part = slice(start, start + 256)
+        if (largest := np.abs(due[part]).max()) > 0:
+            step = due.dtype.type(2.0 ** (np.floor(np.log2(float(largest))) - 6))
+            sent[part] = np.clip(np.rint(due[part] / step), -127, 127) * step
+    return sent
+
+
+def thirds(threshold: float) -> Rounds:
+    """What `ps.Quantize("2bit")` sends."""
+    return lambda due: np.where(np.abs(due) >= threshold, np.copysign(due.dtype.type(threshold), due), 0)
+
+
+def signs(due: Array) -> Array:
+    """What `ps.Quantize("1bit")` sends, the mean added up in eight parts as it is there."""
+    sent = np.zeros_like(due)
+    for start in range(0, due.size, 1024):
+        part = due[start : start + 1024]
+        sums = np.zeros(8)
+        for eight in range(0, part.size, 8):
+            numbers = np.abs(part[eight : eight + 8]).astype(np.float64) / 1024
+            sums[: numbers.size] += numbers
+        mean = sum(sums.tolist()) / (part.size / 1024)
+        sent[start : start + 1024] = np.copysign(due.dtype.type(mean), part)
+    return sent
+
+
+class Worker:
+    """One worker's carry of one tensor, which sends what is chosen or what rounding gives."""
+
+    def __init__(
+        self, size: int, chunk: int, choose: Chooses | None = None, *, rounds: Rounds | None = None
+    ) -> None:
+        # An empty carry has no effect, on the sign of a zero either.
+        self.carry = np.full(size, -0.0, np.float32)
         self.chunk = chunk
         self.choose = choose
+        self.rounds = rounds
 
     def push(self, gradient: Array, clock: int) -> Array:
         """What is sent of it."""
@@ -50,9 +92,12 @@ class Worker:
         for start in range(0, sent.size, self.chunk):
             part = slice(start, start + self.chunk)
             due = gradient[part] + self.carry[part]
-            chosen = self.choose(due, clock)
-            sent[part] = np.where(chosen, due, 0)
-            self.carry[part] = np.where(chosen, 0, due)
+            if self.choose:
+                sent[part] = np.where(self.choose(due, clock), due, 0)
+            if self.rounds:
+                sent[part] = self.rounds(due)
+            left = due - sent[part]
+            self.carry[part] = np.where(left == 0, np.float32(-0.0), left)
         return sent
 
     def flush(self) -> Array:

@@ -18,7 +18,7 @@ use penstock_kernels::{Dtype, Foreign, ForeignMut};
 const CHUNK: usize = 32 << 10;
 const SIZES: [usize; 4] = [32 << 10, 1 << 20, 8 << 20, 64 << 20];
 /// Settings, by the filter's name: the part that they hold back of numbers that are normally distributed stands behind.
-const CASES: [(&str, &[f64], &str); 8] = [
+const CASES: [(&str, &[f64], &str); 13] = [
     ("DVF", &[0.8416, 0.0, 0.0], "60%"),
     ("DVF", &[1.6449, 0.0, 0.0], "90%"),
     ("DVF", &[2.5758, 0.0, 0.0], "99%"),
@@ -27,6 +27,11 @@ const CASES: [(&str, &[f64], &str); 8] = [
     ("TopK", &[0.01], "99%"),
     ("RandomK", &[0.1, 1.0], "90%"),
     ("RandomK", &[0.01, 1.0], "99%"),
+    ("Quantize f16", &[], "rounded"),
+    ("Quantize bf16", &[], "rounded"),
+    ("Quantize int8", &[], "rounded"),
+    ("Quantize 2bit", &[0.5], "rounded"),
+    ("Quantize 1bit", &[], "rounded"),
 ];
 
 fn filter(name: &str, settings: &[f64]) -> Arc<dyn SumFilter> {

@@ -338,7 +338,8 @@ pub(crate) mod tests {
     fn what_cannot_travel_as_it_is_declared_is_refused_by_the_tensor_s_name() {
         let mut bad = spec(Consistency::Bsp);
         bad.travel.contributions = vec![Encoding(200), Encoding::RAW];
-        let said = "`w`: expected encodings of contributions among [0, 1, 2, 3], got 200: a newer version may know it";
-        assert_eq!(check(&bad).unwrap_err().to_string(), said);
+        let said = check(&bad).unwrap_err().to_string();
+        assert!(said.starts_with("`w`: expected encodings of contributions among [0, 1, 2, 3, 16, "), "{said}");
+        assert!(said.ends_with(", 35], got 200: a newer version may know it"), "{said}");
     }
 }

@@ -83,14 +83,22 @@ impl Default for Travel {
 
 impl Travel {
     /// Through filters of pushes and of values. What these hold back reads zero in a push, and is as it was in a value: the rest is
-    /// sent alone, where that is shorter. What has no filter goes raw.
+    /// sent alone, where that is shorter; unless the filter names a codec that suits it better. What has no filter goes raw.
     pub fn filtered(sums: Filtering, filter: Filtering, dtype: Dtype) -> Self {
-        let shorter = |entry: &&codec::Entry| !entry.codec.is_verbatim() && entry.codec.carries(dtype);
-        let sparse = codec::ALL.iter().find(shorter).map(|entry| Encoding(entry.number));
-        let encodings = |filtering: Filtering| {
-            sparse.filter(|_| filtering != Filtering::NONE).into_iter().chain([Encoding::RAW]).collect()
+        let sparse = |entry: &&codec::Entry| entry.codec.uses_base() && entry.codec.carries(dtype);
+        let sparse = codec::ALL.iter().find(sparse).map(|entry| Encoding(entry.number));
+        // A filter that cannot be made is refused where the tensor is declared.
+        let made = Registry::ALL.filter_of_sums(&sums, dtype).ok().flatten();
+        let named = made.and_then(|filter| filter.codec()).map(Encoding);
+        let encodings = |filtering: Filtering, shorter: Option<Encoding>| {
+            shorter.filter(|_| filtering != Filtering::NONE).into_iter().chain([Encoding::RAW]).collect()
         };
-        Self { filter, sums, values: encodings(filter), contributions: encodings(sums) }
+        Self {
+            filter,
+            sums,
+            values: encodings(filter, sparse),
+            contributions: encodings(sums, named.or(sparse)),
+        }
     }
 }
 
@@ -346,7 +354,11 @@ impl Travel {
                 let settings = names.iter().zip(settings);
                 let settings: Vec<String> =
                     settings.map(|(name, setting)| format!("{name} {setting}")).collect();
-                format!("{name} with {}", settings.join(", "))
+                if settings.is_empty() {
+                    name.to_owned()
+                } else {
+                    format!("{name} with {}", settings.join(", "))
+                }
             }
         };
         let of_values = |filtering: Filtering| {
@@ -553,6 +565,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_quantized_is_sent_in_the_codec_that_its_filter_names() {
+        for (name, settings, numbers) in [
+            ("Quantize f16", &[][..], [Some(16), Some(17), None, None]),
+            ("Quantize bf16", &[], [Some(20), Some(21), None, None]),
+            ("Quantize int8", &[], [Some(24), Some(25), Some(26), Some(27)]),
+            ("Quantize 2bit", &[0.5], [Some(28), Some(29), Some(30), Some(31)]),
+            ("Quantize 1bit", &[], [Some(32), Some(33), Some(34), Some(35)]),
+        ] {
+            let sums = Filtering::of_sums(name, settings).unwrap();
+            assert_eq!(Filtering::of_values(name, settings), None, "values have no such filter");
+            for (dtype, number) in Dtype::ALL.into_iter().zip(numbers) {
+                let travel = Travel::filtered(sums, Filtering::NONE, dtype);
+                let Some(number) = number else {
+                    let refused = travel.resolve(dtype, &Registry::ALL).unwrap_err().to_string();
+                    assert_eq!(refused, format!("`{name}` is not for elements of type {}", dtype.name()));
+                    continue;
+                };
+                assert_eq!(travel.contributions, [Encoding(number), Encoding::RAW]);
+                assert_eq!(travel.values, [Encoding::RAW]);
+                let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+                assert!(terms.sums.is_some() && !terms.contributions.uses_base());
+            }
+        }
+        let travel = |name, settings: &[f64]| {
+            Travel::filtered(Filtering::of_sums(name, settings).unwrap(), Filtering::NONE, Dtype::F32)
+        };
+        let differs = travel("Quantize int8", &[]).difference(&travel("Quantize 2bit", &[0.5]));
+        let told =
+            ("filter of contributions", "Quantize int8".into(), "Quantize 2bit with threshold 0.5".into());
+        assert_eq!(differs, Some(told));
+    }
+
+    #[test]
     fn contributions_have_a_filter_of_their_own_which_is_told_by_its_name() {
         let bounded =
             |low| Travel { sums: Filtering { filter: 1, settings: [low, 1.0, 0.0] }, ..Travel::default() };
@@ -573,8 +618,7 @@ mod tests {
         let said = "expected a number of at least 0 for `low` of the filter `DVF`, got -1";
         assert_eq!(refused(bounded(-1.0)), said);
         let unknown = Travel { sums: Filtering { filter: 200, ..Filtering::NONE }, ..Travel::default() };
-        let said =
-            "expected a filter of contributions among [0, 1, 2, 3], got 200: a newer version may know it";
+        let said = "expected a filter of contributions among [0, 1, 2, 3, 4, 5, 6, 7, 8], got 200: a newer version may know it";
         assert_eq!(refused(unknown), said);
     }
 }

@@ -1,0 +1,57 @@
+"""A worker that prints, as JSON, the bytes that its pushes took on TCP, by form and dtype, and of how many elements."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+
+import numpy as np
+
+import penstock as ps
+
+ELEMENTS, PUSHES = 1 << 18, 4
+FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
+
+
+def sent() -> int:
+    """Bytes that this process has sent on all connections of TCP that it has (`tcpi_bytes_sent`)."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as line:
+                if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
+                    known = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("<Q", known, 200)[0]
+        except OSError:
+            # No socket, or gone meanwhile.
+            continue
+    return total
+
+
+def main() -> None:
+    """Push random numbers through each."""
+    taken: dict[str, dict[str, int]] = {}
+    with ps.init() as job:
+        for dtype in ("float32", "float64", "float16", "bfloat16"):
+            taken[dtype] = {}
+            for form in FORMS:
+                if dtype.endswith("16") and form.endswith("16"):
+                    continue
+                w = job.tensor(
+                    f"{form} {dtype}", shape=ELEMENTS, dtype=dtype, filter=ps.Filters(push=ps.Quantize(form))
+                )
+                draw = np.random.default_rng(1)
+                w.pull()
+                before = sent()
+                for _ in range(PUSHES):
+                    w.push(draw.standard_normal(ELEMENTS).astype(w.dtype))
+                    w.pull()
+                    job.clock()
+                taken[dtype][form] = sent() - before
+    print(json.dumps({"elements": ELEMENTS * PUSHES, "taken": taken}))
+
+
+if __name__ == "__main__":
+    main()
