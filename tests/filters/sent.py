@@ -1,11 +1,13 @@
-"""A worker that prints, as JSON, the bytes that its pushes took on TCP, by form and dtype, and of how many elements."""
+"""A worker that prints, as JSON, the bytes that its pushes took on TCP, by form and dtype."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import stat
 import struct
+from pathlib import Path
 
 import numpy as np
 
@@ -18,15 +20,16 @@ FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
 def sent() -> int:
     """Bytes that this process has sent on all connections of TCP that it has (`tcpi_bytes_sent`)."""
     total = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as line:
-                if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
-                    known = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    total += struct.unpack_from("<Q", known, 200)[0]
-        except OSError:
-            # No socket, or gone meanwhile.
+    for name in list(Path("/proc/self/fd").iterdir()):
+        if not name.exists():
+            # That of the list itself.
             continue
+        if not stat.S_ISSOCK(name.stat().st_mode):
+            continue
+        with socket.socket(fileno=os.dup(int(name.name))) as line:
+            if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
+                known = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += struct.unpack_from("<Q", known, 200)[0]
     return total
 
 
