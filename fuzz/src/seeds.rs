@@ -133,7 +133,7 @@ fn quantized() -> Vec<(String, Vec<u8>)> {
         let length = entry.codec.encode(Foreign::of(&chunk), None, &mut payload).expect("it is of the form");
         // As the target reads it: the codec's place, against zeros, and 16 times 8 bytes.
         let seed = [&[at as u8 | 32, 15][..], &payload[..length]].concat();
-        seeds.push((format!("form-{:02}", entry.number), seed));
+        seeds.push((format!("seed-of-{}", entry.number), seed));
     }
     seeds
 }
