@@ -28,7 +28,8 @@ pub(crate) trait Number:
     fn of_key(key: Self::Key) -> Self;
     /// With the sign of another.
     fn signed(self, as_is: Self) -> Self;
-    /// In f32: rounded to nearest even, and infinite where that has no such number.
+    /// In f32, so that rounding that to half precision gives what rounding this does: where it has no such number, of the two
+    /// beside it the one whose last bit is set (rounding to odd).
     fn narrow(self) -> f32;
     fn of_narrow(number: f32) -> Self;
     /// The next whole number, of two that are as near the even one; 0.0 for -0.0. For magnitudes up to 2^20.
@@ -46,7 +47,7 @@ pub(crate) trait Number:
 }
 
 macro_rules! number {
-    ($number:ident, $bits:ident, $shift:expr) => {
+    ($number:ident, $bits:ident, $shift:expr, $narrow:expr) => {
         impl Number for $number {
             type Word = [u8; size_of::<Self>()];
             type Key = $bits;
@@ -94,7 +95,7 @@ macro_rules! number {
 
             #[inline(always)]
             fn narrow(self) -> f32 {
-                self as f32
+                $narrow(self)
             }
 
             #[inline(always)]
@@ -126,8 +127,19 @@ macro_rules! number {
 }
 
 // Behind a number of that size there is no fraction; half of it more, so that what is below 0 does not make it smaller.
-number!(f32, u32, 1.5 * (1_u32 << 23) as f32);
-number!(f64, u64, 1.5 * (1_u64 << 52) as f64);
+number!(f32, u32, 1.5 * (1_u32 << 23) as f32, std::convert::identity);
+number!(f64, u64, 1.5 * (1_u64 << 52) as f64, to_odd);
+
+#[inline(always)]
+fn to_odd(number: f64) -> f32 {
+    let near = number as f32;
+    let (bits, back) = (near.to_bits(), f64::from(near));
+    if back == number || bits & 1 == 1 || number.is_nan() {
+        return near;
+    }
+    // The next one towards zero, or away from it.
+    f32::from_bits(if back.abs() > number.abs() { bits - 1 } else { bits + 1 })
+}
 
 /// The power of two that is at most as large as this: its exponent. For finite numbers but 0 and those too small to be normal
 /// in f64, of which it is less than any other's.
@@ -167,6 +179,19 @@ mod tests {
             assert_eq!(number.whole_byte() as i8, whole as i8);
         }
         assert_eq!(Number::whole(-0.0_f32).to_bits(), 0);
+    }
+
+    #[test]
+    fn half_precision_is_rounded_to_once_from_f64_too() {
+        // Halfway between two numbers of binary16 but for a bit that f32 has not.
+        let number = 1.0 + 2_f64.powi(-11) + 2_f64.powi(-40);
+        assert_eq!(half::f16::from_f32(number.narrow()), half::f16::from_f32(1.0 + 2_f32.powi(-10)));
+        assert_eq!(half::f16::from_f32((-number).narrow()), half::f16::from_f32(-1.0 - 2_f32.powi(-10)));
+        assert_eq!(1e300.narrow(), f32::MAX);
+        assert!(f64::NAN.narrow().is_nan() && f64::INFINITY.narrow() == f32::INFINITY);
+        for exact in [0.0, -0.0, 0.1_f32.into(), f64::from(f32::MIN_POSITIVE)] {
+            assert_eq!(f64::from(exact.narrow()).to_bits(), f64::to_bits(exact));
+        }
     }
 
     #[test]

@@ -339,7 +339,10 @@ pub(crate) mod tests {
         let mut bad = spec(Consistency::Bsp);
         bad.travel.contributions = vec![Encoding(200), Encoding::RAW];
         let said = check(&bad).unwrap_err().to_string();
-        assert!(said.starts_with("`w`: expected encodings of contributions among [0, 1, 2, 3, 16, "), "{said}");
+        assert!(
+            said.starts_with("`w`: expected encodings of contributions among [0, 1, 2, 3, 16, "),
+            "{said}"
+        );
         assert!(said.ends_with(", 35], got 200: a newer version may know it"), "{said}");
     }
 }

@@ -578,8 +578,8 @@ mod tests {
             for (dtype, number) in Dtype::ALL.into_iter().zip(numbers) {
                 let travel = Travel::filtered(sums, Filtering::NONE, dtype);
                 let Some(number) = number else {
-                    let refused = travel.resolve(dtype, &Registry::ALL).unwrap_err().to_string();
-                    assert_eq!(refused, format!("`{name}` is not for elements of type {}", dtype.name()));
+                    // It has 16 bits already.
+                    assert!(travel.resolve(dtype, &Registry::ALL).unwrap().sums.is_none());
                     continue;
                 };
                 assert_eq!(travel.contributions, [Encoding(number), Encoding::RAW]);

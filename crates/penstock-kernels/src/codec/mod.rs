@@ -22,7 +22,7 @@ mod span;
 mod sparse;
 
 pub use quantized::{Form, Quantized};
-pub(crate) use quantized::{MOST, step};
+pub(crate) use quantized::{MOST, largest_step, step};
 pub use raw::Raw;
 pub use sparse::Sparse;
 

@@ -32,6 +32,12 @@ pub(crate) fn step(dtype: Dtype, largest: f64) -> i32 {
     (exponent(largest) - 6).clamp(least, most)
 }
 
+/// The exponent of the largest step that there is.
+#[inline(always)]
+pub(crate) fn largest_step(dtype: Dtype) -> i32 {
+    *steps(dtype).end()
+}
+
 pub(super) struct Multiples<E, const DTYPE: u8>(PhantomData<E>);
 
 impl<E: Element, const DTYPE: u8> Multiples<E, DTYPE> {

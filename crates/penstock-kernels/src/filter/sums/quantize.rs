@@ -12,7 +12,9 @@
 //! of the same name finds the few bits in them. A power of two as the scale loses up to one bit against a free one, and makes
 //! every product exact: so multiples are found again from the numbers alone.
 //!
-//! What is not finite is sent as it is, by itself.
+//! What is not finite is sent as it is, and so is what is due so much of that few bits would never catch up, or that a carry could
+//! not tell from what is left: numbers beyond the largest of half precision, 2^16 thresholds or more, and steps beyond the most
+//! of a block whose step is the largest there is. The chunk then travels raw.
 
 use super::{Coordinates, Made, SumFilter};
 use crate::arch::{self, Dispatch, Isa, Kernel};
@@ -57,14 +59,14 @@ impl Quantize {
     }
 
     fn made(form: Form, dtype: Dtype, threshold: f64) -> Made {
+        // What has 16 bits already would be no shorter: in a model of several dtypes it is sent as it is.
+        if matches!(form, Form::F16 | Form::Bf16) && dtype.size() == 2 {
+            return Ok(None);
+        }
         Ok(Some(Arc::new(Self::new(form, dtype, threshold)?)))
     }
 
     pub(crate) fn new(form: Form, dtype: Dtype, threshold: f64) -> Result<Self, Unfit> {
-        // What has 16 bits already would be no shorter.
-        if matches!(form, Form::F16 | Form::Bf16) && dtype.size() == 2 {
-            return Err(Unfit::Dtype);
-        }
         // As an element holds it.
         let threshold = match dtype {
             Dtype::F64 => threshold,
@@ -176,7 +178,7 @@ impl<E: Element, R: Round> Kernel for On<'_, E, R> {
         for carry in carry.chunks_mut(BLOCK * E::State::SIZE) {
             let (due, to) = (&mut due.0[..carry.len()], &mut to.0[..carry.len()]);
             blocks::load::<E>(&sum, at, due);
-            divide::<ScalarOf<E>>(&round, due, to, carry);
+            divide::<E>(&round, due, to, carry);
             blocks::store::<E>(to, &mut sent, at);
             at += carry.len() / E::State::SIZE * E::SIZE;
         }
@@ -185,20 +187,37 @@ impl<E: Element, R: Round> Kernel for On<'_, E, R> {
 
 /// Of `due`, which is the sum yet, what is sent and what is carried.
 #[inline(always)]
-fn divide<N: Number>(round: &impl Round, due: &mut [u8], sent: &mut [u8], carry: &mut [u8]) {
-    let (due, sent, carry) = (N::words_mut(due), N::words_mut(sent), N::words_mut(carry));
-    for (due, carry) in due.iter_mut().zip(&*carry) {
-        *due = (N::read(*due) + N::read(*carry)).write();
+fn divide<E: Element>(round: &impl Round, due: &mut [u8], sent: &mut [u8], carry: &mut [u8]) {
+    let words = ScalarOf::<E>::words_mut;
+    let number = ScalarOf::<E>::read;
+    for (due, carry) in words(due).iter_mut().zip(&*words(carry)) {
+        *due = (number(*due) + number(*carry)).write();
     }
-    round.round::<N>(due, sent);
-    let nothing = N::of(0.0);
-    let empty = N::of(-0.0).write();
-    for ((due, sent), carry) in due.iter().zip(sent).zip(carry) {
-        let due = N::read(*due);
-        let goes = if due.is_finite() { N::read(*sent) } else { due };
+    round.round::<ScalarOf<E>>(words(due), words(sent));
+    if E::SIZE != E::State::SIZE {
+        hold::<E>(sent);
+    }
+    let nothing = ScalarOf::<E>::of(0.0);
+    let empty = ScalarOf::<E>::of(-0.0).write();
+    for ((due, sent), carry) in words(due).iter().zip(words(sent)).zip(words(carry)) {
+        let due = number(*due);
+        let goes = if due.is_finite() { number(*sent) } else { due };
         let left = due - goes;
         *sent = goes.write();
         *carry = if left.is_finite() && left != nothing { left.write() } else { empty };
+    }
+}
+
+/// What elements hold of what is sent whole: the rest is carried. All else they hold as it is.
+#[inline(always)]
+fn hold<E: Element>(sent: &mut [u8]) {
+    let most = E::Vector::splat(ScalarOf::<E>::of(E::LARGEST));
+    for sent in sent.chunks_mut(E::State::BYTES) {
+        let (mut wide, mut narrow) = ([0; TAIL], [0; TAIL]);
+        wide[..sent.len()].copy_from_slice(sent);
+        E::store(E::State::load(&wide).clamp(most), &mut narrow);
+        E::State::store(E::load(&narrow), &mut wide);
+        sent.copy_from_slice(&wide[..sent.len()]);
     }
 }
 
@@ -217,8 +236,10 @@ impl<H: Element> Round for Nearest<H> {
             }
             H::store(H::State::load(&wide).clamp(most), &mut narrow);
             H::State::store(H::load(&narrow), &mut wide);
-            for (wide, sent) in f32::words(&wide).iter().zip(sent) {
-                *sent = N::of_narrow(f32::read(*wide)).write();
+            for ((wide, due), sent) in f32::words(&wide).iter().zip(due).zip(sent) {
+                let due = N::read(*due);
+                let beyond = due.magnitude() > N::of(H::LARGEST);
+                *sent = (if beyond { due } else { N::of_narrow(f32::read(*wide)) }).write();
             }
         }
     }
@@ -235,16 +256,21 @@ impl Round for Multiple {
         let (most, block) = (N::of(codec::MOST.into()), Form::Int8.block());
         for (due, sent) in due.chunks(block).zip(sent.chunks_mut(block)) {
             let step = codec::step(self.dtype, largest::<N>(due));
+            let is_largest = step == codec::largest_step(self.dtype);
             let (scale, inverse) = (N::of(power_of_two(step)), N::of(power_of_two(-step)));
             for (due, sent) in due.iter().zip(sent) {
-                let multiple = (N::read(*due) * inverse).whole();
-                let multiple = if multiple > most { most } else { multiple };
-                let multiple = if multiple < N::of(0.0) - most { N::of(0.0) - most } else { multiple };
-                *sent = (multiple * scale).write();
+                let due = N::read(*due);
+                let multiple = (due * inverse).whole();
+                let beyond = multiple.magnitude() > most;
+                let multiple = if beyond { most.signed(multiple) } else { multiple };
+                *sent = (if beyond & is_largest { due } else { multiple * scale }).write();
             }
         }
     }
 }
+
+/// How many thresholds are sent at once where they are due.
+const WHOLE: f64 = 65536.0;
 
 /// A threshold, its negative, or 0.
 struct Threshold(f64);
@@ -253,10 +279,11 @@ impl Round for Threshold {
     #[inline(always)]
     fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
         let threshold = N::of(self.0);
+        let whole = N::of(self.0 * WHOLE);
         for (due, sent) in due.iter().zip(sent) {
             let due = N::read(*due);
-            let beyond = due.magnitude() >= threshold;
-            *sent = (if beyond { threshold.signed(due) } else { N::of(0.0) }).write();
+            let some = if due.magnitude() >= threshold { threshold.signed(due) } else { N::of(0.0) };
+            *sent = (if due.magnitude() >= whole { due } else { some }).write();
         }
     }
 }
