@@ -3,8 +3,8 @@ Filters: what of an update is sent now, and what is carried into the next.
 
 A filter drops nothing. What it holds back of a push is added to the worker's next push of the tensor, so
 what was sent and what is still held back, together, are what was computed (Parameter Flow, equation 6). Each
-chunk of a tensor is filtered for itself. The servers get zeros in place of what is held back, which take
-hardly any bytes between hosts.
+chunk of a tensor is filtered for itself. Where elements are chosen the servers get zeros in place of the
+others, which take hardly any bytes between hosts.
 
 What a filter holds back of a broadcast is the difference between the value, which the servers keep, and what
 the workers have of it. Elements that it lets pass are sent as they are now; the others stay as they were.
@@ -197,32 +197,33 @@ class Quantize:
     Parameters
     ----------
     form
-        | | what is sent of an element | bits |
-        |---|---|---|
-        | "f16", "bf16" | the nearest such number; of float32 and float64 | 16 |
-        | "int8" | a multiple, from -127 to 127, of a power of two that 256 elements share | 8 |
-        | "2bit" | `threshold` where at least as much is due, its negative likewise, else 0 | 2 |
-        | "1bit" | its sign, with the mean magnitude of 1024 elements | 1 |
+        What is sent of an element. "f16" and "bf16": the nearest such number, in 16 bits (tensors of half
+        precision are sent as they are). "int8": a multiple, from -127 to 127, of a power of two that 256
+        elements share, in 8 bits. "2bit": `threshold` where at least as much is due, its negative where at
+        most that is, else 0. "1bit": its sign, with the mean magnitude of what is due of 1024 elements.
     threshold
-        Of "2bit": above 0, in units of what is pushed, and a number that the tensor's dtype can hold. It has
-        to be of the size of what is pushed: what is due of an element grows for as long as more is pushed
-        than one threshold. Default None: 0.5, as in MXNet. The other forms have none.
+        Of "2bit": above 0, in units of what is pushed; rounded to the tensor's dtype, which must hold it. It
+        has to be of the size of what is pushed: what is due of an element grows for as long as more is
+        pushed than one threshold. Default None: 0.5, as in MXNet. The other forms have none.
 
     Raises
     ------
     OptionError
         There is no such `form`, or `threshold` is not a number above 0, or is given for a form without one.
+        Where a tensor is declared: its dtype cannot hold `threshold`.
 
     Notes
     -----
-    An element that is NaN or infinite is sent as it is, and its chunk then takes as many bytes as without a
-    filter. 2bit is MXNet's gradient compression; 1bit is EF-signSGD (Karimireddy et al. 2019), with a mean
-    for each 1024 elements.
+    What no form has, such as NaN, or what one would never catch up with, is sent as it is; its chunk then
+    takes as many bytes as without a filter. "2bit" is MXNet's gradient compression of that name (its "1bit"
+    is another); "1bit" is EF-signSGD (Karimireddy et al. 2019), with a mean for each 1024 elements.
 
     Examples
     --------
     >>> Quantize("int8")
     Quantize(form='int8', threshold=None)
+    >>> Quantize("2bit")
+    Quantize(form='2bit', threshold=0.5)
     >>> w = job.tensor("quantized", shape=4, filter=ps.Filters(push=ps.Quantize("2bit", threshold=0.25)))
     >>> w.pushpull(np.array([0.1, 0.25, -0.5, 0], dtype=np.float32))
     array([ 0.  ,  0.25, -0.25,  0.  ], dtype=float32)
@@ -238,6 +239,8 @@ class Quantize:
         if self.form not in _FORMS:
             raise OptionError(f"expected one of {', '.join(_FORMS)} for `form`, got {self.form!r}")
         if self.threshold is None:
+            if self.form == "2bit":
+                object.__setattr__(self, "threshold", 0.5)
             return
         if self.form != "2bit":
             raise OptionError(
@@ -249,9 +252,7 @@ class Quantize:
         object.__setattr__(self, "threshold", threshold)
 
     def _settings(self) -> tuple[float, ...]:
-        if self.form != "2bit":
-            return ()
-        return (0.5 if self.threshold is None else self.threshold,)
+        return () if self.threshold is None else (self.threshold,)
 
 
 Filter: TypeAlias = DVF | TopK | RandomK

@@ -178,7 +178,7 @@ class Tensor(Sealed):
         pushed, and `push()` refuses what was filled before a `load`. After a push with `more=True` the sum of
         the parts stands there: push arrays until it is sent. From now on servers on other hosts are sent a
         copy that the worker makes, of what `push(grad)` brings too. A filter of pushes leaves here what it
-        sends, with zeros in place of what it holds back.
+        sends: zeros, or rounded numbers, in place of what it holds back.
 
         Returns
         -------

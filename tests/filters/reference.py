@@ -69,7 +69,10 @@ def signs(due: Array) -> Array:
         for eight in range(0, part.size, 8):
             numbers = np.abs(part[eight : eight + 8]).astype(np.float64) / 1024
             sums[: numbers.size] += numbers
-        mean = sum(sums.tolist()) / (part.size / 1024)
+        total = 0.0
+        for one in sums.tolist():
+            total += one
+        mean = total / (part.size / 1024)
         sent[start : start + 1024] = np.copysign(due.dtype.type(mean), part)
     return sent
 

@@ -155,6 +155,8 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
         | Refusal::NotAdmitted { .. } => named("JobFull"),
         Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
+        // A filter that the dtype cannot have.
+        Refusal::Spec(SpecError::Travel { .. }) => named("OptionError"),
         Refusal::Spec(_) => named("SettingsError"),
         Refusal::Table(error) => match error {
             TableError::BadName { .. } => named("TensorNameError"),
