@@ -37,6 +37,7 @@ def test_nothing_is_lost_where_pushes_are_folded_one_by_one(spawn_job: Any, cons
         3,
         f"""
         given = {{"bounded": ps.DVF(5.0), "top": ps.TopK(0.05), "random": ps.RandomK(0.2, seed=3)}}
+        given["two bits"] = ps.Quantize("2bit", threshold=4.0)
         draw = np.random.default_rng(7 + int(os.environ["PENSTOCK_RANK"]))
         with ps.init() as job:
             options = dict(shape=9000, reduce="sum", consistency={consistency!r})
