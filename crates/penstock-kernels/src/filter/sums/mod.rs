@@ -2,8 +2,9 @@
 //!
 //! A contribution is a fresh sum, so nobody holds an earlier one that could be compared with it. What is *due* is the
 //! contribution and what was carried: `due = sum + carry` (parameter-flow.md, equation 6). The filter chooses elements; a chosen
-//! one is sent and carried no longer, and one that is not chosen reads 0 in what is sent, and is carried. Or all are sent, each rounded, and what that cuts off is carried. So what was sent and
-//! what is carried, together, are what was computed: nothing is lost, and nothing counts twice.
+//! one is sent and carried no longer, and one that is not chosen reads 0 in what is sent, and is carried. Or all are sent, each
+//! rounded, and what that cuts off is carried. So what was sent and what is carried, together, are what was computed: nothing is
+//! lost, and nothing counts twice.
 //!
 //! | file | which elements are sent |
 //! |---|---|
