@@ -1,10 +1,37 @@
 //! An accumulator as a number by itself: what loops are written in that look at its bits. The compiler makes vectors of them, with
 //! whatever instruction set the function around them has.
 
-use crate::vector::Real;
 use std::ops::{Add, Mul, Sub};
 
-/// f32 or f64, and how it stands in memory.
+/// The scalar of an accumulator: f32 or f64.
+pub(crate) trait Real: Copy + PartialEq {
+    /// Rounds a setting, prepared in f64, to the accumulator.
+    fn of(number: f64) -> Self;
+    /// The same number in f64.
+    fn wide(self) -> f64;
+}
+
+impl Real for f32 {
+    fn of(number: f64) -> Self {
+        number as Self
+    }
+
+    fn wide(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Real for f64 {
+    fn of(number: f64) -> Self {
+        number
+    }
+
+    fn wide(self) -> f64 {
+        self
+    }
+}
+
+/// The same, and how it stands in memory.
 pub(crate) trait Number:
     Real + PartialOrd + Add<Output = Self> + Mul<Output = Self> + Sub<Output = Self>
 {

@@ -7,8 +7,9 @@ use std::marker::PhantomData;
 
 use crate::arch::Kernel;
 use crate::foreign::Foreign;
+use crate::number::Real;
 use crate::optimizer::{MOST_SLOTS, Update};
-use crate::vector::{Element, Real, TAIL, Vector};
+use crate::vector::{Element, TAIL, Vector};
 
 /// The scalar that an element's dtype is computed in.
 pub(crate) type ScalarOf<E> = <<E as Element>::Vector as Vector>::Scalar;

@@ -8,34 +8,6 @@
 use crate::foreign::{Foreign, ForeignMut};
 use crate::number::Number;
 
-/// The scalar of an accumulator: f32 or f64.
-pub(crate) trait Real: Copy + PartialEq {
-    /// Rounds a setting, prepared in f64, to the accumulator.
-    fn of(number: f64) -> Self;
-    /// The same number in f64.
-    fn wide(self) -> f64;
-}
-
-impl Real for f32 {
-    fn of(number: f64) -> Self {
-        number as Self
-    }
-
-    fn wide(self) -> f64 {
-        self.into()
-    }
-}
-
-impl Real for f64 {
-    fn of(number: f64) -> Self {
-        number
-    }
-
-    fn wide(self) -> f64 {
-        self
-    }
-}
-
 /// Some accumulators side by side.
 pub(crate) trait Vector: Copy {
     /// One accumulator.

@@ -6,7 +6,8 @@
 
 use super::rules::MOST_SLOTS;
 use super::update::{Gradient, Lerp, Moment, Update};
-use crate::vector::{Real, Vector};
+use crate::number::Real;
+use crate::vector::Vector;
 
 /// Slots: `exp_avg`, `exp_avg_sq`, and `max_exp_avg_sq` with AMSGrad.
 #[derive(Clone, Copy)]

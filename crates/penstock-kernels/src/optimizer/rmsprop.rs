@@ -5,7 +5,8 @@
 
 use super::rules::MOST_SLOTS;
 use super::update::{Gradient, Lerp, Moment, Update};
-use crate::vector::{Real, Vector};
+use crate::number::Real;
+use crate::vector::Vector;
 
 /// Slots: `square_avg`, then `momentum_buffer` and `grad_avg` as present.
 #[derive(Clone, Copy)]

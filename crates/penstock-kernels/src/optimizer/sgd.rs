@@ -2,7 +2,8 @@
 
 use super::rules::MOST_SLOTS;
 use super::update::{Gradient, Moment, Update};
-use crate::vector::{Real, Vector};
+use crate::number::Real;
+use crate::vector::Vector;
 
 /// `value -= lr g`.
 #[derive(Clone, Copy)]

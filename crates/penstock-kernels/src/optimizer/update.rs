@@ -4,7 +4,8 @@
 
 use super::rules::MOST_SLOTS;
 use super::settings::Settings;
-use crate::vector::{Real, Vector};
+use crate::number::Real;
+use crate::vector::Vector;
 
 /// A rule with its settings, ready to run.
 pub(crate) trait Update<V>: Copy {

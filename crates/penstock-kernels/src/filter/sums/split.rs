@@ -3,8 +3,9 @@
 use crate::accumulate::padded;
 use crate::arch::{self, Dispatch, Isa, Kernel};
 use crate::control_word::settled;
+use crate::number::Real;
 use crate::sweep::ScalarOf;
-use crate::vector::{Element, Real, TAIL, Vector};
+use crate::vector::{Element, TAIL, Vector};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::marker::PhantomData;
 
