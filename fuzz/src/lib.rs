@@ -101,7 +101,9 @@ pub fn codec(data: &[u8]) {
         Err(_) => assert_eq!(chunk, held, "what is refused changes nothing"),
         Ok(()) => {
             let again = codec.encode(Foreign::of(&chunk), onto, &mut out);
-            assert!(again.is_none_or(|length| out[..length] == *rest), "there is one payload for a chunk");
+            // A codec of differences looks at a few blocks first, and may have enough of them.
+            let one = again.map_or(codec.uses_base(), |length| out[..length] == *rest);
+            assert!(one, "there is one payload for a chunk");
         }
     }
     let mut value = if onto.is_some() { held.clone() } else { vec![0; bytes] };

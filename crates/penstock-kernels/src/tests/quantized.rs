@@ -88,7 +88,13 @@ fn expected(form: Form, dtype: Dtype, due: &[f64]) -> Vec<f64> {
     }
 }
 
-fn matches_the_oracle(arch: Arch, form: Form, dtype: Dtype, elements: usize, mut numbers: Numbers) {
+fn matches_the_oracle(
+    arch: Arch,
+    form: Form,
+    dtype: Dtype,
+    elements: usize,
+    mut numbers: Numbers,
+) -> (Vec<u8>, Vec<u8>) {
     let sum = Aligned::new(&encode(dtype, &numbers.take(elements)));
     let tidy = |x: f64| if rounded(accumulator(dtype), x).is_finite() && x != 0.0 { x } else { -0.0 };
     let carried: Vec<f64> = numbers.take(elements).into_iter().map(tidy).collect();
@@ -125,11 +131,15 @@ fn matches_the_oracle(arch: Arch, form: Form, dtype: Dtype, elements: usize, mut
     };
     let left: Vec<f64> = due.iter().zip(&sent).map(left).collect();
     assert_same(accumulator(dtype), &carry, &encode(accumulator(dtype), &left), &format!("carry, {what}"));
+    (both.to_vec(), carry.to_vec())
 }
 
-/// What a filter sends of numbers that are finite.
-fn sent(form: Form, dtype: Dtype, elements: usize, seed: u64) -> Vec<u8> {
-    let sum = encode(dtype, &Numbers { seed, awkward: 0 }.take(elements));
+/// What a filter sends of numbers of about that size, all of them finite.
+fn sent(form: Form, dtype: Dtype, elements: usize, size: f64, seed: u64) -> Vec<u8> {
+    let most = largest(dtype);
+    let number = |number: f64| (number * size).clamp(-most, most);
+    let numbers: Vec<f64> = Numbers { seed, awkward: 0 }.take(elements).into_iter().map(number).collect();
+    let sum = encode(dtype, &numbers);
     let mut carry = vec![0; elements * dtype.accumulator_size()];
     empty(dtype, &mut carry);
     let mut sent = Aligned::new(&sum);
@@ -155,16 +165,20 @@ proptest! {
         awkward in prop::sample::select(&[0, 4, 40]),
         seed: u64,
     ) {
-        variants().for_each(|arch| matches_the_oracle(arch, form, dtype, elements, Numbers { seed, awkward }));
+        let all: Vec<_> =
+            variants().map(|arch| matches_the_oracle(arch, form, dtype, elements, Numbers { seed, awkward })).collect();
+        // Which payload of a NaN survives is not promised.
+        prop_assert!(awkward != 0 || all.iter().all(|one| *one == all[0]), "the variants differ");
     }
 
     #[test]
     fn what_was_sent_takes_the_fewest_bits_and_comes_back(
         (form, dtype) in prop::sample::select(cases()),
         elements in prop::sample::select(&LENGTHS),
+        about in prop::sample::select(&[1.0, 0.0, 1e-320, 1e-300, 1e-44, 1e-38, 1e-7, 6e4, 1e20, 1e38, 1e300, 1e308]),
         seed: u64,
     ) {
-        let (chunk, codec) = (sent(form, dtype, elements, seed), Quantized::new(form, dtype));
+        let (chunk, codec) = (sent(form, dtype, elements, about, seed), Quantized::new(form, dtype));
         let blocks = elements.div_ceil(form.block());
         let (size, eighth) = (dtype.size(), |elements: usize| elements.div_ceil(8));
         let last = if elements == 0 { 0 } else { (elements - 1) % form.block() + 1 };
@@ -176,7 +190,9 @@ proptest! {
         };
         let expected = (bytes < chunk.len()).then_some(bytes);
         let payload = encoded(Arch::best(), codec, &chunk);
-        prop_assert_eq!(payload.as_ref().map(Vec::len), expected);
+        // What is sent whole is not of the form: half precision has no such numbers, or steps end there.
+        let whole = about > 1.0 && !matches!(form, Form::OneBit);
+        prop_assert!(payload.as_ref().map(Vec::len) == expected || whole && payload.is_none());
         for arch in variants() {
             prop_assert_eq!(&encoded(arch, codec, &chunk), &payload, "{:?}", arch);
             let Some(payload) = &payload else { continue };
@@ -192,7 +208,7 @@ proptest! {
         place in 0_usize..1500,
         seed: u64,
     ) {
-        let (mut chunk, codec) = (sent(form, dtype, 1500, seed), Quantized::new(form, dtype));
+        let (mut chunk, codec) = (sent(form, dtype, 1500, 1.0, seed), Quantized::new(form, dtype));
         let element = &mut chunk[place * dtype.size()..][..dtype.size()];
         // Of a half the lowest bits are all there is.
         let odd = if dtype.size() == 2 { [0x55, 0x35].to_vec() } else { element.iter().map(|_| 0x35).collect() };
@@ -209,7 +225,7 @@ proptest! {
         places in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         seed: u64,
     ) {
-        let (chunk, codec) = (sent(form, dtype, elements, seed), Quantized::new(form, dtype));
+        let (chunk, codec) = (sent(form, dtype, elements, 1.0, seed), Quantized::new(form, dtype));
         let Some(mut payload) = encoded(Arch::best(), codec, &chunk) else { return Ok(()) };
         let length = payload.len();
         places.iter().for_each(|(place, byte)| payload[place.index(length)] = *byte);

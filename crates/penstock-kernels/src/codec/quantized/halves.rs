@@ -29,8 +29,7 @@ impl<E: Element, H: Element> Halves<E, H> {
 
 impl<E: Element, H: Element> Packing for Halves<E, H> {
     #[inline(always)]
-    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool {
-        let mut room = Room::new();
+    fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];
         blocks::load::<E>(block, 0, numbers);
         let lanes = H::Vector::LANES;
@@ -58,8 +57,7 @@ impl<E: Element, H: Element> Packing for Halves<E, H> {
     }
 
     #[inline(always)]
-    fn unpack(packed: &[u8], block: &mut [u8]) {
-        let mut room = Room::new();
+    fn unpack(packed: &[u8], room: &mut Room, block: &mut [u8]) {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];
         let lanes = H::Vector::LANES;
         for (packed, numbers) in packed.chunks(lanes * SIZE).zip(numbers.chunks_mut(lanes * E::State::SIZE)) {

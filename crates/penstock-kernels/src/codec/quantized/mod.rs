@@ -24,6 +24,7 @@ pub(crate) use multiples::{MOST, largest_step, step};
 use super::span::refused;
 use super::{Base, Codec, Undecodable};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
+use crate::blocks::Room;
 use crate::{Dtype, Foreign};
 use bits::Bits;
 use std::marker::PhantomData;
@@ -98,12 +99,12 @@ impl Quantized {
 
     /// [`Codec::encode`] with the variant `arch`; the outer `None`, with nothing done, where this machine lacks it.
     pub fn encode_on(self, arch: Arch, chunk: Foreign<'_>, out: &mut [u8]) -> Option<Option<usize>> {
-        arch::on(arch, Encode { codec: self, chunk, out })
+        arch::compute_on(arch, Encode { codec: self, chunk, out })
     }
 
     /// [`Codec::decode`] with the variant `arch`; `None`, with nothing done, where this machine lacks it.
     pub fn decode_on(self, arch: Arch, payload: &[u8], chunk: &mut [u8]) -> Option<Result<(), Undecodable>> {
-        arch::on(arch, Decode { codec: self, payload, chunk })
+        arch::compute_on(arch, Decode { codec: self, payload, chunk })
     }
 }
 
@@ -113,27 +114,28 @@ impl Codec for Quantized {
     }
 
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
-        let bytes = self.bytes(bytes).unwrap_or(bytes);
-        bytes..=bytes
+        // None of a chunk that it would not make shorter.
+        let none = RangeInclusive::new(1, 0);
+        self.bytes(bytes).map_or(none, |bytes| bytes..=bytes)
     }
 
     fn encode(&self, chunk: Foreign<'_>, _: Option<&[u8]>, out: &mut [u8]) -> Option<usize> {
-        arch::on_best(Encode { codec: *self, chunk, out })
+        arch::compute_on_best(Encode { codec: *self, chunk, out })
     }
 
     fn decode(&self, payload: &[u8], _: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
-        arch::on_best(Decode { codec: *self, payload, chunk })
+        arch::compute_on_best(Decode { codec: *self, payload, chunk })
     }
 }
 
 /// What becomes of a block, a part of a chunk of whole elements.
 trait Packing {
-    /// Writes it to as many bytes as [`Form::bytes`] says, if its numbers are of the form.
-    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool;
+    /// Writes it to as many bytes as [`Form::bytes`] says, if its numbers are of the form. `room` is for what it works on.
+    fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool;
     /// Refuses what [`Packing::pack`] does not write of so many elements.
     fn check(packed: &[u8], elements: usize) -> Result<(), Undecodable>;
     /// Reads what was checked.
-    fn unpack(packed: &[u8], block: &mut [u8]);
+    fn unpack(packed: &[u8], room: &mut Room, block: &mut [u8]);
 }
 
 /// Work on a chunk whose packing is not known yet.
@@ -203,12 +205,13 @@ impl<P: Packing> Kernel for EncodeBy<'_, P> {
     fn run(self) -> bool {
         let Encode { codec: Quantized { form, dtype }, chunk, mut out } = self.work;
         let block = form.block() * dtype.size();
+        let mut room = Room::new();
         let mut start = 0;
         while start < chunk.len() {
             let end = chunk.len().min(start + block);
             let bytes = form.bytes(dtype.size(), (end - start) / dtype.size());
             let packed = out.split_off_mut(..bytes).expect("room for a payload");
-            if !P::pack(&chunk.part(start..end), packed) {
+            if !P::pack(&chunk.part(start..end), &mut room, packed) {
                 return false;
             }
             start = end;
@@ -265,8 +268,9 @@ impl<P: Packing> Kernel for DecodeBy<'_, P> {
         for (packed, chunk) in packed.clone().zip(chunk.chunks(block * size)) {
             P::check(packed, chunk.len() / size)?;
         }
+        let mut room = Room::new();
         for (packed, chunk) in packed.zip(chunk.chunks_mut(block * size)) {
-            P::unpack(packed, chunk);
+            P::unpack(packed, &mut room, chunk);
         }
         Ok(())
     }

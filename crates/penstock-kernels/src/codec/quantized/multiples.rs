@@ -46,8 +46,7 @@ impl<E: Element, const DTYPE: u8> Multiples<E, DTYPE> {
 
 impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
     #[inline(always)]
-    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool {
-        let mut room = Room::new();
+    fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];
         blocks::load::<E>(block, 0, numbers);
         let numbers = ScalarOf::<E>::words(numbers);
@@ -73,11 +72,9 @@ impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
         let step = i32::from(i16::from_le_bytes([step[0], step[1]]));
         let (least, most) = steps(Self::DTYPE).into_inner();
         if step < least || step > most {
-            return Err(Undecodable {
-                what: if step < least { "least exponent of a step" } else { "largest exponent of a step" },
-                expected: if step < least { least as u64 } else { most as u64 },
-                got: step as u64,
-            });
+            let bound = if step < least { least } else { most };
+            let shown = |exponent: i32| (exponent + (1 << 15)) as usize;
+            return refused("exponent of a step, and 2^15", shown(bound), shown(step));
         }
         let largest = bytes.iter().fold(0, |largest, byte| byte.cast_signed().unsigned_abs().max(largest));
         if largest > MOST {
@@ -90,8 +87,7 @@ impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
     }
 
     #[inline(always)]
-    fn unpack(packed: &[u8], block: &mut [u8]) {
-        let mut room = Room::new();
+    fn unpack(packed: &[u8], room: &mut Room, block: &mut [u8]) {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];
         let (step, bytes) = packed.split_at(STEP);
         let scale = ScalarOf::<E>::of(power_of_two(i16::from_le_bytes([step[0], step[1]]).into()));

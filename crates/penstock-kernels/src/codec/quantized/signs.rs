@@ -14,8 +14,7 @@ pub(super) struct Signs<E, B>(PhantomData<(E, B)>);
 
 impl<E: Element, B: Bits> Packing for Signs<E, B> {
     #[inline(always)]
-    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool {
-        let mut room = Room::new();
+    fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let elements = &mut room.0[..block.len()];
         blocks::copy::<E>(block, elements);
         let elements = B::words(elements);
@@ -43,7 +42,7 @@ impl<E: Element, B: Bits> Packing for Signs<E, B> {
     }
 
     #[inline(always)]
-    fn unpack(packed: &[u8], block: &mut [u8]) {
+    fn unpack(packed: &[u8], _: &mut Room, block: &mut [u8]) {
         let (magnitude, negatives) = opened::<B>(packed);
         let mut negative = [0; BLOCK];
         bits::unpack(negatives, &mut negative);

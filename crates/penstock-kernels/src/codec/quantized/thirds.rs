@@ -14,8 +14,7 @@ pub(super) struct Thirds<E, B>(PhantomData<(E, B)>);
 
 impl<E: Element, B: Bits> Packing for Thirds<E, B> {
     #[inline(always)]
-    fn pack(block: &Foreign<'_>, out: &mut [u8]) -> bool {
-        let mut room = Room::new();
+    fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let elements = &mut room.0[..block.len()];
         blocks::copy::<E>(block, elements);
         let elements = B::words(elements);
@@ -57,7 +56,7 @@ impl<E: Element, B: Bits> Packing for Thirds<E, B> {
     }
 
     #[inline(always)]
-    fn unpack(packed: &[u8], block: &mut [u8]) {
+    fn unpack(packed: &[u8], _: &mut Room, block: &mut [u8]) {
         let (magnitude, rest) = opened::<B>(packed);
         let (sets, negatives) = rest.split_at(bits::bytes(block.len() / B::SIZE));
         let (mut set, mut negative) = ([0; BLOCK], [0; BLOCK]);

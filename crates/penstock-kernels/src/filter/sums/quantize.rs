@@ -20,6 +20,7 @@ use super::{Coordinates, Made, SumFilter};
 use crate::arch::{self, Dispatch, Isa, Kernel};
 use crate::blocks::{self, BLOCK, Room};
 use crate::codec::{self, Form, Quantized};
+use crate::control_word::settled;
 use crate::filter::Unfit;
 use crate::number::{Number, Real, largest, power_of_two};
 use crate::sweep::ScalarOf;
@@ -67,13 +68,13 @@ impl Quantize {
     }
 
     pub(crate) fn new(form: Form, dtype: Dtype, threshold: f64) -> Result<Self, Unfit> {
-        // As an element holds it.
-        let threshold = match dtype {
+        // As an element holds it: every worker is to come to the same.
+        let threshold = settled(|| match dtype {
             Dtype::F64 => threshold,
             Dtype::F32 => (threshold as f32).into(),
-            Dtype::F16 => half::f16::from_f64(threshold).into(),
-            Dtype::Bf16 => half::bf16::from_f64(threshold).into(),
-        };
+            Dtype::F16 => half::f16::from_f32(threshold.narrow()).into(),
+            Dtype::Bf16 => half::bf16::from_f32(threshold.narrow()).into(),
+        });
         if form == Form::TwoBits && !(threshold > 0.0 && threshold < f64::INFINITY) {
             return Err(Unfit::Setting { place: 0, expected: "a number above 0 that an element can hold" });
         }
