@@ -85,9 +85,9 @@ impl<'a> Foreign<'a> {
     pub fn word(&self, at: usize) -> u64 {
         let bytes = self.len.saturating_sub(at).min(8);
         let source = self.window(at, bytes);
-        if bytes == 8 && source.cast::<u64>().is_aligned() {
-            // SAFETY: inside (`window`) and aligned (above).
-            return unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+        if bytes == 8 {
+            // SAFETY: inside (`window`).
+            return unsafe { copy::load_word(source) };
         }
         let mut word = [0; 8];
         self.copy_words(at, &mut word[..bytes]);

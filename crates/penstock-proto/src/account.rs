@@ -150,6 +150,10 @@ impl Account {
     }
 
     fn take(&self, resource: Resource, amount: u64) -> Result<(), Exhausted> {
+        // What is charged as it grows begins with nothing.
+        if amount == 0 {
+            return Ok(());
+        }
         let left = self.left(resource);
         if amount > left {
             let (asked, limit) = (amount, self.limit(resource));
@@ -174,6 +178,9 @@ impl Account {
     }
 
     fn give_back(&self, resource: Resource, amount: u64) {
+        if amount == 0 {
+            return;
+        }
         self.0.taken[resource as usize].fetch_sub(amount, Ordering::Relaxed);
         if let Some(within) = &self.0.within {
             within.give_back(resource, amount);

@@ -348,6 +348,19 @@ fn rows_that_were_never_current_together_are_not_copied_and_are_sent_once_they_w
     assert_eq!(rows.count() as u64, FETCHES);
 }
 
+// Whether they belong together took another look at each.
+#[test]
+fn rows_that_are_there_are_looked_at_once_and_taken() {
+    const ROWS: u32 = 50;
+    let mut net = Net::new(ROWS, 8, Propagation::Lazy, all(ROWS.into()));
+    (0..ROWS).for_each(|row| net.row(row, Look { number: 1, clock: 7, as_of: 9 }));
+    net.fetch(1, 7, all(ROWS.into()));
+    let (looks, bytes) = net.cost();
+    assert_eq!(bytes, 8 * u64::from(ROWS), "all were taken");
+    // What is taken is looked at, too.
+    assert!(looks < 2 * u64::from(ROWS) + 10, "{looks} looks");
+}
+
 #[test]
 fn a_fetch_of_many_rows_is_looked_at_bit_by_bit_and_once() {
     const ROWS: u32 = 50_000;

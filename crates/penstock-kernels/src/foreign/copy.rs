@@ -109,6 +109,40 @@ copies_blocks!(
     [clobber_abi("C"),]
 );
 
+/// The word at `source`, which need not be aligned: rows stand in a message as they come. One load where the processor can, as
+/// the blocks above; else in the widest words that stand aligned.
+///
+/// # Safety
+/// `source` is good for 8 loads.
+#[inline(always)]
+pub(super) unsafe fn load_word(source: *const u8) -> u64 {
+    if source.cast::<u64>().is_aligned() {
+        // SAFETY: the caller's promise, and aligned.
+        return unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+    }
+    #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+    {
+        let word: u64;
+        // SAFETY: one load of 8 bytes, which the caller vouches for.
+        unsafe {
+            std::arch::asm!(
+                "mov {word}, qword ptr [{source}]",
+                word = lateout(reg) word,
+                source = in(reg) source,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        word
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, penstock_portable)))))]
+    {
+        let mut word = [0; 8];
+        // SAFETY: the caller's promise.
+        unsafe { load_words(source, &mut word) };
+        u64::from_le_bytes(word)
+    }
+}
+
 /// Copies what is short in place: by blocks of the widest registers, then by words. Blocks of the widest are copied without a call:
 /// what a call writes to the stack would take a place in the store buffer, behind stores to lines that another core has.
 ///

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::chunk::{Chunk, Numbers, decode, encode};
 use crate::optimizer::naive::Aligned;
-use crate::{ALIGNMENT, Arch, Dtype, Foreign, NonFinite, Plan, Rule, Settings, cpu_features, fold};
+use crate::{
+    ALIGNMENT, Arch, Dtype, Foreign, ForeignMut, NonFinite, Plan, Rule, Settings, cpu_features, fold,
+};
 
 const ADD: Plan = Plan { dtype: Dtype::F32, rule: Rule::Add, clip: None, refuse_nonfinite: false };
 
@@ -27,6 +29,23 @@ fn lanes_are_summed_in_rank_order() {
     let (big, small) = (&[1e8][..], &[1.0][..]);
     assert_eq!(fold_lanes(ADD, [0.0; 5], &[big, &[-1e8], small], &[0.0]), Ok(vec![1.0]));
     assert_eq!(fold_lanes(ADD, [0.0; 5], &[big, small, &[-1e8]], &[0.0]), Ok(vec![0.0]));
+}
+
+#[test]
+fn what_is_kept_in_words_comes_from_and_goes_to_any_place() {
+    let given: Vec<u8> = (0..64).map(|at: u32| (at * 31 % 251) as u8).collect();
+    for (from, bytes) in (0..9).flat_map(|from| (0..41).map(move |bytes| (from, bytes))) {
+        let row = &given[from..from + bytes];
+        let mut words = Aligned::new(&[0xee; 48]);
+        let whole = bytes.next_multiple_of(8);
+        ForeignMut::of(&mut words[..whole]).copy_words_from(Foreign::of(row));
+        assert!(words[..bytes] == *row && words[bytes..whole].iter().all(|&byte| byte == 0));
+        assert!(words[whole..].iter().all(|&byte| byte == 0xee), "{bytes} bytes from {from}");
+        let mut back = [0xee; 64];
+        ForeignMut::of(&mut back[from..from + bytes]).copy_from_words(Foreign::of(&words[..whole]));
+        assert!(back[from..from + bytes] == *row, "{bytes} bytes to {from}");
+        assert!(back[..from].iter().chain(&back[from + bytes..]).all(|&byte| byte == 0xee));
+    }
 }
 
 #[test]

@@ -353,7 +353,7 @@ impl<H: Host> Node<H> {
                 Due::Rows(batch)
             }
             Due::Unpaid(why) => Due::Unpaid(why),
-            due => match self.relay(peer, id, work) {
+            due => match self.relay(peer, id, account, work) {
                 true => due,
                 false => Due::Unfinished,
             },
@@ -363,8 +363,7 @@ impl<H: Host> Node<H> {
     /// Asks the source for what a peer fetches and is not fresh enough here: for one fetch after the other, each paid for before
     /// its rows are put together. Where one cannot be paid it is asked for later, and with it those behind it. Whether it was done for
     /// as many as it can be, and not for as many as `work` allows.
-    fn relay(&mut self, peer: PeerId, id: PartitionId, work: &mut Work) -> bool {
-        let account = self.host.account(peer);
+    fn relay(&mut self, peer: PeerId, id: PartitionId, account: &Account, work: &mut Work) -> bool {
         // Some of it in any case: the fetches were looked at first, and will be once more.
         let mut own = Work::new(work.left().max(work.whole() / 8).max(1));
         let mut at = 0;
@@ -378,7 +377,7 @@ impl<H: Host> Node<H> {
             at += open;
             let pending = &subscriber.fetches[at];
             let (of, (version, slots, bytes)) = (Some((peer, pending.ticket)), pending.asks_for());
-            let Ok(kept) = keep(&account, "a fetch", bytes) else { return true };
+            let Ok(kept) = keep(account, "a fetch", bytes) else { return true };
             // That takes a quarter of a look for each.
             let looks = 1 + slots.len() as u64 / 4;
             [&mut own, &mut *work].into_iter().for_each(|work| work.look(looks));

@@ -186,6 +186,7 @@ impl Pending {
             }
             self.torn = None;
         }
+        let were_apart = self.together.looked == self.slots.len();
         // Versions do not fall: where one was missing, it is looked at again.
         for (at, version) in [(&mut self.fresh, self.version), (&mut self.last, FINAL)] {
             // Rows that come from a peer one by one may never have been current together: then they are fetched together.
@@ -198,14 +199,20 @@ impl Pending {
                 }
                 work.look(1);
                 match memory.look(slot, now) {
-                    Ok(look) if look.clock >= version => *at += 1,
+                    Ok(look) if look.clock >= version => {
+                        // It needs no other look to tell whether it belongs to the rows before it.
+                        if self.together.looked == *at {
+                            self.together.take(slot, &look);
+                        }
+                        *at += 1;
+                    }
                     Ok(_) if ended => return Answerable::Never,
                     Ok(_) | Err(Torn) => return Answerable::NotYet,
                 }
             }
         }
         let together = &mut self.together;
-        if together.looked == self.slots.len() {
+        if were_apart {
             // As long as the two are, it does not matter what has become of the others.
             if together.still_are(memory, now, work) {
                 return Answerable::Apart;

@@ -58,7 +58,8 @@ impl Batch {
         let (head, charge) = (Head::default(), account.charge(Resource::Bytes, 0)?);
         let room = (rows * row_bytes).min(STEP_BYTES);
         let (values, next, value) = (Vec::with_capacity(room), 0, 0);
-        let (rows, pieces) = (Vec::new(), BTreeMap::new());
+        let rows = Vec::with_capacity(rows.min(STEP_BYTES / size_of::<Sent>()));
+        let pieces = BTreeMap::new();
         Ok(Self { partition, head, turn: 0, rows, values, next, value, row_bytes, pieces, kept: 0, charge })
     }
 

@@ -56,8 +56,12 @@ impl Remote {
     /// Says which versions are needed: the one asked for, the one that the next get will ask for, and those that are waited for.
     fn need(&self, now: u64, next: u64) {
         let mut needs = lock(&self.needs);
-        (needs.now, needs.next) = (now.max(needs.now), next.max(needs.next));
-        self.say(&mut needs);
+        let newer = (now.max(needs.now), next.max(needs.next));
+        // Every get comes by here; most often another of the same clock has said it.
+        if newer != (needs.now, needs.next) {
+            (needs.now, needs.next) = newer;
+            self.say(&mut needs);
+        }
     }
 
     /// Notes that a get waits for a version, or no longer does.
@@ -134,10 +138,15 @@ impl TableInner {
     /// Whether a get has to ask nobody for rows of a producer: they stand on this host, or what is set is sent, and all that was set
     /// before the last barrier is here.
     pub(super) fn comes_unasked(&self, source: &Source) -> bool {
-        source.remote.as_ref().is_none_or(|remote| {
-            remote.propagation == Propagation::Eager
-                && (source.is_gone() || remote.has_passed(self.job.barriers()))
-        })
+        let is_sent = |remote: &Remote| remote.propagation == Propagation::Eager;
+        source.remote.as_ref().is_none_or(is_sent) && self.is_past_barrier(source)
+    }
+
+    /// Whether all that the producer of the rows set before the last barrier is here. Of one that has gone it is.
+    #[inline]
+    pub(super) fn is_past_barrier(&self, source: &Source) -> bool {
+        let passed = |remote: &Remote| source.is_gone() || remote.has_passed(self.job.barriers());
+        source.remote.as_ref().is_none_or(passed)
     }
 
     /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. The row is
@@ -148,12 +157,10 @@ impl TableInner {
         (row, place): (u64, Place),
         deadline: Deadline,
     ) -> Result<(), Error> {
-        // All that a producer that has gone had set is here.
-        let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
-        if remote.has_passed(barriers) {
+        let Some(remote) = source.remote.as_ref().filter(|_| !self.is_past_barrier(source)) else {
             return Ok(());
-        }
+        };
         let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
         let awaited = Awaited { row, place, due: Due::BeforeBarrier };
         match remote.propagation {
