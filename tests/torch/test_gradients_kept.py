@@ -453,6 +453,41 @@ def test_a_pass_inside_of_which_one_failed_is_refused_though_the_error_was_caugh
     assert second.weight.grad.tolist() == [(0.5 * first(x)).tolist()[0]]
 
 
+# The second began anew, and all that the first had added was averaged.
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_pass_inside_of_which_one_failed_and_another_did_not_is_refused_where_it_has_come_to_no_model(
+    job: ps.Job, caught: bool
+) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    ps.torch.distribute(model, job=job, rescale=0.5, overlap=False)
+
+    def fail(_: Any) -> None:
+        raise MemoryError
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        @torch.enable_grad()
+        def backward(_: Any, gradient: Any) -> Any:
+            for error, hook in ((MemoryError, fail), (OptionError if caught else (), None)):
+                hidden = torch.ones(1, 4, requires_grad=True) * 1
+                if hook is not None:
+                    hidden.register_hook(hook)
+                with contextlib.suppress(error):
+                    model(hidden).sum().backward()
+            return gradient
+
+    for _ in range(2):
+        with pytest.raises(OptionError, match="was run inside this one"):
+            Twice.apply(model(torch.ones(1, 4))).sum().backward()
+        model.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    assert model.weight.grad.tolist() == [[0.5] * 4]
+
+
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:
     model = ps.torch.distribute(nn.Linear(4, 1), job=job, refuse_nonfinite=True)
     with pytest.raises(ps.PenstockError, match=r"finite|NaN"):

@@ -119,11 +119,12 @@ class Backward:
                 "compiled autograd runs this backward pass, in which gradients cannot be averaged",
                 "leave it off; torch.compile of the model compiles what its backward computes all the same",
             )
+        node = _node_outside()
         if self._broken:
-            if self._is_under_way:
+            # Also of a pass that has come to no model itself: what one inside it left is its own.
+            if self._is_under_way or node in self._nodes:
                 raise _of_one_inside()
             self._forget_broken()
-        node = _node_outside()
         if node is None:
             self._await_end()
         else:
@@ -159,8 +160,8 @@ class Backward:
                     "let one thread train, or give each its own process",
                 )
             if self._is_under_way:
-                # What it has added so far stays, so the other is not to end well either.
-                self._broken = True
+                # What it has added so far stays, so the other is not to end well either, nor to send more.
+                self._broken, self.known = True, None
                 raise OptionError(
                     "a hook runs a backward pass of a distributed model inside another one",
                     "run it when the other has ended, or in the backward of a torch.autograd.Function",
@@ -287,7 +288,8 @@ def _of_one_inside() -> OptionError:
     return OptionError(
         "a backward pass that was run inside this one ended with an error, so the gradients are not those of "
         "one whole pass",
-        "let the error end the pass, clear the gradients, and run it again",
+        "let the error end the pass, clear the gradients, and run it again; what had left by then, which "
+        "overlap=False of `ps.torch.distribute` prevents, may not allow that",
     )
 
 
