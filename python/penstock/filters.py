@@ -204,7 +204,8 @@ class Quantize:
     threshold
         Of "2bit": above 0, in units of what is pushed; rounded to the tensor's dtype, which must hold it. It
         has to be of the size of what is pushed: what is due of an element grows for as long as more is
-        pushed than one threshold. Default None: 0.5, as in MXNet. The other forms have none.
+        pushed than one threshold, until 1,024 of them are sent at once. Default None: 0.5, as in MXNet. The
+        other forms have none.
 
     Raises
     ------
@@ -214,9 +215,10 @@ class Quantize:
 
     Notes
     -----
-    What no form has, such as NaN, or what one would never catch up with, is sent as it is; its chunk then
-    takes as many bytes as without a filter. "2bit" is MXNet's gradient compression of that name (its "1bit"
-    is another); "1bit" is EF-signSGD (Karimireddy et al. 2019), with a mean for each 1024 elements.
+    What no form has, such as NaN, or what one would never catch up with, is sent as it is; most often its
+    chunk then takes as many bytes as without a filter. "2bit" is MXNet's gradient compression of that name
+    (its "1bit" is another); "1bit" is EF-signSGD (Karimireddy et al. 2019), with a mean for each 1024
+    elements.
 
     Examples
     --------

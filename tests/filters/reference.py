@@ -41,7 +41,9 @@ def top(fraction: float) -> Chooses:
 def half(dtype: Any) -> Rounds:
     """What `ps.Quantize` sends as a number of half precision."""
     largest = 65504 if dtype == np.float16 else 255 * 2.0**120
-    return lambda due: np.clip(due, -largest, largest).astype(dtype).astype(due.dtype)
+    return lambda due: np.where(
+        np.abs(due) > largest, due, np.clip(due, -largest, largest).astype(dtype).astype(due.dtype)
+    )
 
 
 def multiples(due: Array) -> Array:
@@ -57,7 +59,12 @@ def multiples(due: Array) -> Array:
 
 def thirds(threshold: float) -> Rounds:
     """What `ps.Quantize("2bit")` sends."""
-    return lambda due: np.where(np.abs(due) >= threshold, np.copysign(due.dtype.type(threshold), due), 0)
+
+    def some(due: Array) -> Array:
+        sent = np.where(np.abs(due) >= threshold, np.copysign(due.dtype.type(threshold), due), 0)
+        return np.where(np.abs(due) >= 1024 * threshold, due, sent)
+
+    return some
 
 
 def signs(due: Array) -> Array:

@@ -26,12 +26,16 @@ FILTERS = {
     "relative": ps.DVF(1.0, decay=None, relative=True),
     "top": ps.TopK(0.2),
     "random": ps.RandomK(0.2, seed=3),
+    "thresholds": ps.Quantize("2bit", threshold=3.0),
 }
 NOTHING_HELD = {
     "bounded": ps.DVF(0.0),
     "relative": ps.DVF(0.0, relative=True),
     "top": ps.TopK(1.0),
     "random": ps.RandomK(1.0),
+    # Of whole numbers as small as these gradients' they round nothing.
+    "multiples": ps.Quantize("int8"),
+    "half": ps.Quantize("f16"),
 }
 STEPS = 6
 OVERLAPS = ("auto", False, 1)

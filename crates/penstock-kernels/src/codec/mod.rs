@@ -108,7 +108,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read.
+    /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read. No length is in the
+    /// range where there is no payload of such a chunk.
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize>;
 
     /// Encodes a chunk for a receiver that holds `base`, which is as long as the chunk; `None` stands for zeros. `out` has room

@@ -72,9 +72,12 @@ impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
         let step = i32::from(i16::from_le_bytes([step[0], step[1]]));
         let (least, most) = steps(Self::DTYPE).into_inner();
         if step < least || step > most {
-            let bound = if step < least { least } else { most };
+            let (what, bound) = match step < least {
+                true => ("least exponent of a step, and 2^15", least),
+                false => ("largest exponent of a step, and 2^15", most),
+            };
             let shown = |exponent: i32| (exponent + (1 << 15)) as usize;
-            return refused("exponent of a step, and 2^15", shown(bound), shown(step));
+            return refused(what, shown(bound), shown(step));
         }
         let largest = bytes.iter().fold(0, |largest, byte| byte.cast_signed().unsigned_abs().max(largest));
         if largest > MOST {

@@ -12,9 +12,9 @@
 //! of the same name finds the few bits in them. A power of two as the scale loses up to one bit against a free one, and makes
 //! every product exact: so multiples are found again from the numbers alone.
 //!
-//! What is not finite is sent as it is, and so is what is due so much of that few bits would never catch up, or that a carry could
-//! not tell from what is left: numbers beyond the largest of half precision, 2^16 thresholds or more, and steps beyond the most
-//! of a block whose step is the largest there is. The chunk then travels raw.
+//! What is not finite is sent as it is, and so is what is due so much of that few bits would never catch up, or that a carry
+//! rounds what is left of: numbers beyond the largest of half precision, 1,024 thresholds or more, and steps beyond the most of a
+//! block whose step is the largest there is. Where its block has no such form then, the chunk travels raw.
 
 use super::{Coordinates, Made, SumFilter};
 use crate::arch::{self, Dispatch, Isa, Kernel};
@@ -270,8 +270,9 @@ impl Round for Multiple {
     }
 }
 
-/// How many thresholds are sent at once where they are due.
-const WHOLE: f64 = 65536.0;
+/// How many thresholds are sent at once where they are due. One at a time each takes a rounding of what is left, always the same
+/// way: of so many in float32 a 64th of a threshold.
+const WHOLE: f64 = 1024.0;
 
 /// A threshold, its negative, or 0.
 struct Threshold(f64);
