@@ -418,6 +418,37 @@ def test_a_pass_inside_of_which_a_hook_runs_another_is_refused_whatever_the_hook
     assert inner.weight.grad.tolist() == [[0.5] * 4]
 
 
+def test_a_pass_that_a_hook_broke_sends_nothing_more(job: ps.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
+    inner = nn.Linear(4, 1, bias=False)
+    ps.torch.distribute(outer, job=job, rescale=0.5, bucket_bytes=1)
+    ps.torch.distribute(inner, job=job, rescale=0.5)
+    (outer(torch.ones(1, 4)).sum() + inner(torch.ones(1, 4)).sum()).backward()
+    outer.zero_grad()
+    inner.zero_grad()
+    bucket_type = pytest.importorskip("penstock.torch.gradients.bucket").Bucket
+    sent: list[Any] = []
+    send = bucket_type.send
+
+    def counted(bucket: Any) -> None:
+        sent.append(bucket)
+        send(bucket)
+
+    monkeypatch.setattr(bucket_type, "send", counted)
+
+    @torch.enable_grad()
+    def run(_: Any) -> None:
+        with contextlib.suppress(OptionError):
+            inner(torch.ones(1, 4)).sum().backward()
+        sent.clear()
+
+    hidden = outer[1](outer[0](torch.ones(1, 4)))
+    hidden.register_hook(run)
+    with pytest.raises(OptionError, match="was run inside this one"):
+        outer[2](hidden).sum().backward()
+    assert not sent
+
+
 # What it had added stayed, and was averaged.
 @pytest.mark.parametrize("then", [True, False])
 def test_a_pass_inside_of_which_one_failed_is_refused_though_the_error_was_caught(
@@ -486,6 +517,44 @@ def test_a_pass_inside_of_which_one_failed_and_another_did_not_is_refused_where_
         model.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
     assert model.weight.grad.tolist() == [[0.5] * 4]
+
+
+# While the node was what told that a pass had failed inside of it, no later pass through it was ever taken.
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_graph_that_is_kept_is_run_again_after_a_pass_through_it_failed(job: ps.Job, inside: bool) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    ps.torch.distribute(model, job=job, rescale=0.5, overlap=False)
+    fails = [True, False, True, False, False]
+
+    def fail(_: Any) -> None:
+        if fails.pop(0):
+            raise MemoryError
+
+    class Runs(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        @torch.enable_grad()
+        def backward(_: Any, gradient: Any) -> Any:
+            hidden = torch.ones(1, 4, requires_grad=True) * 1
+            if inside:
+                hidden.register_hook(fail)
+            model(hidden).sum().backward()
+            return gradient
+
+    x = torch.ones(1, 4, requires_grad=True) * 1
+    if not inside:
+        x.register_hook(fail)
+    y = Runs.apply(x).sum()
+    while fails:
+        failing = fails[0]
+        with pytest.raises(MemoryError) if failing else contextlib.nullcontext():
+            y.backward(retain_graph=True)
+        if not failing:
+            assert model.weight.grad.tolist() == [[0.5] * 4]
+        model.zero_grad()
 
 
 def test_one_workers_gradients_that_are_no_numbers_are_refused_too(job: ps.Job) -> None:

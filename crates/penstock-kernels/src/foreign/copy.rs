@@ -1,4 +1,4 @@
-//! Copies of memory that others may be writing: what is short in place, the rest by a kernel.
+//! Copies of memory that others may be writing: what is short in place, the rest by a kernel; and a word, wherever it stands.
 
 use super::{Foreign, ForeignMut, load_words, store_words};
 use crate::arch::{self, Isa, Kernel};
@@ -109,13 +109,13 @@ copies_blocks!(
     [clobber_abi("C"),]
 );
 
-/// The word at `source`, which need not be aligned: rows stand in a message as they come. One load where the processor can, as
-/// the blocks above; else in the widest words that stand aligned.
+/// The word at `source`, which need not be aligned: rows stand in a message as they come. One load where the processor has one, as
+/// the blocks above; else in the widest words that stand aligned. It may be torn, but no element in it that stands aligned.
 ///
 /// # Safety
 /// `source` is good for 8 loads.
 #[inline(always)]
-pub(super) unsafe fn load_word(source: *const u8) -> u64 {
+pub(super) unsafe fn unaligned_word(source: *const u8) -> u64 {
     if source.cast::<u64>().is_aligned() {
         // SAFETY: the caller's promise, and aligned.
         return unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);

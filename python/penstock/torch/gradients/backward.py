@@ -17,6 +17,7 @@ which it is noticed before the next pass begins. One that ends with an error in 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -92,6 +93,9 @@ class Backward:
         self._outermost = -1
         self._thread = 0
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Nodes that passes were run inside of, whose own pass says when it is back."""
+        self._inside: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of them that have not begun anew since."""
         self._awaited: weakref.ref[_Expected] | None = None
         """What autograd holds as long as the outermost pass is under way."""
         self._reached: list[weakref.ref[Part]] = []
@@ -112,7 +116,7 @@ class Backward:
     def enter(self) -> None:
         """
         Sees to it that the end of this pass is heard of. Raises OptionError if an earlier one ended with an
-        error and cannot be gone on with, or if this one is compiled.
+        error and cannot be gone on with, or was run inside the same other one, or if this one is compiled.
         """
         if _is_compiled():
             raise OptionError(
@@ -121,17 +125,20 @@ class Backward:
             )
         node = _node_outside()
         if self._broken:
-            # Also of a pass that has come to no model itself: what one inside it left is its own.
-            if self._is_under_way or node in self._nodes:
+            # The pass around this one may have come to no model so far: what the failed one left is its own.
+            if self._is_under_way or node in self._inside:
                 raise _of_one_inside()
             self._forget_broken()
         if node is None:
             self._await_end()
         else:
             _engine.queue_callback(_Expected(self, self._number))
+            self._inside.add(node)
             if node not in self._nodes:
                 self._nodes.add(node)
                 node.register_hook(_Expected(self, self._number, self._await_end))
+                # A graph that is kept is run again, also when it ended with an error.
+                node.register_prehook(functools.partial(_begins, weakref.ref(node), self._inside))
         self.known = _this_pass()
 
     def has_broken(self, number: int) -> None:
@@ -288,8 +295,8 @@ def _of_one_inside() -> OptionError:
     return OptionError(
         "a backward pass that was run inside this one ended with an error, so the gradients are not those of "
         "one whole pass",
-        "let the error end the pass, clear the gradients, and run it again; what had left by then, which "
-        "overlap=False of `ps.torch.distribute` prevents, may not allow that",
+        "let the error end the pass, clear the gradients, and run it again; if some had already left, that "
+        "says what to do: with overlap=False of `ps.torch.distribute` none leaves before the pass has ended",
     )
 
 
@@ -332,6 +339,12 @@ def _end(outermost: int) -> None:
     finally:
         for backward in together:
             backward.leave()
+
+
+def _begins(node: weakref.ref[Any], inside: weakref.WeakSet[Any], *_: Any) -> None:
+    """A node is about to run."""
+    if (begun := node()) is not None:
+        inside.discard(begun)
 
 
 def _node_outside() -> Any:

@@ -186,7 +186,10 @@ impl Pending {
             }
             self.torn = None;
         }
-        let were_apart = self.together.looked == self.slots.len();
+        let were_looked_at = self.together.looked == self.slots.len();
+        // As of this moment, where the first round below goes over all of them: then they need no other look. Those of earlier
+        // moments would not do: what they say may be over, while others of the rows have come to be apart.
+        let mut seen = Together::default();
         // Versions do not fall: where one was missing, it is looked at again.
         for (at, version) in [(&mut self.fresh, self.version), (&mut self.last, FINAL)] {
             // Rows that come from a peer one by one may never have been current together: then they are fetched together.
@@ -200,9 +203,8 @@ impl Pending {
                 work.look(1);
                 match memory.look(slot, now) {
                     Ok(look) if look.clock >= version => {
-                        // It needs no other look to tell whether it belongs to the rows before it.
-                        if self.together.looked == *at {
-                            self.together.take(slot, &look);
+                        if seen.looked == *at {
+                            seen.take(slot, &look);
                         }
                         *at += 1;
                     }
@@ -212,12 +214,14 @@ impl Pending {
             }
         }
         let together = &mut self.together;
-        if were_apart {
+        if were_looked_at {
             // As long as the two are, it does not matter what has become of the others.
             if together.still_are(memory, now, work) {
                 return Answerable::Apart;
             }
             *together = Together::default();
+        } else if seen.looked == self.slots.len() {
+            *together = seen;
         }
         while let Some(&slot) = self.slots.get(together.looked) {
             if work.is_over() {

@@ -57,7 +57,7 @@ impl Remote {
     fn need(&self, now: u64, next: u64) {
         let mut needs = lock(&self.needs);
         let newer = (now.max(needs.now), next.max(needs.next));
-        // Every get comes by here; most often another of the same clock has said it.
+        // Every get that has found its rows says it; most often another of the same clock has said so.
         if newer != (needs.now, needs.next) {
             (needs.now, needs.next) = newer;
             self.say(&mut needs);
