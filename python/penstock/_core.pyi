@@ -143,9 +143,8 @@ class Job:
 
     def stats(self) -> dict[str, float]:
         """
-        Counters since the start: pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness,
-        copies_retried,
-        iteration; all by this worker.
+        Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes, pushes, pulls,
+        waited_seconds, max_staleness, copies_retried, slack, iteration; all by this worker.
         """
 
     def clocks(self) -> list[int]:

@@ -19,13 +19,16 @@ FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
 
 def sent() -> int:
     """Bytes that this process has sent on all connections of TCP that it has (`tcpi_bytes_sent`)."""
-    total = 0
+    total, seen = 0, set()
     for name in list(Path("/proc/self/fd").iterdir()):
         if not name.exists():
             # That of the list itself.
             continue
-        if not stat.S_ISSOCK(name.stat().st_mode):
+        at = name.stat()
+        # Some have two descriptors.
+        if not stat.S_ISSOCK(at.st_mode) or at.st_ino in seen:
             continue
+        seen.add(at.st_ino)
         with socket.socket(fileno=os.dup(int(name.name))) as line:
             if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
                 known = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
@@ -53,7 +56,8 @@ def main() -> None:
                     w.pull()
                     job.clock()
                 taken[dtype][form] = sent() - before
-    print(json.dumps({"elements": ELEMENTS * PUSHES, "taken": taken}))
+        told = {"sent": sent(), "told": job.stats()["sent_bytes"], "received": job.stats()["received_bytes"]}
+    print(json.dumps({"elements": ELEMENTS * PUSHES, "taken": taken, **told}))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 //! write it: lanes, rows of tables, arrays of Python's.
 //!
 //! There is never a `&[f32]` over foreign memory: a reference would promise the compiler that the values stand still. What
-//! reads or writes here is either a load or store in inline assembly, of a vector or of a word that is not aligned, opaque to the
-//! compiler and done exactly once as written, or a relaxed atomic (generic variant, and the tail that fills no vector). A racing load may bring any value, and is
-//! never undefined. Nothing is decided from one look and used from another, except where `fold` says how it guards that, and where
-//! a lane is sent from where it stands: if its two looks differ, the frame is damaged, and its receiver refuses it.
+//! reads or writes here is either a load or store in inline assembly, of a vector or of a word that is not aligned, opaque to
+//! the compiler and done exactly once as written, or a relaxed atomic (generic variant, and the tail that fills no vector). A
+//! racing load may bring any value, and is never undefined. Nothing is decided from one look and used from another, except
+//! where `fold` says how it guards that, and where a lane is sent from where it stands: if its two looks differ, the frame is
+//! damaged, and its receiver refuses it.
 //!
 //! What else was tried, with the figures that decided, stands in the crate's header.
 

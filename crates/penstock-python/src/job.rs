@@ -377,6 +377,8 @@ impl Job {
         let dict = PyDict::new(py);
         dict.set_item("pushed_bytes", stats.pushed_bytes)?;
         dict.set_item("pulled_bytes", stats.pulled_bytes)?;
+        dict.set_item("sent_bytes", stats.sent_bytes)?;
+        dict.set_item("received_bytes", stats.received_bytes)?;
         dict.set_item("pushes", stats.pushes)?;
         dict.set_item("pulls", stats.pulls)?;
         dict.set_item("waited_seconds", stats.waited.as_secs_f64())?;

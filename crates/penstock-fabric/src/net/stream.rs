@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of plaintext that wait for encryption at most.
@@ -24,10 +25,30 @@ const MOST_LOOKS: u32 = 64;
 /// What a connection is tied to: the TLS exporter's 32 bytes (RFC 9266), zeros without TLS.
 pub type Binding = [u8; 32];
 
+/// Bytes that connections took and brought, before encryption, without those of TLS and TCP themselves.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Traffic {
+    /// What they took so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// What they brought so far.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+}
+
 /// A connection.
 pub struct Stream {
     socket: TcpStream,
     tls: Option<Box<Connection>>,
+    traffic: Option<Arc<Traffic>>,
     /// Whether what came was not TLS, or not this connection's: nothing more is read or written.
     failed: bool,
 }
@@ -61,7 +82,12 @@ impl Stream {
     pub fn plain(socket: TcpStream, patience: Duration) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         watch_over(&socket, patience)?;
-        Ok(Self { socket, tls: None, failed: false })
+        Ok(Self { socket, tls: None, traffic: None, failed: false })
+    }
+
+    /// The same, which adds to a count.
+    pub fn counted(self, traffic: Arc<Traffic>) -> Self {
+        Self { traffic: Some(traffic), ..self }
     }
 
     /// Speaks TLS from here on, as the server.
@@ -141,7 +167,7 @@ impl Stream {
 
 impl Link for Stream {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
-        let Self { socket, tls, failed } = self;
+        let Self { socket, tls, traffic, failed } = self;
         let mut looks = 0;
         loop {
             let result = match tls {
@@ -151,7 +177,12 @@ impl Link for Stream {
             };
             match result {
                 Ok(0) => return Ok(Got::End),
-                Ok(bytes) => return Ok(Got::Bytes(bytes)),
+                Ok(bytes) => {
+                    if let Some(traffic) = traffic {
+                        traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
+                    }
+                    return Ok(Got::Bytes(bytes));
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if is_nothing(&error) => {}
                 // The end came without TLS's goodbye, and is an end all the same: frames have checksums and numbers of their own.
@@ -184,19 +215,20 @@ impl Link for Stream {
     }
 
     fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
-        let Some(tls) = &mut self.tls else {
-            loop {
+        let written = match &mut self.tls {
+            None => loop {
                 match Quiet(&self.socket).gather(parts) {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if is_nothing(&error) => return Ok(0),
-                    result => return result,
+                    result => break result?,
                 }
-            }
+            },
+            Some(_) if self.failed => return Err(ErrorKind::BrokenPipe.into()),
+            Some(tls) => encrypt(&mut tls.writer(), parts)?,
         };
-        if self.failed {
-            return Err(ErrorKind::BrokenPipe.into());
+        if let Some(traffic) = &self.traffic {
+            traffic.sent.fetch_add(written as u64, Ordering::Relaxed);
         }
-        let written = encrypt(&mut tls.writer(), parts)?;
         self.flush()?;
         Ok(written)
     }

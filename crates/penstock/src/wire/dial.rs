@@ -10,7 +10,7 @@ use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::link::{Link as _, Segment};
 use penstock_fabric::net::loopback;
-use penstock_fabric::net::stream::Stream;
+use penstock_fabric::net::stream::{Stream, Traffic};
 use penstock_fabric::net::tls::{self, TlsError};
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
@@ -85,6 +85,8 @@ pub(crate) struct Dialer {
     tls: Arc<ClientConfig>,
     /// How long the kernel puts up with a silent peer.
     patience: Duration,
+    /// What its connections add to.
+    traffic: Arc<Traffic>,
 }
 
 impl Dialer {
@@ -101,12 +103,19 @@ impl Dialer {
             security: options.security,
             tls: tls::client(options.ca.as_deref())?,
             patience: options.lease,
+            traffic: Arc::default(),
         })
+    }
+
+    /// The same, whose connections add to this count.
+    pub(crate) fn counting(self, traffic: &Arc<Traffic>) -> Self {
+        Self { traffic: Arc::clone(traffic), ..self }
     }
 
     /// The same server, by another of its addresses.
     pub(crate) fn by(&self, address: Address) -> Self {
-        Self { address, job: self.job.clone(), tls: Arc::clone(&self.tls), ..*self }
+        let (tls, traffic) = (Arc::clone(&self.tls), Arc::clone(&self.traffic));
+        Self { address, job: self.job.clone(), tls, traffic, ..*self }
     }
 
     pub(crate) fn address(&self) -> &Address {
@@ -157,7 +166,7 @@ impl Dialer {
         until: Instant,
         give_up: &dyn Fn() -> bool,
     ) -> Result<Stream, DialError> {
-        let mut stream = Stream::plain(socket, self.patience)?;
+        let mut stream = Stream::plain(socket, self.patience)?.counted(Arc::clone(&self.traffic));
         let encrypt = match self.security {
             Security::Auto => !address.ip().to_canonical().is_loopback(),
             Security::Tls => true,

@@ -96,6 +96,8 @@ class Backward:
         """Nodes that passes were run inside of, whose own pass says when it is back."""
         self._inside: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of them that have not begun anew since."""
+        self._heard: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Nodes that say when they begin."""
         self._awaited: weakref.ref[_Expected] | None = None
         """What autograd holds as long as the outermost pass is under way."""
         self._reached: list[weakref.ref[Part]] = []
@@ -137,6 +139,8 @@ class Backward:
             if node not in self._nodes:
                 self._nodes.add(node)
                 node.register_hook(_Expected(self, self._number, self._await_end))
+            if node not in self._heard:
+                self._heard.add(node)
                 # A graph that is kept is run again, also when it ended with an error.
                 node.register_prehook(functools.partial(_begins, weakref.ref(node), self._inside))
         self.known = _this_pass()

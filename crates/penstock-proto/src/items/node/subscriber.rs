@@ -187,8 +187,8 @@ impl Pending {
             self.torn = None;
         }
         let were_looked_at = self.together.looked == self.slots.len();
-        // As of this moment, where the first round below goes over all of them: then they need no other look. Those of earlier
-        // moments would not do: what they say may be over, while others of the rows have come to be apart.
+        // As of this moment, where the first round below goes over all of them: then no other has to. What was seen in earlier moments
+        // would not do: it may be over, while others of the rows have come to be apart.
         let mut seen = Together::default();
         // Versions do not fall: where one was missing, it is looked at again.
         for (at, version) in [(&mut self.fresh, self.version), (&mut self.last, FINAL)] {

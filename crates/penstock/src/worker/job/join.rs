@@ -1,6 +1,6 @@
 //! Joining the servers of a job: by shared memory where they are on this host, else by the network.
 
-use super::Job;
+use super::{Counters, Job};
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
 use crate::sockets::socket_of;
@@ -12,6 +12,7 @@ use crate::worker::fate::Fate;
 use crate::worker::link::{Introduction, Link};
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_fabric::net::stream::Traffic;
 use penstock_fabric::socket::Connection;
 use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
@@ -20,6 +21,7 @@ use penstock_proto::message::{Departure, Secret};
 use penstock_proto::redial::{Pauses, Redial};
 use rustix::io::Errno;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,8 +60,10 @@ impl Job {
         let deadline = Deadline::new(options.deadline);
         let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
         fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
-        let mut links = Vec::new();
-        if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
+        let (mut links, counters) = (Vec::new(), Counters::default());
+        let joining =
+            Joining { who: &who, options: &options, fate: &fate, traffic: &counters.traffic, deadline };
+        if let Err(error) = joining.join_all(&mut links, membership) {
             // The servers that have taken this worker in would otherwise report only that this worker failed, not why.
             let how = match (fate.failure(), &error) {
                 (Some(failure), _) => Departure::Heard(failure),
@@ -74,7 +78,7 @@ impl Job {
         }
         fate.mark_joined();
         let membership = Some((membership.clone(), who.session));
-        Ok(Self::new(links, fate, &who, options, None, membership))
+        Ok(Self::new(links, fate, counters, &who, options, None, membership))
     }
 
     /// A job of one worker, with a server in this process.
@@ -97,7 +101,7 @@ impl Job {
         let connection = server.connect().map_err(Error::system("make a socket"))?;
         let fate = Arc::new(Fate::default());
         let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
-        Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
+        Ok(Self::new(vec![link], fate, Counters::default(), &who, options, Some(server), None))
     }
 }
 
@@ -106,26 +110,75 @@ fn session() -> Result<Session, Error> {
     random::bytes().map_err(Error::system("draw a session"))
 }
 
-/// Joins the servers one by one; with an error `links` has those that were joined before.
-fn join_all(
-    links: &mut Vec<Link>,
-    membership: &Membership,
-    who: &Introduction,
-    options: &Options,
-    fate: &Arc<Fate>,
+/// What a worker joins servers with.
+struct Joining<'a> {
+    who: &'a Introduction,
+    options: &'a Options,
+    fate: &'a Arc<Fate>,
+    traffic: &'a Arc<Traffic>,
     deadline: Deadline,
-) -> Result<(), Error> {
-    for (endpoint, server) in membership.servers.iter().zip(0..) {
-        links.push(join(endpoint, &membership.job, who, server, options, fate, deadline)?);
-    }
-    let what = match links.first() {
-        Some(first) if first.welcome.servers as usize == links.len() => return Ok(()),
-        Some(first) => {
-            format!("the job has {} servers, this worker was told of {}", first.welcome.servers, links.len())
+}
+
+impl Joining<'_> {
+    /// Joins the servers one by one; with an error `links` has those that were joined before.
+    fn join_all(&self, links: &mut Vec<Link>, membership: &Membership) -> Result<(), Error> {
+        for (endpoint, server) in membership.servers.iter().zip(0..) {
+            links.push(self.join(endpoint, &membership.job, server)?);
         }
-        None => "no server was named".to_owned(),
-    };
-    Err(Error::Protocol { server: 0, what })
+        let what = match links.first() {
+            Some(first) if first.welcome.servers as usize == links.len() => return Ok(()),
+            Some(first) => {
+                let (servers, told) = (first.welcome.servers, links.len());
+                format!("the job has {servers} servers, this worker was told of {told}")
+            }
+            None => "no server was named".to_owned(),
+        };
+        Err(Error::Protocol { server: 0, what })
+    }
+
+    /// Joins a server: by shared memory if it is on this host, else by the network.
+    fn join(&self, endpoint: &Endpoint, job: &str, server: u32) -> Result<Link, Error> {
+        let Self { who, options, fate, traffic, deadline } = *self;
+        let here = is_here(endpoint);
+        let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
+        let local = endpoint.unix.as_deref().filter(|_| here && !forced);
+        let local = local.map(|path| socket_of(path, job));
+        match (local.as_deref(), &endpoint.tcp) {
+            (Some(path), None) => {
+                let connection = reach(path, server, deadline, fate)?;
+                self.join_here(path, connection, server)
+            }
+            // The server may be in a container that shares the network but not the file system.
+            (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
+                self.join_here(path, connection, server)
+            }
+            (_, Some(address)) => {
+                let dialer = Dialer::new(address.clone(), job, who.secret, options);
+                let dialer = dialer.map_err(StartError::from)?.counting(traffic);
+                Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
+            }
+            (None, None) => {
+                let what = "its socket is on another host, and it has no network address".to_owned();
+                Err(Error::Protocol { server, what })
+            }
+        }
+    }
+
+    /// Joins a server of this host, again and again where it has no room to listen: many stand before it then, which may
+    /// not be workers.
+    fn join_here(&self, path: &Path, mut connection: Connection, server: u32) -> Result<Link, Error> {
+        let Self { who, fate, deadline, .. } = *self;
+        loop {
+            match Link::join(connection, who, server, fate, deadline) {
+                Err(Error::Refused(Refusal::Busy)) if !deadline.left().is_zero() => {
+                    fate.look()?;
+                    std::thread::sleep(BUSY.min(deadline.left()));
+                    connection = reach(path, server, deadline, fate)?;
+                }
+                joined => return joined,
+            }
+        }
+    }
 }
 
 /// Whether a server is on this host.
@@ -141,64 +194,8 @@ fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
 /// Pause before a server is asked again that had no room to listen.
 const BUSY: Duration = Duration::from_millis(20);
 
-/// Joins a server: by shared memory if it is on this host, else by the network.
-fn join(
-    endpoint: &Endpoint,
-    job: &str,
-    who: &Introduction,
-    server: u32,
-    options: &Options,
-    fate: &Arc<Fate>,
-    deadline: Deadline,
-) -> Result<Link, Error> {
-    let here = is_here(endpoint);
-    let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
-    let local = endpoint.unix.as_deref().filter(|_| here && !forced);
-    let local = local.map(|path| socket_of(path, job));
-    match (local.as_deref(), &endpoint.tcp) {
-        (Some(path), None) => {
-            let connection = reach(path, server, deadline, fate)?;
-            join_here(path, connection, who, server, fate, deadline)
-        }
-        // The server may be in a container that shares the network but not the file system.
-        (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
-            join_here(path, connection, who, server, fate, deadline)
-        }
-        (_, Some(address)) => {
-            let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
-            Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
-        }
-        (None, None) => {
-            let what = "its socket is on another host, and it has no network address".to_owned();
-            Err(Error::Protocol { server, what })
-        }
-    }
-}
-
-/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, which may
-/// not be workers.
-fn join_here(
-    path: &std::path::Path,
-    mut connection: Connection,
-    who: &Introduction,
-    server: u32,
-    fate: &Arc<Fate>,
-    deadline: Deadline,
-) -> Result<Link, Error> {
-    loop {
-        match Link::join(connection, who, server, fate, deadline) {
-            Err(Error::Refused(Refusal::Busy)) if !deadline.left().is_zero() => {
-                fate.look()?;
-                std::thread::sleep(BUSY.min(deadline.left()));
-                connection = reach(path, server, deadline, fate)?;
-            }
-            joined => return joined,
-        }
-    }
-}
-
 /// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
-fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
+fn reach(path: &Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
     let pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
     let redial = Redial::until(pauses, deadline.waited() + deadline.left());
     let late = |errno: Errno| {

@@ -26,6 +26,7 @@ use crate::turn::{Floor, Turn};
 use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY};
 use crate::wire::dial::Dialer;
 use crate::worker::fate::Fate;
+use penstock_fabric::net::stream::Traffic;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
@@ -45,6 +46,10 @@ pub struct Stats {
     pub pushed_bytes: u64,
     /// Bytes of values that were copied out or shown in place.
     pub pulled_bytes: u64,
+    /// Bytes that connections to servers elsewhere took, before encryption: there is seen what filters and encodings save.
+    pub sent_bytes: u64,
+    /// Bytes that these brought.
+    pub received_bytes: u64,
     /// Contributions that left.
     pub pushes: u64,
     /// Pulls.
@@ -72,6 +77,7 @@ pub struct Gathered {
 pub(super) struct Counters {
     pub(super) pushed_bytes: AtomicU64,
     pub(super) pulled_bytes: AtomicU64,
+    pub(super) traffic: Arc<Traffic>,
     pub(super) pushes: AtomicU64,
     pub(super) pulls: AtomicU64,
     pub(super) waited_nanos: AtomicU64,
@@ -209,12 +215,14 @@ impl Inner {
         let lease = lease.map_or(self.options.lease, Duration::from_millis);
         let address = membership.servers.get(server as usize).and_then(|endpoint| endpoint.tcp.clone());
         let Membership { job, secret, rank, .. } = membership;
-        let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options);
+        let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options)
+            .map_err(StartError::from)?
+            .counting(&self.counters.traffic);
         let setup = RelaySetup {
             server,
             rank: *rank,
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
-            dialer: Arc::new(dialer.map_err(StartError::from)?),
+            dialer: Arc::new(dialer),
             fate: Arc::clone(&self.fate),
             // The servers', which may be another than this worker was told.
             lease,
@@ -322,6 +330,7 @@ impl Job {
     fn new(
         links: Vec<Link>,
         fate: Arc<Fate>,
+        counters: Counters,
         who: &Introduction,
         options: Options,
         embedded: Option<Server>,
@@ -340,7 +349,7 @@ impl Job {
             tensors: Mutex::default(),
             links: RwLock::new(links),
             fate,
-            counters: Counters::default(),
+            counters,
             stamping: Floor::default(),
             gathering: Turn::default(),
             deeds: Deeds::default(),
@@ -469,6 +478,8 @@ impl Job {
         Stats {
             pushed_bytes: get(&counters.pushed_bytes),
             pulled_bytes: get(&counters.pulled_bytes),
+            sent_bytes: counters.traffic.sent(),
+            received_bytes: counters.traffic.received(),
             pushes: get(&counters.pushes),
             pulls: get(&counters.pulls),
             waited: Duration::from_nanos(get(&counters.waited_nanos)),
@@ -507,7 +518,8 @@ mod tests {
         let servers = vec![std::path::PathBuf::from("/nowhere").into()];
         let membership = Membership { servers, job, secret, rank: 0, size: 1 };
         let options = Options::load([]).unwrap();
-        let job = Job::new(Vec::new(), Arc::default(), &who, options, None, Some((membership, [0; 16])));
+        let (counters, membership) = (Counters::default(), Some((membership, [0; 16])));
+        let job = Job::new(Vec::new(), Arc::default(), counters, &who, options, None, membership);
         let (say, hear) = channel();
         std::thread::scope(|scope| {
             let leaves = job.inner.links.write().unwrap();
