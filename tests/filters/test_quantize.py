@@ -42,8 +42,8 @@ def test_a_push_takes_as_many_bytes_between_hosts_as_its_form_has_bits() -> None
         "float16": 3,
         "bfloat16": 3,
     }
-    # What the kernel has been told to send it need not have sent yet.
-    assert 0.99 * found["told"] <= found["sent"] <= found["told"]
+    # The kernel may not have sent all of it yet, or some of it again.
+    assert found["told"] == pytest.approx(found["sent"], rel=0.01)
     assert found["received"] > found["told"], "values come back in full"
     sizes = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
     for dtype, of in found["taken"].items():

@@ -140,9 +140,9 @@ class Backward:
                 self._nodes.add(node)
                 node.register_hook(_Expected(self, self._number, self._await_end))
             if node not in self._heard:
-                self._heard.add(node)
                 # A graph that is kept is run again, also when it ended with an error.
                 node.register_prehook(functools.partial(_begins, weakref.ref(node), self._inside))
+                self._heard.add(node)
         self.known = _this_pass()
 
     def has_broken(self, number: int) -> None:
