@@ -47,7 +47,8 @@ def test_a_push_takes_as_many_bytes_between_hosts_as_its_form_has_bits() -> None
     assert found["received"] > found["told"], "values come back in full"
     sizes = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
     for dtype, of in found["taken"].items():
-        # Of 32 KiB each: a header, the steps or magnitudes, and what worker and server tell each other of it; and signs of life.
+        # Of 32 KiB each: a header, the steps or magnitudes, and what worker and server tell each other of it.
+        # And signs of life.
         beside = 300 * found["elements"] * sizes[dtype] / (32 << 10) + 4096
         for form, taken in of.items():
             numbers = found["elements"] * bits[form] / 8
