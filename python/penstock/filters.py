@@ -204,7 +204,7 @@ class Quantize:
     threshold
         Of "2bit": above 0, in units of what is pushed; rounded to the tensor's dtype, which must hold it. It
         has to be of the size of what is pushed: what is due of an element grows for as long as more is
-        pushed than one threshold, until 1,024 of them are sent at once (of float16 no more than 65,504).
+        pushed than one threshold, until 1,024 of them are sent at once (or, of float16, its largest number).
         Default None: 0.5, as in MXNet. The other forms have none.
 
     Raises

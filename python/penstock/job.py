@@ -749,9 +749,9 @@ class Job(Sealed):
         -------
         dict of str to float
             pushed_bytes, pulled_bytes (of contributions and values); sent_bytes, received_bytes (of the
-            connections by TCP, all that is said on them, before encryption: what filters and encodings save
-            is seen there); pushes, pulls, waited_seconds, max_staleness (iterations), copies_retried, slack
-            (the largest in force, where it is adaptive), iteration.
+            connections to servers by TCP, before encryption: what filters and encodings save is seen
+            there); pushes, pulls, waited_seconds, max_staleness (iterations), copies_retried, slack (the
+            largest in force, where it is adaptive), iteration.
 
         Raises
         ------

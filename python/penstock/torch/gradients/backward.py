@@ -135,14 +135,14 @@ class Backward:
             self._await_end()
         else:
             _engine.queue_callback(_Expected(self, self._number))
-            self._inside.add(node)
-            if node not in self._nodes:
-                self._nodes.add(node)
-                node.register_hook(_Expected(self, self._number, self._await_end))
             if node not in self._heard:
                 # A graph that is kept is run again, also when it ended with an error.
                 node.register_prehook(functools.partial(_begins, weakref.ref(node), self._inside))
                 self._heard.add(node)
+            self._inside.add(node)
+            if node not in self._nodes:
+                node.register_hook(_Expected(self, self._number, self._await_end))
+                self._nodes.add(node)
         self.known = _this_pass()
 
     def has_broken(self, number: int) -> None:
