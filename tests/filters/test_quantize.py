@@ -42,14 +42,14 @@ def test_a_push_takes_as_many_bytes_between_hosts_as_its_form_has_bits() -> None
         "float16": 3,
         "bfloat16": 3,
     }
-    # The kernel may not have sent all of it yet, or some of it again.
-    assert found["told"] == pytest.approx(found["sent"], rel=0.01)
+    # The kernel may not have sent all of it yet.
+    assert 0.99 * found["told"] <= found["sent"] <= found["told"]
     assert found["received"] > found["told"], "values come back in full"
     sizes = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
     for dtype, of in found["taken"].items():
         # Of 32 KiB each: a header, the steps or magnitudes, and what worker and server tell each other of it.
-        # And signs of life.
-        beside = 300 * found["elements"] * sizes[dtype] / (32 << 10) + 4096
+        # And signs of life, which are more on a busy machine.
+        beside = 300 * found["elements"] * sizes[dtype] / (32 << 10) + 16384
         for form, taken in of.items():
             numbers = found["elements"] * bits[form] / 8
             assert numbers <= taken <= numbers + beside, (dtype, form)
