@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -418,6 +419,23 @@ def test_a_pass_inside_of_which_a_hook_runs_another_is_refused_whatever_the_hook
     assert inner.weight.grad.tolist() == [[0.5] * 4]
 
 
+def running(run: Callable[[], None]) -> Callable[[Any], Any]:
+    """Gives its argument; its backward runs something first."""
+
+    class Runs(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        @torch.enable_grad()
+        def backward(_: Any, gradient: Any) -> Any:
+            run()
+            return gradient
+
+    return Runs.apply  # type: ignore[no-any-return]
+
+
 def test_a_pass_that_a_hook_broke_sends_nothing_more(job: ps.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     outer = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
     inner = nn.Linear(4, 1, bias=False)
@@ -461,22 +479,15 @@ def test_a_pass_inside_of_which_one_failed_is_refused_though_the_error_was_caugh
     def fail(_: Any) -> None:
         raise MemoryError
 
-    class Skips(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, x: Any) -> Any:
-            return x.clone()
+    def skips() -> None:
+        hidden = torch.ones(1, 4, requires_grad=True) * 1
+        hidden.register_hook(fail)
+        with contextlib.suppress(MemoryError):
+            second(hidden).sum().backward()
 
-        @staticmethod
-        @torch.enable_grad()
-        def backward(_: Any, gradient: Any) -> Any:
-            hidden = torch.ones(1, 4, requires_grad=True) * 1
-            hidden.register_hook(fail)
-            with contextlib.suppress(MemoryError):
-                second(hidden).sum().backward()
-            return gradient
-
+    around = running(skips)
     x = torch.ones(1, 4, requires_grad=True)
-    hidden = Skips.apply(first(x)) if then else first(Skips.apply(x * 1))
+    hidden = around(first(x)) if then else first(around(x * 1))
     with pytest.raises(OptionError, match="was run inside this one"):
         second(hidden).sum().backward()
     model.zero_grad()
@@ -495,25 +506,17 @@ def test_a_pass_inside_of_which_one_failed_and_another_did_not_is_refused_where_
     def fail(_: Any) -> None:
         raise MemoryError
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, x: Any) -> Any:
-            return x.clone()
-
-        @staticmethod
-        @torch.enable_grad()
-        def backward(_: Any, gradient: Any) -> Any:
-            for error, hook in ((MemoryError, fail), (OptionError if caught else (), None)):
-                hidden = torch.ones(1, 4, requires_grad=True) * 1
-                if hook is not None:
-                    hidden.register_hook(hook)
-                with contextlib.suppress(error):
-                    model(hidden).sum().backward()
-            return gradient
+    def twice() -> None:
+        for error, hook in ((MemoryError, fail), (OptionError if caught else (), None)):
+            hidden = torch.ones(1, 4, requires_grad=True) * 1
+            if hook is not None:
+                hidden.register_hook(hook)
+            with contextlib.suppress(error):
+                model(hidden).sum().backward()
 
     for _ in range(2):
         with pytest.raises(OptionError, match="was run inside this one"):
-            Twice.apply(model(torch.ones(1, 4))).sum().backward()
+            running(twice)(model(torch.ones(1, 4))).sum().backward()
         model.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
     assert model.weight.grad.tolist() == [[0.5] * 4]
@@ -530,24 +533,16 @@ def test_a_graph_that_is_kept_is_run_again_after_a_pass_through_it_failed(job: p
         if fails.pop(0):
             raise MemoryError
 
-    class Runs(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, x: Any) -> Any:
-            return x.clone()
-
-        @staticmethod
-        @torch.enable_grad()
-        def backward(_: Any, gradient: Any) -> Any:
-            hidden = torch.ones(1, 4, requires_grad=True) * 1
-            if inside:
-                hidden.register_hook(fail)
-            model(hidden).sum().backward()
-            return gradient
+    def run() -> None:
+        hidden = torch.ones(1, 4, requires_grad=True) * 1
+        if inside:
+            hidden.register_hook(fail)
+        model(hidden).sum().backward()
 
     x = torch.ones(1, 4, requires_grad=True) * 1
     if not inside:
         x.register_hook(fail)
-    y = Runs.apply(x).sum()
+    y = running(run)(x).sum()
     while fails:
         failing = fails[0]
         with pytest.raises(MemoryError) if failing else contextlib.nullcontext():
