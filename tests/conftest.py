@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -221,8 +222,12 @@ def spawning(origins: Origins) -> Iterator[SpawnJob]:
         # A job after another in the same workers: what they import is imported once.
         sockets = [[f"{folder}/{job}.{index}" for index in range(servers)] for job in range(jobs)]
         settings = {"deadline": "60", **(options or {})}
+        transport = settings.get("transport", "auto")
+        if transport == "tcp":
+            sockets = [[f"tcp://127.0.0.1:{_free_port()}?unix={path}" for path in paths] for paths in sockets]
         environment = {
             **os.environ,
+            "PENSTOCK_TRANSPORT": transport,
             "PENSTOCK_SERVERS": ",".join(sockets[0]),
             "TEST_JOBS": " ".join(map(",".join, sockets[1:])),
             "PENSTOCK_SECRET": secrets.token_hex(32),
@@ -317,6 +322,13 @@ def spawning(origins: Origins) -> Iterator[SpawnJob]:
         for process in started:
             _kill(process)
         folders.close()
+
+
+def _free_port() -> int:
+    """A port of the loopback device on which nothing listens now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def _kill(process: subprocess.Popen[bytes] | Forked) -> None:

@@ -103,6 +103,7 @@ class Job:
         flags: Sequence[str],
         settings: tuple[float, float, float, float, float],
         consistency: str,
+        propagation: str,
         mean: bool,
         rescale: float,
         clip: float | None,
@@ -117,7 +118,7 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default). Filters: "everything", or a filter's name as
+        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast". Filters: "everything", or a filter's name as
         `penstock.filters.spelled` gives it, with its settings.
         """
 
@@ -219,6 +220,7 @@ class Tensor:
     elements: int
     chunks: int
     consistency: str
+    propagation: str
     version: int
     """Least version over the chunks that the homes have published; -1 before initialization."""
     slack: int

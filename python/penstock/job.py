@@ -227,6 +227,7 @@ class Job(Sealed):
         dtype: DtypeLike | None = None,
         optimizer: Optimizer | None = None,
         consistency: Consistency | str | None = None,
+        propagation: str = "pull",
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -259,6 +260,10 @@ class Job(Sealed):
         consistency
             `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's, which is BSP
             unless set.
+        propagation
+            "pull": a pull fetches the value where servers are on other hosts. "broadcast": servers send what is
+            new as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
+            and its worker's own updates once they are in one. Default "pull".
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
@@ -283,8 +288,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none that it may be.
-            Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none that
+            it may be. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -300,7 +305,7 @@ class Job(Sealed):
         Shared memory: the value and its optimizer's state once, and a lane the size of the value for each
         worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
         precision, which is carried in float32. A filter of broadcasts takes as much again on the servers, and
-        once more for workers on other hosts.
+        once more for workers on other hosts. So does "broadcast" under SSP, on the servers.
 
         Examples
         --------
@@ -316,6 +321,7 @@ class Job(Sealed):
             dtype=dtype,
             optimizer=optimizer,
             consistency=consistency,
+            propagation=propagation,
             reduce=reduce,
             rescale=rescale,
             clip=clip,
@@ -334,6 +340,7 @@ class Job(Sealed):
         dtype: DtypeLike | None = None,
         optimizer: Optimizer | None = None,
         consistency: Consistency | str | None = None,
+        propagation: str = "pull",
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -358,6 +365,8 @@ class Job(Sealed):
             raise TensorNameError(f"expected a tensor's name as text, got {type(name).__name__}")
         if reduce not in ("mean", "sum"):
             raise OptionError(f'expected reduce "mean" or "sum", got {reduce!r}')
+        if propagation not in ("pull", "broadcast"):
+            raise OptionError(f'expected propagation "pull" or "broadcast", got {propagation!r}')
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise OptionError(
                 f"expected an optimizer of penstock, got {optimizer!r}",
@@ -376,6 +385,7 @@ class Job(Sealed):
             rule.flags(),
             rule.settings(),
             spelled(consistency),
+            propagation,
             reduce == "mean",
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),

@@ -135,6 +135,11 @@ class Tensor(Sealed):
         return parse(self._core.consistency)
 
     @property
+    def propagation(self) -> str:
+        """Who moves the value between hosts: "pull" or "broadcast"."""
+        return self._core.propagation
+
+    @property
     def slack(self) -> int | None:
         """
         The current slack of a pull that does not name one; it adapts under `ps.SSP("auto")`. None: no bound.

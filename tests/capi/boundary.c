@@ -146,9 +146,13 @@ static void tensors(penstock_job *job)
     options.optimizer.momentum = 0.9;
     REFUSED(PENSTOCK_BAD_SETTINGS, "no `momentum`", penstock_tensor_create(job, &options, &tensor));
     options.optimizer = penstock_sgd(0.5);
-    options.reserved[3] = 1;
+    options.propagation = "push";
+    REFUSED(PENSTOCK_BAD_OPTION, "expected propagation `pull` or `broadcast`, got `push`",
+            penstock_tensor_create(job, &options, &tensor));
+    options.propagation = NULL;
+    options.reserved[2] = 1;
     REFUSED(PENSTOCK_BAD_ARGUMENT, "reserved", penstock_tensor_create(job, &options, &tensor));
-    options.reserved[3] = 0;
+    options.reserved[2] = 0;
     options.timeout = -2;
     REFUSED(PENSTOCK_BAD_ARGUMENT, "timeout", penstock_tensor_create(job, &options, &tensor));
     options.timeout = 0;

@@ -14,6 +14,7 @@ use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
 use penstock_proto::error::Refusal;
+use penstock_proto::propagation::{ParsePropagationError, Propagation};
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
 use penstock_proto::travel::Travel;
 use std::ffi::{c_char, c_void};
@@ -97,8 +98,11 @@ pub struct penstock_tensor_options {
     pub clip: f64,
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     pub timeout: f64,
+    /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them each version as soon as it is final, and
+    /// under "ssp" nobody sees updates before they are in one). NULL: "pull".
+    pub propagation: *const c_char,
     /// For later versions: 0.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 /// Declares a tensor. Every worker makes the same declaration; rank 0's value counts.
@@ -110,7 +114,7 @@ pub struct penstock_tensor_options {
 /// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
-/// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+/// consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_tensor_create(
     job: *const penstock_job,
@@ -445,6 +449,14 @@ fn consistency(text: &str) -> Result<(Consistency, Option<Adaptive>), Failure> {
     Ok((consistency, Some(adaptive)))
 }
 
+/// Who moves values.
+fn propagation(text: &str) -> Result<Propagation, Failure> {
+    let refuse = |error: ParsePropagationError| {
+        Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), "use \"pull\" or \"broadcast\"")
+    };
+    text.parse().map_err(refuse)
+}
+
 /// The element type of a number in C.
 pub(crate) fn dtype(code: u32, what: &str) -> Result<Dtype, Failure> {
     Dtype::ALL.get(code as usize).copied().ok_or_else(|| {
@@ -578,6 +590,12 @@ impl penstock_tensor_options {
             // SAFETY: likewise.
             consistency(unsafe { text(self.consistency, "options->consistency") }?)?
         };
+        let propagation = if self.propagation.is_null() {
+            Propagation::Pull
+        } else {
+            // SAFETY: likewise.
+            propagation(unsafe { text(self.propagation, "options->propagation") }?)?
+        };
         let reduce = match self.reduce {
             0 => Reduce::Mean,
             1 => Reduce::Sum,
@@ -587,7 +605,7 @@ impl penstock_tensor_options {
                 )));
             }
         };
-        if self.reserved != [0; 4] {
+        if self.reserved != [0; 3] {
             return Err(Failure::argument(format!(
                 "`{name}`: expected 0 in what is reserved: zero the options first"
             )));
@@ -599,6 +617,7 @@ impl penstock_tensor_options {
             shape,
             rule,
             consistency,
+            propagation,
             reduce,
             rescale: or(self.rescale, 1.0),
             clip: (self.clip != 0.0).then_some(self.clip),

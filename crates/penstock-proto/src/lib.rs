@@ -27,6 +27,7 @@
 //! | [`message`] | the control plane's messages |
 //! | [`request`] | what is asked once, over connections that break |
 //! | [`frame`] | what travels between a worker and a shard of another host |
+//! | [`propagation`] | who moves values, and when they are seen |
 //! | [`travel`] | what a tensor's declaration says of how its chunks travel |
 //! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
 //! | [`stream`] | what those hold that receive values |
@@ -71,6 +72,7 @@ pub mod overlay;
 pub mod peer;
 pub mod placement;
 pub mod progress;
+pub mod propagation;
 pub mod record;
 pub mod redial;
 pub mod remote;

@@ -2,6 +2,7 @@
 //! refused with the name of what differs.
 
 use crate::consistency::{Consistency, MAX_SLACK};
+use crate::propagation::Propagation;
 use crate::text::MAX_TEXT_BYTES;
 use crate::travel::{Registry, Terms, Travel, TravelError};
 use penstock_kernels::{Dtype, Plan, Rule};
@@ -46,6 +47,8 @@ pub struct TensorSpec {
     pub rule: Rule,
     /// What a reader must see where it does not say.
     pub consistency: Consistency,
+    /// Who moves values to the readers.
+    pub propagation: Propagation,
     /// Sum or mean.
     pub reduce: Reduce,
     /// Factor on the reduced gradient, before clipping.
@@ -178,11 +181,18 @@ impl TensorSpec {
         self.check_numbers()?;
         self.check_replacement()?;
         let refused = |why| SpecError::Travel { name: self.name.clone(), why };
-        let terms = self.travel.resolve(self.dtype, known).map_err(refused)?;
+        let terms = self.terms(known).map_err(refused)?;
         if self.rule == Rule::Replace && terms.filter.holds_back() {
             return Err(SpecError::FiltersReplaced { name: self.name.clone() });
         }
         Ok(terms)
+    }
+
+    /// What it comes to in a process that has these codecs and filters.
+    pub fn terms(&self, known: &Registry) -> Result<Terms, TravelError> {
+        let propagation = self.propagation;
+        let shows_versions_only = propagation.shows_versions_only(self.consistency);
+        Ok(Terms { propagation, shows_versions_only, ..self.travel.resolve(self.dtype, known)? })
     }
 
     /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last
@@ -246,6 +256,7 @@ impl TensorSpec {
             ("dtype", self.dtype.name().to_owned(), other.dtype.name().to_owned()),
             ("optimizer", self.rule.to_string(), other.rule.to_string()),
             ("consistency", self.consistency.to_string(), other.consistency.to_string()),
+            ("propagation", self.propagation.to_string(), other.propagation.to_string()),
             ("reduce", self.reduce.to_string(), other.reduce.to_string()),
             ("rescale", self.rescale.to_string(), other.rescale.to_string()),
             ("clip", none_or(self.clip), none_or(other.clip)),
@@ -269,6 +280,7 @@ pub(crate) mod tests {
             dtype: Dtype::F32,
             rule: Rule::Add,
             consistency,
+            propagation: Propagation::Pull,
             reduce: Reduce::Sum,
             rescale: 1.0,
             clip: None,

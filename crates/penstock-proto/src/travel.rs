@@ -13,6 +13,7 @@
 //! and does so alike on every host. A worker that is lost takes with it what it carried.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
+use crate::propagation::Propagation;
 use penstock_kernels::Dtype;
 use penstock_kernels::codec;
 use penstock_kernels::filter::sums::{self, SumFilter};
@@ -328,16 +329,29 @@ pub struct Terms {
     pub filter: Arc<dyn Filter>,
     /// What of a contribution is sent; `None`: all of it.
     pub sums: Option<Arc<dyn SumFilter>>,
+    /// Who moves the values.
+    pub propagation: Propagation,
+    /// Whether readers see nothing of a value between two versions.
+    pub shows_versions_only: bool,
+}
+
+impl Terms {
+    /// Whether readers may lack something of the value, which is then kept beside what they see.
+    pub fn holds_back(&self) -> bool {
+        self.shows_versions_only || self.filter.holds_back()
+    }
 }
 
 impl Travel {
-    /// Looks up what it names, and judges it, foreign or our own.
+    /// Looks up what it names, and judges it, foreign or our own. Readers pull, unless the declaration says otherwise.
     pub fn resolve(&self, dtype: Dtype, known: &Registry) -> Result<Terms, TravelError> {
         Ok(Terms {
             values: known.agree(Kind::Values, &self.values, dtype)?,
             contributions: known.agree(Kind::Contributions, &self.contributions, dtype)?,
             filter: known.filter_of_values(&self.filter, dtype)?,
             sums: known.filter_of_sums(&self.sums, dtype)?,
+            propagation: Propagation::Pull,
+            shows_versions_only: false,
         })
     }
 

@@ -5,6 +5,7 @@
 //! t + 1, in every run, because no version can pass without this worker.
 
 use crate::consistency::Consistency;
+use crate::propagation::Propagation;
 
 /// A worker's position on one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,12 +95,18 @@ impl Position {
     }
 
     /// What a pull at `clock` with its own `slack` (or the tensor's) has to wait for.
-    pub fn requirement(&self, clock: u64, slack: Option<u32>, consistency: Consistency) -> Requirement {
+    pub fn requirement(
+        &self,
+        clock: u64,
+        slack: Option<u32>,
+        consistency: Consistency,
+        propagation: Propagation,
+    ) -> Requirement {
         let position = self.at(clock);
         let version = consistency.required(position, slack);
         Requirement {
             version,
-            own_folded: !consistency.folds_together(),
+            own_folded: propagation.shows_own(consistency),
             stands_still: consistency.folds_together() && version == position,
         }
     }
@@ -118,11 +125,11 @@ mod tests {
     #[test]
     fn a_pull_after_the_push_waits_for_the_version_that_holds_it() {
         let mut position = Position::default();
-        assert_eq!(position.requirement(0, None, Consistency::Bsp).version, 0);
+        assert_eq!(position.requirement(0, None, Consistency::Bsp, Propagation::Pull).version, 0);
         push(&mut position, 0, false).unwrap();
-        assert_eq!(position.requirement(0, None, Consistency::Bsp).version, 1);
+        assert_eq!(position.requirement(0, None, Consistency::Bsp, Propagation::Pull).version, 1);
         assert_eq!(
-            position.requirement(1, None, Consistency::Bsp).version,
+            position.requirement(1, None, Consistency::Bsp, Propagation::Pull).version,
             1,
             "the clock adds nothing to it"
         );
@@ -198,9 +205,24 @@ mod tests {
     #[test]
     fn only_a_synchronous_value_without_slack_stands_still() {
         let position = Position::default();
-        assert!(position.requirement(5, None, Consistency::Bsp).stands_still);
-        assert!(!position.requirement(5, Some(1), Consistency::Bsp).stands_still);
-        assert!(!position.requirement(5, Some(0), Consistency::Ssp(3)).stands_still);
-        assert!(!position.requirement(5, None, Consistency::Asp).stands_still);
+        assert!(position.requirement(5, None, Consistency::Bsp, Propagation::Pull).stands_still);
+        assert!(!position.requirement(5, Some(1), Consistency::Bsp, Propagation::Pull).stands_still);
+        assert!(!position.requirement(5, Some(0), Consistency::Ssp(3), Propagation::Pull).stands_still);
+        assert!(!position.requirement(5, None, Consistency::Asp, Propagation::Pull).stands_still);
+    }
+
+    #[test]
+    fn own_updates_are_waited_for_out_of_step_and_not_where_versions_are_broadcast() {
+        let mut position = Position::default();
+        push(&mut position, 5, false).unwrap();
+        for (consistency, pull) in
+            [(Consistency::Bsp, false), (Consistency::Ssp(3), true), (Consistency::Asp, true)]
+        {
+            let own = |propagation| position.requirement(5, None, consistency, propagation).own_folded;
+            assert_eq!((own(Propagation::Pull), own(Propagation::Broadcast)), (pull, false), "{consistency}");
+            // By the version it is promised all the same.
+            let all = position.requirement(5, Some(0), consistency, Propagation::Broadcast);
+            assert_eq!(all.version, 6);
+        }
     }
 }

@@ -103,6 +103,10 @@ impl Chunks for Home {
         Some(chunk as usize).filter(|local| *local < CHUNKS.len())
     }
 
+    fn broadcasts(&self, _: TensorId) -> bool {
+        false
+    }
+
     fn has_lane(&self, _: TensorId, _: Rank) -> bool {
         true
     }
@@ -146,7 +150,7 @@ struct Line {
 impl Line {
     fn new(agreed: Agreed) -> Self {
         let mut mirror = Mirror::default();
-        mirror.declare(W, (0..CHUNKS.len() as u32).collect());
+        mirror.declare(W, (0..CHUNKS.len() as u32).collect(), false);
         Self {
             agreed,
             subscriber: Subscriber::default(),
@@ -379,7 +383,7 @@ fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_the
 #[test]
 fn a_difference_against_what_is_not_held_is_refused_and_the_first_on_a_connection_is_whole() {
     let mut mirror = Mirror::default();
-    mirror.declare(W, vec![0]);
+    mirror.declare(W, vec![0], false);
     let value =
         |publication, base| Notice::Value { tensor: W, chunk: 0, version: 1, steps: 0, publication, base };
     let baseless = |held, got| Err(Broken::Baseless { chunk: 0, held, got });

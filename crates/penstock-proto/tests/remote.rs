@@ -25,12 +25,13 @@ struct Home {
     /// Chunks of the whole tensor that are homed here.
     chunks: Vec<u32>,
     published: Vec<Publication>,
+    broadcast: bool,
 }
 
 impl Home {
     fn new(chunks: &[u32]) -> Self {
         let none = Publication { version: 0, steps: 0, sequence: 0 };
-        Self { chunks: chunks.to_vec(), published: vec![none; chunks.len()] }
+        Self { chunks: chunks.to_vec(), published: vec![none; chunks.len()], broadcast: false }
     }
 
     fn publish(&mut self, local: usize, version: u64) {
@@ -50,6 +51,10 @@ impl Chunks for Home {
 
     fn local(&self, _: TensorId, chunk: u32) -> Option<usize> {
         self.chunks.binary_search(&chunk).ok()
+    }
+
+    fn broadcasts(&self, _: TensorId) -> bool {
+        self.broadcast
     }
 
     /// Worker 0 has declared `W`, and nobody anything else.
@@ -97,10 +102,15 @@ struct Line {
 
 impl Line {
     fn new(chunks: &[u32]) -> Self {
+        Self::sending(chunks, false)
+    }
+
+    /// From a home that broadcasts, or does not.
+    fn sending(chunks: &[u32], broadcast: bool) -> Self {
         let mut mirror = Mirror::default();
-        mirror.declare(W, chunks.to_vec());
+        mirror.declare(W, chunks.to_vec(), broadcast);
         Self {
-            home: Home::new(chunks),
+            home: Home { broadcast, ..Home::new(chunks) },
             subscriber: Subscriber::default(),
             overlay: Direct::default(),
             mirror,
@@ -287,9 +297,10 @@ proptest! {
     #[test]
     fn wherever_connections_break_all_that_is_said_is_taken_once_and_all_that_is_asked_for_comes(
         chunks in prop::sample::subsequence((0u32..7).collect::<Vec<_>>(), 1..5),
+        broadcast: bool,
         moves in prop::collection::vec((0u8..15, 1usize..5), 0..200),
     ) {
-        let mut line = Line::new(&chunks);
+        let mut line = Line::sending(&chunks, broadcast);
         for local in 0..chunks.len() {
             line.home.publish(local, 0);
         }
@@ -297,7 +308,7 @@ proptest! {
         let (mut said, mut asked) = (Vec::new(), VecDeque::<Asked>::new());
         // A ticket that was drawn and is late: others overtake it.
         let mut late = None;
-        let (mut states, mut latest) = (0, 0);
+        let (mut states, mut latest, mut valued) = (0, 0, false);
         let fetch = |line: &mut Line, asked: &mut VecDeque<Asked>, ticket, state, version| {
             asked.push_back(if state { Asked::state(line, ticket) } else { Asked::value(line, ticket, version) });
             line.fetch(ticket, state, version);
@@ -319,7 +330,7 @@ proptest! {
                     1 => {
                         ticket += 1;
                         let version = (stamp + 3).saturating_sub(times as u64).min(line.home.published[0].version + 2);
-                        latest = version.max(latest);
+                        (latest, valued) = (version.max(latest), true);
                         fetch(&mut line, &mut asked, ticket, false, version);
                         true
                     }
@@ -337,6 +348,7 @@ proptest! {
                     }
                     13 | 14 => {
                         if let Some(late) = late.take() {
+                            valued |= what == 14;
                             fetch(&mut line, &mut asked, late, what == 13, 0);
                         }
                         true
@@ -365,6 +377,7 @@ proptest! {
             }
         }
         if let Some(late) = late.take() {
+            valued = true;
             fetch(&mut line, &mut asked, late, false, 0);
         }
         line.settle();
@@ -386,6 +399,10 @@ proptest! {
         }
         line.exchange();
         prop_assert!(line.seen.values().all(|&version| version >= latest), "S-2: what fetches asked for");
+        if broadcast && valued {
+            let published = line.home.published.iter().map(|published| published.version);
+            prop_assert!(line.seen.values().copied().eq(published), "S-5: all that is new");
+        }
     }
 }
 
@@ -417,43 +434,84 @@ fn a_line_that_breaks_again_and_again_makes_what_is_to_be_sent_no_longer() {
     let asks: [&[(bool, u64)]; 4] =
         [&[(false, 3)], &[(true, 0)], &[(false, 3), (true, 0)], &[(true, 0), (false, 3)]];
     for (fetches, taken) in asks.iter().flat_map(|fetches| [0, 1, 2].map(|taken| (fetches, taken))) {
-        let mut mirror = Mirror::default();
-        mirror.declare(W, vec![0]);
-        mirror.connect();
-        mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
-        for (&(state, version), ticket) in fetches.iter().zip(1..) {
-            mirror.submit(Submission::Fetch { tensor: W, state, version, ticket });
-        }
-        let taken = taken.min(fetches.len()) as u64;
-        (0..fetches.len()).for_each(|_| mirror.sent());
-        let mut cut = |wanted| {
+        for broadcast in [false, true] {
+            let mut mirror = Mirror::default();
+            mirror.declare(W, vec![0], broadcast);
             mirror.connect();
-            mirror.hear(taken, &Notice::Taken, |_| wanted).unwrap();
-            mirror.unsent()
-        };
-        let (once, more) = (cut(5), cut(6));
-        assert!(more <= 5 && once <= 5, "{fetches:?}, {taken} taken: {once}, {more}");
-        assert!((7..100).all(|wanted| cut(wanted) == more), "{fetches:?}, {taken} taken");
-        // The last of them brings the last ticket back.
-        let mut said = Vec::new();
-        while let Some(frame) = mirror.due() {
-            mirror.sent();
-            said.push(frame.submission);
+            mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
+            for (&(state, version), ticket) in fetches.iter().zip(1..) {
+                mirror.submit(Submission::Fetch { tensor: W, state, version, ticket });
+            }
+            let taken = taken.min(fetches.len()) as u64;
+            (0..fetches.len()).for_each(|_| mirror.sent());
+            let mut cut = |wanted| {
+                mirror.connect();
+                mirror.hear(taken, &Notice::Taken, |_| wanted).unwrap();
+                mirror.unsent()
+            };
+            let (once, more) = (cut(5), cut(6));
+            assert!(more <= 5 && once <= 5, "{fetches:?}, {taken} taken: {once}, {more}");
+            assert!((7..100).all(|wanted| cut(wanted) == more), "{fetches:?}, {taken} taken");
+            // The last of them brings the last ticket back.
+            let mut said = Vec::new();
+            while let Some(frame) = mirror.due() {
+                mirror.sent();
+                said.push(frame.submission);
+            }
+            let tickets: Vec<u64> = said
+                .iter()
+                .map(|fetch| match fetch {
+                    Submission::Fetch { ticket, .. } => *ticket,
+                    other => panic!("{other:?}"),
+                })
+                .filter(|&ticket| ticket > 0)
+                .collect();
+            assert_eq!(tickets, [fetches.len() as u64], "{said:?}");
+            // Of what is broadcast all that is new comes again, once the value was asked for.
+            let version = if broadcast && fetches.iter().any(|&(state, _)| !state) { 0 } else { 98 };
+            assert!(
+                said.contains(&Submission::Fetch { tensor: W, state: false, version, ticket: 0 }),
+                "{said:?}"
+            );
         }
-        let tickets: Vec<u64> = said
-            .iter()
-            .map(|fetch| match fetch {
-                Submission::Fetch { ticket, .. } => *ticket,
-                other => panic!("{other:?}"),
-            })
-            .filter(|&ticket| ticket > 0)
-            .collect();
-        assert_eq!(tickets, [fetches.len() as u64], "{said:?}");
-        assert!(
-            said.contains(&Submission::Fetch { tensor: W, state: false, version: 98, ticket: 0 }),
-            "{said:?}"
-        );
     }
+}
+
+#[test]
+fn a_home_that_broadcasts_sends_what_is_new_unasked_and_what_a_slow_line_misses_as_one() {
+    let mut line = Line::sending(&[0, 3], true);
+    (0..2).for_each(|local| line.home.publish(local, 0));
+    let publish = |line: &mut Line, local, version| {
+        line.home.publish(local, version);
+        line.tell(Event::Published { tensor: W, local });
+    };
+    line.connect();
+    publish(&mut line, 0, 1);
+    line.exchange();
+    assert!(line.seen.is_empty(), "nobody has asked");
+    line.fetch(1, false, 0);
+    line.exchange();
+    assert_eq!((line.fetched, line.progress), (1, 1));
+    (2..9).for_each(|version| publish(&mut line, 0, version));
+    publish(&mut line, 1, 5);
+    let mut sent = 0;
+    while line.answer() {
+        sent += 1;
+    }
+    assert_eq!(sent, 2, "each chunk once, as new as it is");
+    line.exchange();
+    assert_eq!((line.seen[&0], line.seen[&3], line.progress), (8, 5, 6));
+    // What was on its way when the line broke, and what was published since, though its version is an old one.
+    publish(&mut line, 1, 6);
+    line.answer();
+    line.cut();
+    publish(&mut line, 0, 8);
+    line.exchange();
+    assert_eq!((line.seen[&0], line.seen[&3]), (8, 6));
+    assert_eq!(line.home.published[0].sequence, 10);
+    publish(&mut line, 1, 7);
+    line.exchange();
+    assert_eq!(line.seen[&3], 7, "as before");
 }
 
 #[test]
@@ -621,7 +679,7 @@ fn a_subscriber_whose_tickets_mean_nothing_harms_only_itself() {
 #[test]
 fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let mut mirror = Mirror::default();
-    mirror.declare(W, vec![0]);
+    mirror.declare(W, vec![0], false);
     let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 2, base: 0 };
     mirror.hear(0, &value(4), |_| 0).unwrap();
     assert_eq!(mirror.hear(0, &value(3), |_| 0), Err(Broken::Fell { chunk: 0, version: 3 }));

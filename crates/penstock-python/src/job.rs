@@ -16,6 +16,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
 use penstock_proto::message::Secret;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Filtering, Travel};
 use pyo3::prelude::*;
@@ -277,6 +278,7 @@ impl Job {
         flags: Vec<String>,
         settings: [f64; 5],
         consistency: &str,
+        propagation: &str,
         mean: bool,
         rescale: f64,
         clip: Option<f64>,
@@ -310,6 +312,9 @@ impl Job {
                 )
             })?),
         };
+        let propagation = propagation
+            .parse::<Propagation>()
+            .map_err(|error| bad_argument(py, "OptionError", &error.to_string(), None))?;
         let reduce = if mean { Reduce::Mean } else { Reduce::Sum };
         let spec = TensorSpec {
             name,
@@ -317,6 +322,7 @@ impl Job {
             dtype,
             rule,
             consistency: Consistency::Bsp,
+            propagation,
             reduce,
             rescale,
             clip,

@@ -111,6 +111,11 @@ impl Tensor {
     }
 
     #[getter]
+    fn propagation(&self) -> String {
+        self.spec().propagation.to_string()
+    }
+
+    #[getter]
     fn slack(&self, py: Python<'_>) -> PyResult<i64> {
         Ok(let_go(py, |free| self.tensor.on(free).slack())?.map_or(-1, i64::from))
     }

@@ -15,6 +15,7 @@ use penstock_kernels::codec::{self, Base, Codec, Undecodable};
 use penstock_kernels::filter::{self, Coordinates, Filter, sums};
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::encoding::Encoding;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use std::ops::RangeInclusive;
@@ -60,16 +61,20 @@ pub const KNOWN: Registry =
 pub const ANOTHER: Registry =
     Registry { codecs: &codecs(&Differs { turn: 1 }), filters: FILTERS, sums: sums::ALL };
 
-/// Declares of each tensor how it travels. It is drawn beside everything else that the seed decides, which it leaves as it is.
+/// Declares of each tensor how it travels, and who moves its values. It is drawn beside everything else that the seed decides, which it leaves as it is.
 pub fn declare(seed: u64, workload: &mut Workload) {
     let mut rng = Rng::new(seed ^ 0xe0c0de);
     let mut which = Rng::new(seed ^ 0x5fa25e);
+    let mut sends = Rng::new(seed ^ 0xb40adca57);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
         let encodings = || if both { vec![other, Encoding::RAW] } else { vec![Encoding::RAW] };
         let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
         let filter = if holds_back { RELUCTANT } else { Filtering::NONE };
+        if sends.once_in(3) {
+            tensor.spec.propagation = Propagation::Broadcast;
+        }
         tensor.spec.travel =
             Travel { filter, values: encodings(), contributions: encodings(), ..Travel::default() };
     }
@@ -82,7 +87,7 @@ pub fn holds_back(spec: &TensorSpec) -> bool {
 
 /// What a declaration comes to at an end that knows this.
 pub fn terms(spec: &TensorSpec, known: &Registry) -> Terms {
-    spec.travel.resolve(spec.dtype, known).expect("both ends know what is declared")
+    spec.terms(known).expect("both ends know what is declared")
 }
 
 const WORD: usize = 4;

@@ -18,6 +18,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::frame::{Body, Notice};
 use penstock_proto::peer::PeerId;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::asking::{self, AtPull, Known};
 use penstock_proto::remote::home::{Subscriber, Subscribers};
 use penstock_proto::spec::TensorSpec;
@@ -77,6 +78,7 @@ pub struct Mirrored {
     state: Vec<usize>,
     values_as: Agreed,
     contributions_as: Agreed,
+    broadcast: bool,
     deeds: Rc<RefCell<Vec<Deed>>>,
     /// What says when a promise is broken on purpose, if one is.
     flips: Option<Rng>,
@@ -100,9 +102,15 @@ pub struct Mirrored {
     pub wanted: u64,
     /// Whether the value was pulled since the last push.
     pub pulled: bool,
+    /// Whether it was asked for, so that what is new of a broadcast one comes unasked.
+    pub asked: bool,
 }
 
 impl Mirrored {
+    fn is_sent(&self) -> bool {
+        self.broadcast && self.asked
+    }
+
     fn range(&self, chunk: u32) -> Option<Range<usize>> {
         self.chunks.binary_search(&chunk).ok()?;
         let range = self.cut.range(chunk);
@@ -133,6 +141,10 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn contribution(&self, chunk: u32) -> Foreign<'_> {
         Foreign::of(&self.lane[self.range(chunk).expect("it is homed there")])
+    }
+
+    fn is_broadcast(&self) -> bool {
+        self.broadcast
     }
 
     /// So that both ways are simulated.
@@ -257,6 +269,7 @@ impl Proxy<'_> {
             state: chunks.iter().map(state).collect(),
             values_as: terms.values,
             contributions_as: terms.contributions,
+            broadcast: terms.propagation == Propagation::Broadcast,
             deeds: Rc::clone(&self.deeds),
             flips,
             lane: Rc::default(),
@@ -269,6 +282,7 @@ impl Proxy<'_> {
             wants: false,
             wanted: 0,
             pulled: false,
+            asked: false,
         };
         self.shard.declare(id, mirrored);
     }
@@ -315,11 +329,15 @@ impl Proxy<'_> {
     pub fn fetch(&mut self, tensor: TensorId, version: u64, state: bool) -> Option<Submission> {
         let mirrored = self.shard.tensor_mut(tensor)?;
         mirrored.ticket += 1;
+        mirrored.asked |= !state;
         Some(Submission::Fetch { tensor, state, version, ticket: mirrored.ticket })
     }
 
     /// Asks for a version that is sent once it is there, without a ticket.
-    pub fn want(&self, tensor: TensorId, version: u64) -> Submission {
+    pub fn want(&mut self, tensor: TensorId, version: u64) -> Submission {
+        if let Some(mirrored) = self.shard.tensor_mut(tensor) {
+            mirrored.asked = true;
+        }
         Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET }
     }
 
@@ -333,7 +351,8 @@ impl Proxy<'_> {
     ) -> (Vec<Submission>, u64) {
         let Some(mirrored) = self.shard.tensor_mut(tensor) else { return (Vec::new(), NO_TICKET) };
         mirrored.pulled = true;
-        let known = Known { progress: mirrored.progress, wanted: mirrored.wanted };
+        let Mirrored { progress, wanted, .. } = *mirrored;
+        let known = Known { progress, wanted, is_sent: mirrored.is_sent() };
         let asked: Vec<Submission> = match asking::at_pull(requirement, known, anew) {
             AtPull::Nothing => return (Vec::new(), mirrored.renewed),
             AtPull::Fetch { version } => self.fetch(tensor, version, false).into_iter().collect(),
@@ -359,8 +378,8 @@ impl Proxy<'_> {
     ) -> Option<u64> {
         let mirrored = self.shard.tensor_mut(tensor)?;
         // Only here may a push be of a part, and what it leaves out is not asked for.
-        let version =
-            asking::at_push(std::mem::take(&mut mirrored.pulled), consistency, stamp).filter(|_| whole);
+        let (pulled, is_sent) = (std::mem::take(&mut mirrored.pulled), mirrored.is_sent());
+        let version = asking::at_push(pulled, is_sent, consistency, stamp).filter(|_| whole);
         mirrored.wants = version.is_some();
         mirrored.wanted = version.map_or(mirrored.wanted, |version| version + 1);
         version

@@ -57,6 +57,10 @@ pub enum Sabotage {
     LeaksThroughTheFilter,
     /// Readers on a home's host see what its filter holds back.
     ShowsWhatIsHeldBack,
+    /// Readers see what was folded before it is in a version that is final.
+    ShowsWhatIsNotFinal,
+    /// A home does not tell those on other hosts of what it has published.
+    ForgetsToBroadcast,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
     /// An end that has work left, frames that it has read or submissions that waited for room, waits until more bytes come.

@@ -142,7 +142,7 @@ impl Scenario {
             Box::new(checkers::loads::Loads::new(self)),
             Box::new(checkers::atomicity::Atomicity::new(self)),
             Box::new(checkers::bits::Bits::new(&self.workload)),
-            Box::new(checkers::asked::Asked::default()),
+            Box::new(checkers::asked::Asked::new(&self.workload)),
             Box::new(checkers::carried::Carried),
             Box::new(checkers::membership::Membership::new(self.workload.workers(), shards)),
         ];

@@ -11,6 +11,7 @@ use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
@@ -122,6 +123,8 @@ struct Chunk {
     held: Vec<u8>,
     /// How far that is behind.
     behind: Behind,
+    /// Whether it was folded since it was published.
+    folded: bool,
     /// What is sent instead of that: of use to [`Sabotage`] alone.
     leaked: Option<Rc<[u8]>>,
     /// Publications so far.
@@ -139,6 +142,8 @@ struct Tensor {
     values: Agreed,
     contributions: Agreed,
     filter: Arc<dyn Filter>,
+    propagation: Propagation,
+    shows_versions_only: bool,
     /// What workers on other hosts held, where that has to be kept.
     streams: Option<Streams>,
     chunks: BTreeMap<u32, Chunk>,
@@ -192,8 +197,9 @@ impl Memory {
                     before: None,
                     undone: None,
                     loaded: [None, None],
-                    held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
+                    held: vec![0; if terms.holds_back() { bytes } else { 0 }],
                     behind: Behind::default(),
+                    folded: false,
                     leaked: None,
                     sequence: 0,
                     sum: OncePublished::default(),
@@ -208,11 +214,14 @@ impl Memory {
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
         let (progress, declared) = (None, BTreeSet::new());
         let filter = Arc::clone(&terms.filter);
+        let Terms { propagation, shows_versions_only, .. } = *terms;
         let tensor = Tensor {
             plan,
             values,
             contributions,
             filter,
+            propagation,
+            shows_versions_only,
             streams,
             chunks,
             homed,
@@ -306,8 +315,9 @@ impl Memory {
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
         let plan = self.tensors[&id].plan;
-        let Chunk { value, state, lanes, behind, .. } = self.chunk(id, chunk);
+        let Chunk { value, state, lanes, behind, folded, .. } = self.chunk(id, chunk);
         behind.falls();
+        *folded = true;
         fold_lanes(&plan, fold, lanes, writers, value, state)
     }
 }
@@ -420,10 +430,12 @@ impl Home for Memory {
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
         let leaks = self.breaks(Sabotage::LeaksThroughTheFilter, 4);
         let shows = self.breaks(Sabotage::ShowsWhatIsHeldBack, 4);
-        let Tensor { chunks, homed, filter, streams, .. } =
+        let impatient = self.breaks(Sabotage::ShowsWhatIsNotFinal, 2);
+        let forgets = self.breaks(Sabotage::ForgetsToBroadcast, 3);
+        let Tensor { chunks, homed, filter, streams, shows_versions_only, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, held, behind, leaked, sequence, .. } =
+        let Chunk { value, mirror, before, undone, held, behind, folded, leaked, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams
             && let Some(Mirror { value, .. }) = mirror
@@ -433,7 +445,9 @@ impl Home for Memory {
             streams.keep(local, *sequence, &held);
             *before = Some(held);
         }
-        if !held.is_empty() {
+        let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
+        let unseen = std::mem::take(folded) && same && *shows_versions_only && !impatient;
+        if !held.is_empty() && !unseen {
             behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
         }
         *sequence += 1;
@@ -453,7 +467,9 @@ impl Home for Memory {
         *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
-        self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
+        if !unseen && !forgets {
+            self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
+        }
     }
 
     fn progress(&mut self, id: TensorId, version: u64) {
@@ -483,6 +499,10 @@ impl Chunks for Memory {
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
         self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    }
+
+    fn broadcasts(&self, id: TensorId) -> bool {
+        self.tensors.get(&id).is_some_and(|tensor| tensor.propagation == Propagation::Broadcast)
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {

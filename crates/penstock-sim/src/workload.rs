@@ -9,6 +9,7 @@ use crate::shard_memory::Aligned;
 use half::{bf16, f16};
 use penstock_kernels::{Dtype, Foreign, Rule, Settings};
 use penstock_proto::consistency::Consistency;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::Travel;
 use penstock_proto::{Rank, TensorId};
@@ -379,6 +380,7 @@ fn spec(id: u64, shape: Vec<u64>) -> TensorSpec {
         dtype: Dtype::F64,
         rule: Rule::Add,
         consistency: Consistency::Bsp,
+        propagation: Propagation::Pull,
         reduce: Reduce::Sum,
         rescale: 1.0,
         clip: None,

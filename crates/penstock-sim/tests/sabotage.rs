@@ -183,6 +183,17 @@ fn what_a_filter_holds_back_and_is_seen_on_the_home_s_host_all_the_same_is_seen(
 }
 
 #[test]
+fn what_is_not_final_and_is_seen_all_the_same_is_seen() {
+    is_said_by(Sabotage::ShowsWhatIsNotFinal, "atomicity", "was shown as two values", 5);
+}
+
+/// S-5.
+#[test]
+fn a_home_that_does_not_broadcast_what_it_should_is_seen() {
+    is_said_by(Sabotage::ForgetsToBroadcast, "asked for", "which broadcasts it", 3);
+}
+
+#[test]
 fn a_barrier_that_opens_early_is_seen() {
     is_seen_by(Sabotage::OpensBarriersEarly, "membership", 60);
 }

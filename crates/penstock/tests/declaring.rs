@@ -10,6 +10,7 @@ use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Answer, Ask};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::Travel;
 use std::sync::Arc;
@@ -209,6 +210,7 @@ fn request(name: String, elements: u64) -> Ask {
         dtype: Dtype::F32,
         rule: Rule::Add,
         consistency: Bsp,
+        propagation: Propagation::Pull,
         reduce: Reduce::Sum,
         rescale: 1.0,
         clip: None,

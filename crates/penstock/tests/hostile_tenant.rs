@@ -29,6 +29,7 @@ use penstock_proto::message::{
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::{self, Extent};
+use penstock_proto::propagation;
 use penstock_proto::record::{Records, length_bytes};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
@@ -143,6 +144,7 @@ fn tensor(name: &str, elements: u64, rule: Rule) -> Ask {
         dtype: Dtype::F32,
         rule,
         consistency: Bsp,
+        propagation: propagation::Propagation::Pull,
         reduce: Reduce::Sum,
         rescale: 1.0,
         clip: None,

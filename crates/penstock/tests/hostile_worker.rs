@@ -15,6 +15,7 @@ use penstock_proto::error::{JobFailure, Loss, MAX_TEXT_BYTES, Refusal};
 use penstock_proto::handshake::{Purpose, WorkerHandshake};
 use penstock_proto::items::control::TableAsk;
 use penstock_proto::message::{Answer, Ask, Departure, MAX_MESSAGE_BYTES, Request, Secret, encode};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -228,6 +229,7 @@ fn a_declaration_that_is_repeated_brings_the_same_memory_and_costs_nothing() {
         dtype: penstock_kernels::Dtype::F32,
         rule: penstock_kernels::Rule::Add,
         consistency: Bsp,
+        propagation: Propagation::Pull,
         reduce: penstock_proto::spec::Reduce::Sum,
         rescale: 1.0,
         clip: None,

@@ -55,6 +55,8 @@ pub trait Mirrored {
     fn state_bytes(&self, chunk: u32) -> Option<usize>;
     /// What stands in the worker's lane of a chunk, which the shard is home of.
     fn contribution(&self, chunk: u32) -> Foreign<'_>;
+    /// Whether the shard sends what is new of the values unasked, once it was asked for them.
+    fn is_broadcast(&self) -> bool;
     /// Whether others have the lane's address, and may write there at any time.
     fn is_lent(&self) -> bool;
     /// Whether the result of the push that is under way is wanted as soon as it is there.
@@ -245,7 +247,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Declares a tensor, as far as the shard is home of it.
     pub fn declare(&mut self, id: TensorId, mirrored: M) {
-        self.machine.declare(id, mirrored.chunks().to_vec());
+        self.machine.declare(id, mirrored.chunks().to_vec(), mirrored.is_broadcast());
         self.mirrors.tensors.insert(id, mirrored);
     }
 

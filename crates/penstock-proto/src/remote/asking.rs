@@ -2,7 +2,8 @@
 //!
 //! A value that stands still (BSP without slack) is asked for once, most often by the push before: a pull then only waits for it. A
 //! value that moves by itself is fetched at every pull. After a barrier, and after a load of this worker's own, a value may have
-//! changed without a new version: then all of it is fetched anew, and whoever pulls later waits for that, too.
+//! changed without a new version: then all of it is fetched anew, and whoever pulls later waits for that, too. A home that
+//! broadcasts has to be asked once, and then sends what is new.
 
 use crate::consistency::Consistency;
 use crate::worker::Requirement;
@@ -30,6 +31,8 @@ pub struct Known {
     pub progress: u64,
     /// The version + 1 that pushes have asked for; 0: none.
     pub wanted: u64,
+    /// Whether the home sends what is new unasked: it broadcasts, and was asked before.
+    pub is_sent: bool,
 }
 
 /// What a pull asks of a home.
@@ -53,8 +56,8 @@ pub enum AtPull {
 /// What a pull asks of a home. `anew`: the value may have changed without a new version since it was last fetched.
 pub fn at_pull(requirement: &Requirement, known: Known, anew: bool) -> AtPull {
     let Requirement { version, stands_still, .. } = *requirement;
-    let comes = known.progress > version || known.wanted > version;
-    match (anew, comes && stands_still) {
+    let comes = known.is_sent || known.progress > version || known.wanted > version;
+    match (anew, comes && (stands_still || known.is_sent)) {
         (true, _) => AtPull::Anew { want: (!comes).then_some(version) },
         (false, true) => AtPull::Nothing,
         (false, false) => AtPull::Fetch { version },
@@ -62,14 +65,15 @@ pub fn at_pull(requirement: &Requirement, known: Known, anew: bool) -> AtPull {
 }
 
 /// The version that a push asks a home to send as soon as it is there, chunk by chunk: its result, where that is the next to be
-/// pulled. `pulled`: the value was pulled since the push before, so that this one's is likely to be.
-pub fn at_push(pulled: bool, consistency: Consistency, stamp: u64) -> Option<u64> {
-    (pulled && consistency.folds_together()).then_some(stamp + 1)
+/// pulled. `pulled`: the value was pulled since the push before, so that this one's is likely to be. `is_sent`: it comes unasked.
+pub fn at_push(pulled: bool, is_sent: bool, consistency: Consistency, stamp: u64) -> Option<u64> {
+    (pulled && !is_sent && consistency.folds_together()).then_some(stamp + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::propagation::Propagation;
     use crate::worker::Position;
 
     /// A pull of a worker that has pushed in its iterations 0, 1 and 2 and is in its third.
@@ -78,10 +82,14 @@ mod tests {
         for clock in 0..3 {
             position.contributed(position.contribute(clock, false).unwrap());
         }
-        position.requirement(3, slack, consistency)
+        position.requirement(3, slack, consistency, Propagation::Pull)
     }
 
-    const NEVER: Known = Known { progress: 0, wanted: 0 };
+    const NEVER: Known = known(0, 0);
+
+    const fn known(progress: u64, wanted: u64) -> Known {
+        Known { progress, wanted, is_sent: false }
+    }
 
     #[test]
     fn a_result_that_the_push_has_asked_for_is_not_asked_for_again() {
@@ -89,9 +97,9 @@ mod tests {
         assert_eq!(still.version, 3);
         for (known, asks) in [
             (NEVER, AtPull::Fetch { version: 3 }),
-            (Known { progress: 3, wanted: 3 }, AtPull::Fetch { version: 3 }),
-            (Known { progress: 3, wanted: 4 }, AtPull::Nothing),
-            (Known { progress: 4, wanted: 0 }, AtPull::Nothing),
+            (known(3, 3), AtPull::Fetch { version: 3 }),
+            (known(3, 4), AtPull::Nothing),
+            (known(4, 0), AtPull::Nothing),
         ] {
             assert_eq!(at_pull(&still, known, false), asks, "{known:?}");
         }
@@ -99,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_moves_by_itself_is_fetched_at_every_pull_though_it_is_there() {
-        let there = Known { progress: 9, wanted: 9 };
+        let there = known(9, 9);
         for (slack, consistency, version) in [
             (Some(1), Consistency::Bsp, 2),
             (None, Consistency::Ssp(2), 1),
@@ -115,12 +123,9 @@ mod tests {
     fn after_a_barrier_or_a_load_all_is_fetched_whatever_is_there_and_a_version_only_if_it_does_not_come() {
         for consistency in [Consistency::Bsp, Consistency::Ssp(0)] {
             let required = requirement(None, consistency);
-            for (known, want) in [
-                (NEVER, Some(3)),
-                (Known { progress: 3, wanted: 3 }, Some(3)),
-                (Known { progress: 0, wanted: 4 }, None),
-                (Known { progress: 4, wanted: 0 }, None),
-            ] {
+            for (known, want) in
+                [(NEVER, Some(3)), (known(3, 3), Some(3)), (known(0, 4), None), (known(4, 0), None)]
+            {
                 assert_eq!(
                     at_pull(&required, known, true),
                     AtPull::Anew { want },
@@ -140,9 +145,27 @@ mod tests {
 
     #[test]
     fn a_push_asks_for_its_result_if_the_last_was_looked_at_and_all_fold_together() {
-        assert_eq!(at_push(true, Consistency::Bsp, 4), Some(5));
-        assert_eq!(at_push(false, Consistency::Bsp, 4), None);
-        assert_eq!(at_push(true, Consistency::Ssp(0), 4), None);
-        assert_eq!(at_push(true, Consistency::Asp, 4), None);
+        assert_eq!(at_push(true, false, Consistency::Bsp, 4), Some(5));
+        assert_eq!(at_push(false, false, Consistency::Bsp, 4), None);
+        assert_eq!(at_push(true, false, Consistency::Ssp(0), 4), None);
+        assert_eq!(at_push(true, false, Consistency::Asp, 4), None);
+    }
+
+    #[test]
+    fn what_is_sent_unasked_is_asked_for_by_no_pull_and_no_push_but_anew_behind_a_barrier() {
+        let sent = |progress| Known { progress, wanted: 0, is_sent: true };
+        for (slack, consistency) in [
+            (None, Consistency::Bsp),
+            (Some(1), Consistency::Bsp),
+            (None, Consistency::Ssp(2)),
+            (None, Consistency::Asp),
+        ] {
+            let required = requirement(slack, consistency);
+            for progress in [0, 4] {
+                assert_eq!(at_pull(&required, sent(progress), false), AtPull::Nothing, "{consistency:?}");
+                assert_eq!(at_pull(&required, sent(progress), true), AtPull::Anew { want: None });
+            }
+            assert_eq!(at_push(true, true, consistency, 4), None);
+        }
     }
 }

@@ -32,6 +32,8 @@ pub trait Chunks {
     fn publication(&self, tensor: TensorId, local: usize) -> Publication;
     /// A chunk's place among those homed here.
     fn local(&self, tensor: TensorId, chunk: u32) -> Option<usize>;
+    /// Whether what is new of a tensor goes unasked to whoever has asked for it once.
+    fn broadcasts(&self, tensor: TensorId) -> bool;
     /// Whether a worker has declared the tensor, which gives it a lane here.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
 }
@@ -161,6 +163,8 @@ struct OwedChunk {
 #[derive(Debug, Default)]
 struct Owed {
     chunks: Vec<OwedChunk>,
+    /// Whether each publication is owed: the home broadcasts, and was asked on this connection.
+    each: bool,
     /// A fetch that waits for own contributions.
     held: Option<Held>,
     /// Tickets that are next to be returned, and those behind them.
@@ -230,7 +234,7 @@ impl Subscriber {
         self.due.clear();
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
-            (owed.held, owed.batches) = (None, [None; 2]);
+            (owed.each, owed.held, owed.batches) = (false, None, [None; 2]);
             owed.folded = true;
             self.due.push_back(Due::Folded { tensor: id });
         }
@@ -306,9 +310,10 @@ impl Subscriber {
 
     /// It wants every chunk that has this version and has changed since it was sent, as it stands once `folded` of its
     /// contributions were folded ([`Shard::promised`](crate::shard::Shard::promised)), then the ticket; and the others as soon
-    /// as they have the version. With [`NO_TICKET`] it is as if pushes had asked.
+    /// as they have the version. With [`NO_TICKET`] it is as if pushes had asked. From a home that broadcasts it wants whatever is
+    /// published from now on, too.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
-        self.owed(id, home);
+        self.owed(id, home).each = home.broadcasts(id);
         for local in 0..home.chunks(id) {
             let published = home.publication(id, local);
             if published.version < version || published.sequence == 0 {
@@ -427,10 +432,14 @@ impl Subscriber {
         self.owed.get_mut(id).expect("what is due was owed")
     }
 
-    /// Queues a chunk of which a version stands there that is awaited.
+    /// Queues a chunk of which a version stands there that is awaited, or a publication that is owed as each is.
     fn settle(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
         let published = home.publication(id, local);
-        if published.sequence > 0 && self.known(id).chunks[local].awaited.is_met(published.version) {
+        let owed = self.known(id);
+        let chunk = &owed.chunks[local];
+        let is_owed =
+            owed.each && published.sequence != chunk.seen || chunk.awaited.is_met(published.version);
+        if published.sequence > 0 && is_owed {
             self.queue(id, local);
         }
     }

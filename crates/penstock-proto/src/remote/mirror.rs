@@ -106,6 +106,9 @@ pub enum Broken {
 struct Mirrored {
     /// Those that the shard is home of, ascending.
     chunks: Vec<u32>,
+    /// Whether the shard, once it was asked for the value, sends what is new of it unasked; and whether it was asked.
+    broadcast: bool,
+    asked: bool,
     /// Each one's version + 1; 0 before the first.
     versions: Vec<u64>,
     /// The position in each one's stream: the publication that came last on this connection, or 0.
@@ -123,6 +126,7 @@ impl Mirrored {
     fn expect(&mut self, mut fetch: Submission) {
         let Submission::Fetch { version, state, ticket, .. } = &mut fetch else { return };
         if !*state {
+            self.asked = true;
             self.awaited.want(*version);
         }
         if *ticket == NO_TICKET {
@@ -133,6 +137,16 @@ impl Mirrored {
             (*version, *ticket) = (before.min(*version), newest.max(*ticket));
         }
         *open = Some(fetch);
+    }
+
+    /// Versions that are to be asked for again without a ticket. Of what is broadcast everything is: what was sent on the
+    /// connection that broke and did not arrive is not known here.
+    fn missed(&mut self, wanted: u64) -> impl Iterator<Item = u64> + use<> {
+        let all = self.broadcast && self.asked;
+        let (first, last) =
+            self.missing(wanted).fold((None, None), |(first, _), it| (first.or(Some(it)), Some(it)));
+        let rest = last.filter(|_| first != last && !all);
+        if all { Some(0) } else { first }.into_iter().chain(rest)
     }
 
     /// Notes that fetches up to `ticket` have come back.
@@ -199,12 +213,15 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// A tensor, of which the shard is home of these chunks, ascending.
-    pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>) {
+    /// A tensor, of which the shard is home of these chunks, ascending. `broadcast`: it sends what is new of them unasked, once
+    /// it was asked for the value.
+    pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>, broadcast: bool) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
         let (positions, awaited) = (versions.clone(), Awaited::default());
         let open = [None; 2];
-        self.tensors.insert(id, Mirrored { chunks, versions, positions, progress, awaited, open });
+        let asked = false;
+        let mirrored = Mirrored { chunks, broadcast, asked, versions, positions, progress, awaited, open };
+        self.tensors.insert(id, mirrored);
     }
 
     /// A connection stands, on which nothing was said. The first value of each chunk comes whole on it.
@@ -371,7 +388,7 @@ impl Mirror {
                 Some(place) => *untaken[place] = fetch,
                 None => behind.push(fetch),
             };
-            for (version, place) in mirrored.missing(wanted(tensor)).zip(at.wants) {
+            for (version, place) in mirrored.missed(wanted(tensor)).zip(at.wants) {
                 ask(place, Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET });
             }
             // The value is asked for behind the state, with the ticket that stands for both.

@@ -17,6 +17,8 @@
 //!   as new as it was then; it waits for no version that is still to come, whether pushes or fetches asked for that.
 //! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read cannot make the list
 //!   longer.
+//! - **S-5** Of what is broadcast everything that is published comes, once the value was asked for, as new as it is when its turn
+//!   comes, wherever connections break.
 
 pub mod asking;
 mod awaited;

@@ -2,6 +2,7 @@
 
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::consistency::Consistency::{self};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::shard::{self, Fold, Home, NonFiniteFrom, Shard, SubmissionRefused};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
@@ -130,6 +131,7 @@ pub(crate) fn spec(consistency: Consistency) -> TensorSpec {
         dtype: Dtype::F64,
         rule: SGD,
         consistency,
+        propagation: Propagation::Pull,
         reduce: Reduce::Sum,
         rescale: 1.0,
         clip: None,

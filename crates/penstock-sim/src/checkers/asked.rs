@@ -1,9 +1,12 @@
 //! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a
-//! ticket comes back behind everything that was there when it was asked for, with it or before (S-3).
+//! ticket comes back behind everything that was there when it was asked for, with it or before (S-3). Of what is broadcast the last
+//! publication comes to whoever has asked for the value (S-5).
 
 use super::Checker;
 use crate::history::Observation;
 use crate::rng::digest;
+use crate::workload::Workload;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,12 +32,21 @@ pub struct Asked {
     open: BTreeMap<(Rank, usize, TensorId), Vec<Open>>,
     /// The newest version that a push or a fetch asked for.
     wanted: BTreeMap<(Rank, usize, TensorId), u64>,
+    /// Tensors whose homes send what is new unasked, and whoever has asked for the value once.
+    broadcast: BTreeSet<TensorId>,
+    sent: BTreeSet<(Rank, usize, TensorId)>,
     /// The chunks of each tensor at each shard.
     homed: BTreeMap<(usize, TensorId), BTreeSet<u32>>,
     gone: BTreeSet<Rank>,
 }
 
 impl Asked {
+    /// For the tensors of `workload`.
+    pub fn new(workload: &Workload) -> Self {
+        let is_sent = |&tensor: &TensorId| workload.spec(tensor).propagation == Propagation::Broadcast;
+        Self { broadcast: workload.ids().filter(is_sent).collect(), ..Self::default() }
+    }
+
     fn publications(&self, tensor: TensorId, chunk: u32) -> &[(u64, u64)] {
         self.published.get(&(tensor, chunk)).map_or(&[], Vec::as_slice)
     }
@@ -55,6 +67,9 @@ impl Asked {
         };
         let least = chunks.iter().map(published).collect();
         if !state {
+            if self.broadcast.contains(&tensor) {
+                self.sent.insert((rank, shard, tensor));
+            }
             let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
             *wanted = version.max(*wanted);
         }
@@ -179,6 +194,23 @@ impl Checker for Asked {
                 ));
             }
         }
+        for &(rank, shard, tensor) in self.sent.iter().filter(|(rank, ..)| !self.gone.contains(rank)) {
+            let mut chunks = self.homed.get(&(shard, tensor)).into_iter().flatten();
+            // Of the same bits it does not matter which publication came.
+            let lacks = |chunk: &&u32| {
+                let published = self.publications(tensor, **chunk);
+                let has = self
+                    .has
+                    .get(&(rank, tensor, **chunk))
+                    .and_then(|&(_, publication)| published.get(publication - 1));
+                has != published.last()
+            };
+            if let Some(chunk) = chunks.find(lacks) {
+                return Err(format!(
+                    "what is new of t{tensor}[{chunk}] did not come to worker {rank} from shard {shard}, which broadcasts it"
+                ));
+            }
+        }
         for (&(rank, shard, tensor), &version) in &self.wanted {
             let chunks = self.homed.get(&(shard, tensor)).into_iter().flatten().copied();
             let lacks = |chunk| self.has.get(&(rank, tensor, chunk)).is_none_or(|&(has, _)| has < version);
@@ -288,6 +320,22 @@ mod tests {
         assert!(lost.contains("t0[0], which is there"), "{lost}");
         see(&mut checker, came(0, 1)).unwrap();
         checker.quiet().unwrap();
+    }
+
+    #[test]
+    fn what_is_broadcast_and_does_not_come_is_seen_once_the_value_was_asked_for() {
+        let mut checker = Asked { broadcast: BTreeSet::from([0]), ..checker() };
+        see(&mut checker, asked(1, 0, true)).unwrap();
+        checker.open.clear();
+        checker.quiet().unwrap();
+        see(&mut checker, asked(NO_TICKET, 0, false)).unwrap();
+        see(&mut checker, came(0, 1)).unwrap();
+        let lost = checker.quiet().unwrap_err();
+        assert!(lost.contains("t0[2] did not come to worker 1"), "{lost}");
+        see(&mut checker, came(2, 1)).unwrap();
+        checker.quiet().unwrap();
+        see(&mut checker, published(0, 2)).unwrap();
+        checker.quiet().unwrap_err();
     }
 
     /// E-1: what a difference to the wrong publication would come to.

@@ -1,5 +1,6 @@
 //! Atomicity: what a reader sees of a chunk was published as a whole, under that version, or is what a filter let pass of it, on
-//! every host the same; and where contributions are marked and all passes, all elements of the chunk tell of the same updates.
+//! every host the same; and where contributions are marked and all passes, all elements of the chunk tell of the same updates. Of a
+//! value that is shown version by version, a version is one value.
 
 use super::Checker;
 use crate::encodings::holds_back;
@@ -10,6 +11,9 @@ use crate::scenario::Scenario;
 use crate::workload::{Kind, decode};
 use penstock_kernels::Dtype;
 use penstock_proto::TensorId;
+use penstock_proto::consistency::Consistency;
+use penstock_proto::propagation::Propagation;
+use penstock_proto::spec::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Watches values.
@@ -21,6 +25,8 @@ pub struct Atomicity {
     filtered: BTreeSet<TensorId>,
     /// Tensors to which nobody contributes.
     loaded: BTreeSet<TensorId>,
+    /// Tensors of which readers see versions only.
+    versions_only: BTreeSet<TensorId>,
     /// Versions and digests of what readers may see.
     published: BTreeMap<(TensorId, u32), BTreeSet<(u64, u64)>>,
 }
@@ -35,12 +41,24 @@ impl Atomicity {
         let workload = &scenario.workload;
         let filtered = workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect();
         let loaded = workload.ids().filter(|&tensor| workload.is_loaded(tensor)).collect();
-        Self { filtered, loaded, ..Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8) }
+        let versions_only = workload.ids().filter(|&tensor| {
+            let TensorSpec { propagation, consistency, .. } = *workload.spec(tensor);
+            propagation == Propagation::Broadcast
+                && matches!(consistency, Consistency::Ssp(_))
+                && !workload.is_loaded(tensor)
+        });
+        let versions_only = versions_only.collect();
+        Self {
+            filtered,
+            loaded,
+            versions_only,
+            ..Self::of(marks, u64::from(scenario.topology.chunk_bytes) / 8)
+        }
     }
 
     fn of(marks: Option<Marks>, chunk_elements: u64) -> Self {
-        let (filtered, loaded, published) = Default::default();
-        Self { marks, chunk_elements, filtered, loaded, published }
+        let (filtered, loaded, versions_only, published) = Default::default();
+        Self { marks, chunk_elements, filtered, loaded, versions_only, published }
     }
 
     fn read(&self, tensor: TensorId, chunk: u32, version: u64, value: &[u8]) -> Result<(), String> {
@@ -67,7 +85,12 @@ impl Checker for Atomicity {
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
             Observation::Published { tensor, chunk, version, held, .. } => {
-                self.published.entry((tensor, chunk)).or_default().insert((version, digest(held)));
+                let published = self.published.entry((tensor, chunk)).or_default();
+                published.insert((version, digest(held)));
+                let values = published.range((version, 0)..=(version, u64::MAX)).count();
+                if self.versions_only.contains(&tensor) && values > 1 {
+                    return Err(format!("version {version} of t{tensor}[{chunk}] was shown as two values"));
+                }
                 Ok(())
             }
             Observation::Read { tensor, chunk, version, value, .. } => {
@@ -100,6 +123,18 @@ mod tests {
         checker.see(&read(2, &[2, 1])).unwrap_err();
         checker.see(&read(2, &[1, 1])).unwrap_err();
         checker.see(&read(3, &[2, 2])).unwrap_err();
+    }
+
+    #[test]
+    fn a_version_that_is_shown_as_two_values_is_seen_where_versions_are_all_that_is_shown() {
+        let mut checker = Atomicity::of(None, 512);
+        checker.see(&published(1, &[1, 1])).unwrap();
+        checker.see(&published(1, &[2, 1])).unwrap();
+        let mut checker = Atomicity { versions_only: BTreeSet::from([0]), ..Atomicity::of(None, 512) };
+        checker.see(&published(1, &[1, 1])).unwrap();
+        checker.see(&published(1, &[1, 1])).unwrap();
+        checker.see(&published(2, &[2, 1])).unwrap();
+        checker.see(&published(2, &[2, 2])).unwrap_err();
     }
 
     #[test]

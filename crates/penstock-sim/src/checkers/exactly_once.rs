@@ -1,6 +1,6 @@
 //! Exactly once: version v of a chunk holds every update stamped < v of every worker that is live at its home (C-2), no update is
 //! in it twice (C-3), none that was never submitted, and under BSP none stamped >= v (C-4). What is in stays in. A reader outside
-//! BSP finds all of its own. And at the end no update of a worker that was not lost is missing.
+//! BSP finds all of its own, unless versions are broadcast. And at the end no update of a worker that was not lost is missing.
 
 use super::{Checker, End};
 use crate::encodings::holds_back;
@@ -9,6 +9,9 @@ use crate::marks::{Counts, Marks};
 use crate::scenario::Scenario;
 use crate::workload::{Kind, decode};
 use penstock_kernels::Dtype;
+use penstock_proto::consistency::Consistency;
+use penstock_proto::propagation::Propagation;
+use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +24,8 @@ pub struct ExactlyOnce {
     shards: usize,
     iterations: u64,
     together: Vec<bool>,
+    /// Whether readers find all of their own, whatever version they read.
+    own: Vec<bool>,
     /// Tensors of which a filter holds something back: what is read of them is not whole updates.
     filtered: BTreeSet<TensorId>,
     /// Tensors to which nobody contributes: [`super::loads`] judges them.
@@ -48,6 +53,10 @@ impl ExactlyOnce {
         let workload = &scenario.workload;
         let Kind::Marked(marks) = workload.kind else { return None };
         let together = |tensor| workload.spec(tensor).consistency.folds_together();
+        let own = |tensor| {
+            let TensorSpec { propagation, consistency, .. } = *workload.spec(tensor);
+            propagation == Propagation::Pull && consistency != Consistency::Bsp
+        };
         Some(Self {
             marks,
             chunk_elements: u64::from(scenario.topology.chunk_bytes) / 8,
@@ -55,6 +64,7 @@ impl ExactlyOnce {
             shards: (scenario.topology.servers * scenario.topology.shards) as usize,
             iterations: workload.iterations,
             together: workload.ids().map(together).collect(),
+            own: workload.ids().map(own).collect(),
             filtered: workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect(),
             loaded: workload.ids().filter(|&tensor| workload.is_loaded(tensor)).collect(),
             submitted: BTreeSet::new(),
@@ -132,7 +142,7 @@ impl ExactlyOnce {
         let counts = self.counts(tensor, chunk, value)?;
         let what = format!("worker {reader} read");
         let case = Case { what, tensor, chunk, version, counts: &counts };
-        let own = !self.together[tensor as usize];
+        let own = self.own[tensor as usize];
         self.judge(&case, |rank, stamp| {
             (stamp < version && !self.lost.contains(&rank)) || (own && rank == reader)
         })
@@ -203,6 +213,7 @@ mod tests {
             shards: 2,
             iterations: 3,
             together: vec![together],
+            own: vec![!together],
             filtered: BTreeSet::new(),
             loaded: BTreeSet::new(),
             submitted: BTreeSet::new(),

@@ -9,6 +9,7 @@ use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
 use penstock_proto::remote::asking::Changes;
 use penstock_proto::remote::home::Chunks as _;
+use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
@@ -196,9 +197,9 @@ impl Cluster<'_> {
         trains: bool,
     ) -> Result<(), Failure> {
         let worker = &mut self.workers[rank as usize];
-        let consistency = self.workload.spec(tensor).consistency;
+        let TensorSpec { consistency, propagation, .. } = *self.workload.spec(tensor);
         let position = worker.positions[tensor as usize];
-        let requirement = position.requirement(worker.clock, slack, consistency);
+        let requirement = position.requirement(worker.clock, slack, consistency, propagation);
         let sent = worker.sent[tensor as usize].clone();
         let tickets = self.freshen(rank, tensor, &requirement)?;
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };

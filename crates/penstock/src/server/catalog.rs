@@ -287,8 +287,7 @@ impl Catalog {
     ) -> Result<NewEntry, Refusal> {
         let extent = extents[self.index as usize];
         let per_element = spec.rule.slots().count() * spec.dtype.accumulator_size();
-        let layout =
-            ExtentLayout::new(cut, extent, spec.dtype, per_element).holding_back(terms.filter.holds_back());
+        let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element).holding_back(terms.holds_back());
         let shards = self.shard_loads.len() as u32;
         let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
         let layout = if pooled { layout.pooled(shards) } else { layout };
@@ -560,6 +559,7 @@ mod tests {
     use penstock_proto::account::Limits;
     use penstock_proto::consistency::Consistency;
     use penstock_proto::encoding::Encoding;
+    use penstock_proto::propagation::Propagation;
     use penstock_proto::spec::{Reduce, SpecError};
     use penstock_proto::travel::Travel;
     use rustix::time::{ClockId, clock_gettime};
@@ -575,6 +575,7 @@ mod tests {
             dtype: Dtype::F32,
             rule: Rule::Adam { amsgrad: false, maximize: false },
             consistency: Consistency::Bsp,
+            propagation: Propagation::Pull,
             reduce: Reduce::Sum,
             rescale: 1.0,
             clip: None,

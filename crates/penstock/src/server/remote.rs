@@ -321,7 +321,7 @@ mod tests {
         let spec = plain_tensor("w", BYTES as u64 / 4, travel.clone());
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0)
-            .holding_back(terms.filter.holds_back());
+            .holding_back(terms.holds_back());
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));

@@ -10,6 +10,7 @@ use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
@@ -203,7 +204,7 @@ impl TensorMemory {
 
     /// What a filter does not let pass of a change that is about to be made is held back.
     fn falls_behind(&mut self, chunk: u32) {
-        if self.terms.filter.holds_back()
+        if self.terms.holds_back()
             && let Some(local) = self.home.find(chunk)
         {
             self.behind[local].falls();
@@ -229,6 +230,10 @@ impl Chunks for Memory {
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
         self.look(id).home.find(chunk)
+    }
+
+    fn broadcasts(&self, id: TensorId) -> bool {
+        self.look(id).terms.propagation == Propagation::Broadcast
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -369,8 +374,10 @@ impl Home for Memory {
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, behind, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");
+        // Readers see what they saw, under a count of steps that goes with the optimizer's state.
+        let unseen = terms.shows_versions_only && folded && version == tensor.published[local].version;
         let mut filtered = 0;
-        if behind[local] != Behind::Not {
+        if behind[local] != Behind::Not && !unseen {
             let first = home.start(chunk) / plan.dtype.size() as u64;
             let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
             let whole = whole.expect("it was made for a filter that holds back");
@@ -385,7 +392,7 @@ impl Home for Memory {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }
         self.life.work(BYTES_A_PUBLICATION + filtered);
-        if let Some(events) = &mut self.events {
+        if let Some(events) = self.events.as_mut().filter(|_| !unseen) {
             events.push(Event::Published { tensor: id, local });
         }
     }

@@ -9,6 +9,7 @@ use penstock_kernels::filter::{self, sums};
 use penstock_kernels::{Dtype, Foreign, Rule};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding, Member};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use std::ops::RangeInclusive;
@@ -55,6 +56,7 @@ pub(crate) fn plain_tensor(name: &str, elements: u64, travel: Travel) -> TensorS
         dtype: Dtype::F32,
         rule: Rule::Add,
         consistency: Consistency::Bsp,
+        propagation: Propagation::Pull,
         reduce: Reduce::Sum,
         rescale: 1.0,
         clip: None,

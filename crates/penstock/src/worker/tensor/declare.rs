@@ -17,6 +17,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Terms, Travel};
 use penstock_proto::{Rank, TensorId};
@@ -46,6 +47,7 @@ impl Declaration {
             dtype: Dtype::F32,
             rule,
             consistency: Consistency::Bsp,
+            propagation: Propagation::Pull,
             reduce: Reduce::Sum,
             rescale: 1.0,
             clip: None,
@@ -242,7 +244,7 @@ impl Draft {
             id,
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
             carry: carry.map(Mutex::new),
-            holds_back: self.terms.filter.holds_back(),
+            holds_back: self.terms.holds_back(),
             spec,
             memory,
             homes,

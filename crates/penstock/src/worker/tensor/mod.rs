@@ -38,6 +38,7 @@ use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Position;
@@ -406,7 +407,17 @@ impl Tensor {
             ticket = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
             Submission::Fetch { tensor: self.id, state, version, ticket }
         });
+        if !state {
+            self.has_asked(remote);
+        }
         Ok(ticket)
+    }
+
+    /// The value was asked for: from now on a home that broadcasts sends what is new unasked.
+    fn has_asked(&self, remote: &RemoteHome) {
+        if self.spec.propagation == Propagation::Broadcast {
+            remote.is_sent.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Asks a home on another host to send `version` once it is there.
@@ -414,6 +425,9 @@ impl Tensor {
         let links = self.job.links();
         let mut room = links.get(home.server).ok_or(Error::Closed)?.room(home.shard, 1, deadline)?;
         room.submit(&Submission::Fetch { tensor: self.id, state: false, version, ticket: NO_TICKET });
+        if let Some(remote) = &home.remote {
+            self.has_asked(remote);
+        }
         Ok(())
     }
 

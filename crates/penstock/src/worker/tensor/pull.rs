@@ -9,6 +9,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, ForeignMut, Settings};
 use penstock_proto::consistency::MAX_SLACK;
 use penstock_proto::remote::asking::{self, AtPull, Changes, Known};
+use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
@@ -43,7 +44,8 @@ impl Tensor {
         };
         let position = *lock(&self.position);
         let clock = clock.unwrap_or_else(|| self.job.shown_clock());
-        Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))
+        let TensorSpec { consistency, propagation, .. } = self.spec;
+        Ok((position.at(clock), position.requirement(clock, slack, consistency, propagation)))
     }
 
     /// Whether [`Tensor::pull`] may be used with this slack.
@@ -215,7 +217,11 @@ impl Tensor {
     ) -> Result<u64, Error> {
         let Some(remote) = &home.remote else { return Ok(NO_TICKET) };
         remote.pulled.store(true, Ordering::Relaxed);
-        let known = Known { progress: self.progress(home), wanted: remote.wanted.load(Ordering::Relaxed) };
+        let known = Known {
+            progress: self.progress(home),
+            wanted: remote.wanted.load(Ordering::Relaxed),
+            is_sent: remote.is_sent.load(Ordering::Relaxed),
+        };
         match asking::at_pull(requirement, known, anew) {
             AtPull::Nothing => Ok(remote.renewed.load(Ordering::Relaxed)),
             AtPull::Fetch { version } => self.fetch(home, version, false, deadline),

@@ -159,7 +159,8 @@ impl Tensor {
     fn ask_for_result(&self, stamp: u64) {
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
             let pulled = remote.pulled.swap(false, Ordering::Relaxed);
-            let version = asking::at_push(pulled, self.spec.consistency, stamp);
+            let is_sent = remote.is_sent.load(Ordering::Relaxed);
+            let version = asking::at_push(pulled, is_sent, self.spec.consistency, stamp);
             remote.wants.store(version.is_some(), Ordering::Relaxed);
             if let Some(version) = version {
                 // Pairs with the acquire load in the proxy, when it connects again.

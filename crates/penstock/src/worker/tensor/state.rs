@@ -12,6 +12,7 @@ use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
 use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::worker::Requirement;
 use rustix::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -233,6 +234,9 @@ impl Tensor {
         let mut out = out.into();
         self.check_size(out.len())?;
         let Asked { position, requirement } = self.ask(slack)?;
+        // What this worker has pushed is in the value, though it may be in no version yet.
+        let own_folded = !self.spec.consistency.folds_together();
+        let requirement = Requirement { own_folded, ..requirement };
         let deadline = self.job.deadline(timeout);
         self.wait_for_version(&requirement, deadline)?;
         let _turn = self.take_state_turn(deadline)?;

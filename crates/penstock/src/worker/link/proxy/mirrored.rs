@@ -9,6 +9,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::Undecodable;
 use penstock_proto::encoding::Agreed;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::Terms;
 use std::sync::Arc;
 
@@ -63,6 +64,10 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn contribution(&self, chunk: u32) -> Foreign<'_> {
         self.lane.contribution(self.home.range(chunk))
+    }
+
+    fn is_broadcast(&self) -> bool {
+        self.terms.propagation == Propagation::Broadcast
     }
 
     fn is_lent(&self) -> bool {

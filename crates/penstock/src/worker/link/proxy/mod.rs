@@ -53,6 +53,8 @@ pub(in crate::worker) struct RemoteHome {
     pub(in crate::worker) wanted: AtomicU64,
     /// Whether the value was pulled since the last push.
     pub(in crate::worker) pulled: AtomicBool,
+    /// Whether the home sends what is new unasked: it broadcasts, and was asked for the value.
+    pub(in crate::worker) is_sent: AtomicBool,
     /// Whether the lane's address was given to somebody who may write there at any time.
     pub(in crate::worker) lent: AtomicBool,
 }

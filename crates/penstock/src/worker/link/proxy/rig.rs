@@ -11,6 +11,7 @@ use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::job::job_number;
 use penstock_proto::placement::Extent;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::Terms;
 use std::sync::Arc;
 
@@ -23,7 +24,14 @@ const TICKET: u64 = 5;
 
 /// Memory of `W`, of whose two chunks shard 0 is home of the first: the proxy's, and the worker's view of it.
 pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
-    let terms = Terms { values: agreed, contributions: agreed, filter: Arc::new(Everything), sums: None };
+    let terms = Terms {
+        values: agreed,
+        contributions: agreed,
+        filter: Arc::new(Everything),
+        sums: None,
+        propagation: Propagation::Pull,
+        shows_versions_only: false,
+    };
     let (cut, extent) = (Cut::new(2 * CHUNK as u64, CHUNK as u32), Extent { first: 0, count: 2 });
     let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
     let (mut homes, model) = HomeRegions::new("w", layout).unwrap().split(&[0, 1], 2);
