@@ -118,8 +118,8 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast". Filters: "everything", or a filter's name as
-        `penstock.filters.spelled` gives it, with its settings.
+        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast". Filters: "everything", or
+        a filter's name as `penstock.filters.spelled` gives it, with its settings.
         """
 
     def table(

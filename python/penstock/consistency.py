@@ -167,3 +167,9 @@ def spelled(consistency: Consistency | str | None) -> str:
         f"expected ps.BSP(), ps.SSP(slack) or ps.ASP(), got {consistency!r}",
         "write ps.BSP(), with parentheses" if isinstance(consistency, type) else None,
     )
+
+
+def check_propagation(propagation: object) -> None:
+    """Raises OptionError unless it says who moves values: "pull" or "broadcast"."""
+    if propagation not in ("pull", "broadcast"):
+        raise OptionError(f'expected propagation "pull" or "broadcast", got {propagation!r}')

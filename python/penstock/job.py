@@ -27,7 +27,7 @@ import numpy as np
 from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, Pending
-from .consistency import ASP, BSP, SSP, Consistency, spelled
+from .consistency import ASP, BSP, SSP, Consistency, check_propagation, spelled
 from .exceptions import (
     DeclarationConflict,
     JobClosed,
@@ -261,9 +261,9 @@ class Job(Sealed):
             `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's, which is BSP
             unless set.
         propagation
-            "pull": a pull fetches the value where servers are on other hosts. "broadcast": servers send what is
-            new as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
-            and its worker's own updates once they are in one. Default "pull".
+            "pull": a pull fetches the value from servers on other hosts. "broadcast": they send what is new
+            as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
+            and this worker's own updates once they are in one. Default "pull".
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
@@ -288,8 +288,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `propagation`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none that
-            it may be. Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none
+            that it may be. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -365,8 +365,7 @@ class Job(Sealed):
             raise TensorNameError(f"expected a tensor's name as text, got {type(name).__name__}")
         if reduce not in ("mean", "sum"):
             raise OptionError(f'expected reduce "mean" or "sum", got {reduce!r}')
-        if propagation not in ("pull", "broadcast"):
-            raise OptionError(f'expected propagation "pull" or "broadcast", got {propagation!r}')
+        check_propagation(propagation)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise OptionError(
                 f"expected an optimizer of penstock, got {optimizer!r}",

@@ -289,9 +289,10 @@ class Tensor(Sealed):
         servers apply their rule once more. What is held back of pushes is not in the value: flush before an
         evaluation or a checkpoint that should have it, and before `Job.close`, after which it is gone.
 
-        With a filter of broadcasts it is collective, as `load` is, under every consistency: once every worker
-        has called it, each of them reads the value itself, with all that has been folded. Under BSP all
-        workers call it in the same iteration, and all of them have pushed in it by then, or none has.
+        With a filter of broadcasts, or for a value that is broadcast under SSP, it is collective, as `load`
+        is: once every worker has called it, each of them reads the value itself, with all that has been
+        folded. Under BSP all workers call it in the same iteration, and all of them have pushed in it by
+        then, or none has.
 
         A call that raised can be made again. In one iteration each flush after the first pushes nothing more.
 
@@ -382,9 +383,10 @@ class Tensor(Sealed):
         slack
             The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
         exact
-            Read the value itself, of which a filter of broadcasts may hold back something. It takes an array
-            of the value's size, and all of the value comes from other hosts: for evaluations and checkpoints.
-            Without such a filter every pull is exact, and this one copies. Default False.
+            Read the value itself, with this worker's pushes: a filter of broadcasts may hold back something
+            of it, and a broadcast under SSP what is in no version yet. It takes an array of the value's size,
+            and all of the value comes from other hosts: for evaluations and checkpoints. Without these two
+            every pull is exact, and this one copies. Default False.
         timeout
             Seconds to wait for the value to be fresh enough. Default: the job's `deadline`.
 
@@ -454,8 +456,8 @@ class Tensor(Sealed):
         timeout: float | None = None,
     ) -> Array:
         """
-        Contribute, then read a value that includes the contribution and, under BSP, everyone else's of this
-        iteration.
+        Contribute, then read a value that includes the contribution (but for one that is broadcast under SSP
+        or ASP) and, under BSP, everyone else's of this iteration.
 
         Parameters
         ----------

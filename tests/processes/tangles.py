@@ -459,6 +459,7 @@ def dropping_beside_a_wait() -> None:
             [],
             (0.0,) * 5,
             "bsp",
+            "pull",
             False,
             1.0,
             None,

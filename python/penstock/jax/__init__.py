@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     raise
 
 from ..arrays import Array
-from ..consistency import Consistency
+from ..consistency import Consistency, check_propagation
 from ..job import Job, current
 from ..optim import Optimizer
 from .calls import on_host, packed
@@ -188,6 +188,7 @@ def distribute(
     optimizer: Optimizer,
     *,
     consistency: Consistency | str | None = None,
+    propagation: str = "pull",
     job: Job | None = None,
     name: str | None = None,
     reduce: str = "mean",
@@ -215,7 +216,7 @@ def distribute(
     name
         Start of the tensors' names, with which no other call of the job has returned. Default "params", then
         "params.1", and so on; the same again where a call for the same parameters has failed.
-    reduce, rescale, clip, refuse_nonfinite
+    propagation, reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
     lr_scale
         Under SSP and ASP, where each worker's gradient is a step of its own. "per-update": the optimizer's
@@ -263,6 +264,13 @@ def distribute(
     >>> served.push_pull({"w": jnp.ones(2)})["w"]
     Array([-0.5, -0.5], dtype=float32)
     """
+    check_propagation(propagation)
     job = job or current()
-    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    declaration = {
+        "propagation": propagation,
+        "reduce": reduce,
+        "rescale": rescale,
+        "clip": clip,
+        "refuse_nonfinite": refuse_nonfinite,
+    }
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)
