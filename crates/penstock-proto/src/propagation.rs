@@ -32,6 +32,12 @@ impl Propagation {
         self == Self::Broadcast && matches!(consistency, Consistency::Ssp(_))
     }
 
+    /// The slack of a read that may have this one, in a job of so many workers. Alone, a worker waits for nobody: it is promised its
+    /// own updates in any mode, by the version that has them.
+    pub fn slack(self, slack: Option<u32>, workers: u32) -> Option<u32> {
+        if self == Self::Broadcast && workers == 1 { Some(0) } else { slack }
+    }
+
     /// Whether a reader finds all of its own updates in what it reads. Under BSP they are in the version that it reads anyway.
     pub fn shows_own(self, consistency: Consistency) -> bool {
         self == Self::Pull && !consistency.folds_together()
@@ -75,6 +81,8 @@ mod tests {
         assert_eq!(all.map(|one| pull.shows_versions_only(one)), [false; 4]);
         assert_eq!(all.map(|one| pull.shows_own(one)), [false, true, true, true]);
         assert_eq!(all.map(|one| broadcast.shows_own(one)), [false; 4]);
+        assert_eq!([None, Some(3)].map(|slack| broadcast.slack(slack, 1)), [Some(0); 2]);
+        assert_eq!([(pull, 1), (broadcast, 2)].map(|(one, workers)| one.slack(Some(3), workers)), [Some(3); 2]);
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Workload {
             slack @ 0..3 => Some(slack as u32),
             _ => None,
         };
-        let effective = slack.or_else(|| self.spec(tensor).consistency.slack());
+        let TensorSpec { consistency, propagation, .. } = *self.spec(tensor);
+        let effective = propagation.slack(slack.or_else(|| consistency.slack()), self.workers());
         let all_push = || {
             let here = (0..self.workers()).filter(|&rank| self.leaves_at[rank as usize] > iteration);
             here.into_iter().all(|rank| self.share(rank, tensor, iteration) == Share::Whole)

@@ -198,8 +198,9 @@ impl Cluster<'_> {
     ) -> Result<(), Failure> {
         let worker = &mut self.workers[rank as usize];
         let TensorSpec { consistency, propagation, .. } = *self.workload.spec(tensor);
+        let workers = self.workload.workers();
         let position = worker.positions[tensor as usize];
-        let requirement = position.requirement(worker.clock, slack, consistency, propagation);
+        let requirement = position.requirement(worker.clock, propagation.slack(slack, workers), consistency, propagation);
         let sent = worker.sent[tensor as usize].clone();
         let tickets = self.freshen(rank, tensor, &requirement)?;
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };

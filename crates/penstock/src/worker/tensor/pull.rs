@@ -45,6 +45,7 @@ impl Tensor {
         let position = *lock(&self.position);
         let clock = clock.unwrap_or_else(|| self.job.shown_clock());
         let TensorSpec { consistency, propagation, .. } = self.spec;
+        let slack = propagation.slack(slack, self.job.size);
         Ok((position.at(clock), position.requirement(clock, slack, consistency, propagation)))
     }
 
