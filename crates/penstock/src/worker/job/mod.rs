@@ -145,6 +145,8 @@ pub(super) struct Inner {
     /// Workers that are not waited for any more.
     gone: Mutex<BTreeMap<Rank, Gone>>,
     pub(super) rank: Rank,
+    /// Workers of the job.
+    pub(super) size: u32,
     pub(super) options: Options,
 }
 
@@ -312,7 +314,6 @@ impl Inner {
 /// A worker's connection to the servers of its job. Leaves as one that failed when it is dropped without [`Job::leave`].
 pub struct Job {
     pub(super) inner: Arc<Inner>,
-    size: u32,
     pub(super) embedded: Mutex<Option<Server>>,
     pub(super) leaving: Leaving,
 }
@@ -321,7 +322,7 @@ impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Job")
             .field("rank", &self.inner.rank)
-            .field("size", &self.size)
+            .field("size", &self.inner.size)
             .finish_non_exhaustive()
     }
 }
@@ -358,10 +359,11 @@ impl Job {
             waits: AtomicU64::new(0),
             gone: Mutex::default(),
             rank: who.rank,
+            size: who.size,
             options,
         };
         let (inner, embedded) = (Arc::new(inner), Mutex::new(embedded));
-        Self { inner, size: who.size, embedded, leaving: Leaving::default() }
+        Self { inner, embedded, leaving: Leaving::default() }
     }
 
     /// `interrupt` is asked now and then, in every wait, whether to give up. The first one given counts.
@@ -382,7 +384,7 @@ impl Job {
 
     /// Workers of the job.
     pub fn size(&self) -> u32 {
-        self.size
+        self.inner.size
     }
 
     /// Its options.
