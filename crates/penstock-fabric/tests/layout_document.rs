@@ -70,7 +70,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 7),
+        ("Submission", 8),
         ("Frame", 10 + 3 + 5),
         ("Record", 4),
         ("Handshake", 4),
@@ -134,6 +134,7 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("fetch", Submission::Fetch { tensor: 7, state: true, version: 10, ticket: 11 }),
         ("leave", Submission::Leave),
         ("flush", Submission::Flush { tensor: 7 }),
+        ("skip", Submission::Skip { tensor: 7, first: 8, count: 9, stamp: 10, settings }),
     ];
     let rows = table("## Submission");
     assert_eq!(rows.len(), kinds.len());
@@ -351,7 +352,7 @@ fn a_frame_has_its_words_where_the_page_draws_them() {
         ("0 low", "`PSF` and the layout's version, 1"),
         (
             "0 high",
-            "byte 0: the kind, see below; byte 1: encoding, 0 raw; byte 2: 1 if the push's result is wanted; byte 3: 0",
+            "byte 0: the kind, see below; byte 1: encoding, 0 raw; byte 2: 1 if the result of the push or skip is wanted; byte 3: 0",
         ),
         ("1", "the job: XXH3 of its name"),
         ("2", "epoch, 0"),

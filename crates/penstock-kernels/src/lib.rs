@@ -80,6 +80,7 @@ mod foreign;
 mod number;
 mod optimizer;
 mod past_cache;
+mod scatter;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -95,3 +96,4 @@ pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
 pub use foreign::{ALIGNMENT, Foreign, ForeignMut};
 pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, SettingsError, Slot};
 pub use past_cache::copy_past_cache;
+pub use scatter::scatter_add;

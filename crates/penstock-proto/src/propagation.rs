@@ -82,7 +82,10 @@ mod tests {
         assert_eq!(all.map(|one| pull.shows_own(one)), [false, true, true, true]);
         assert_eq!(all.map(|one| broadcast.shows_own(one)), [false; 4]);
         assert_eq!([None, Some(3)].map(|slack| broadcast.slack(slack, 1)), [Some(0); 2]);
-        assert_eq!([(pull, 1), (broadcast, 2)].map(|(one, workers)| one.slack(Some(3), workers)), [Some(3); 2]);
+        assert_eq!(
+            [(pull, 1), (broadcast, 2)].map(|(one, workers)| one.slack(Some(3), workers)),
+            [Some(3); 2]
+        );
     }
 
     #[test]

@@ -17,6 +17,9 @@
 //! replicas, for what a rack's other servers have, the chunk stands still until [`Shard::commit`] is called: its contributions
 //! stay in their lanes, which are not free, and later ones stand in line behind them.
 //!
+//! A worker that has nothing for a chunk may skip it: where a contribution of zeros changes nothing, it counts as one that was
+//! folded, and nothing is.
+//!
 //! Cost of a push, each chunk: one look at the worker's stamp and a count. Cost of a fold: O(workers) beside the fold itself.
 //! Memory: 8 bytes for each worker and chunk, 24 for each chunk. No allocation after a tensor is declared.
 
@@ -28,8 +31,11 @@ use crate::progress::Progress;
 use crate::spec::TensorSpec;
 use crate::submission::Submission;
 use crate::{Rank, TensorId};
-use penstock_kernels::Settings;
+use penstock_kernels::{Rule, Settings};
+use stamp::Stamp;
 use std::collections::BTreeMap;
+
+mod stamp;
 
 /// What to fold a chunk with.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -141,6 +147,14 @@ pub enum SubmissionRefused {
         /// What came.
         got: u64,
     },
+    /// A skip where zeros would change something.
+    #[error("it skipped chunks of `{name}`, whose optimizer makes something of zeros: {rule}")]
+    ZerosCount {
+        /// The tensor.
+        name: String,
+        /// The optimizer.
+        rule: Rule,
+    },
     /// The numbers are not valid settings of the tensor's optimizer.
     #[error("it pushed `{name}` with bad settings: {reason}")]
     BadSettings {
@@ -220,8 +234,8 @@ struct Tensor {
     /// Those homed here, ascending.
     chunks: Vec<u32>,
     states: Vec<ChunkState>,
-    /// For each chunk homed here, each worker's last stamp + 1 (0: none): chunk-major.
-    stamped: Vec<u64>,
+    /// For each chunk homed here, how far each worker is: chunk-major.
+    stamped: Vec<Stamp>,
     /// Each worker's settings, with its last push.
     settings: Vec<Settings>,
     /// Each worker's last stamp + 1, over the whole tensor.
@@ -287,7 +301,7 @@ impl Shard {
             spec,
             total,
             states: vec![state; chunks.len()],
-            stamped: vec![0; chunks.len() * workers],
+            stamped: vec![Stamp::default(); chunks.len() * workers],
             settings: vec![Settings([0.0; 5]); workers],
             pushed: vec![0; workers],
             covered: vec![(0, 0); workers],
@@ -339,6 +353,13 @@ impl Shard {
             }
             (Submission::Leave, _) => {}
             (_, None) => return Err(SubmissionRefused::NoWorker { peer }),
+            (Submission::Skip { tensor, first, count, stamp, settings }, Some(writer)) => {
+                self.check_push(writer, tensor, first, count, stamp, &settings)?;
+                let TensorSpec { name, rule, .. } = &self.known(tensor)?.spec;
+                if !rule.ignores_zeros(&settings) {
+                    return Err(SubmissionRefused::ZerosCount { name: name.clone(), rule: *rule });
+                }
+            }
             (Submission::Push { tensor, first, count, stamp, settings }, Some(writer)) => {
                 self.check_push(writer, tensor, first, count, stamp, &settings)?;
             }
@@ -366,7 +387,11 @@ impl Shard {
         match judged.submission {
             Submission::Push { tensor, first, count, stamp, settings } => {
                 self.check_settings(writer, tensor, stamp, &settings)?;
-                self.push(writer, tensor, first, count, stamp, settings, home)
+                self.contribute(writer, tensor, first..first + count, (stamp, true), settings, home)
+            }
+            Submission::Skip { tensor, first, count, stamp, settings } => {
+                self.check_settings(writer, tensor, stamp, &settings)?;
+                self.contribute(writer, tensor, first..first + count, (stamp, false), settings, home)
             }
             Submission::Clock { clock } => self.clock(writer, clock, home),
             Submission::Load { tensor, first, count, slot, part, steps } => {
@@ -541,37 +566,50 @@ impl Shard {
         if tensor.uncommitted.is_empty() { Ok(()) } else { Err(tensor.bad_load(slot)) }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one submission, already checked")]
-    fn push(
+    /// A push of what stands in the lane, or a skip, for which nothing does.
+    fn contribute(
         &mut self,
         writer: Rank,
         id: TensorId,
-        first: u32,
-        count: u32,
-        stamp: u64,
+        chunks: std::ops::Range<u32>,
+        (stamp, in_lane): (u64, bool),
         settings: Settings,
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
-        let Self { clocks, tensors, writers, .. } = self;
+        let Self { clocks, tensors, writers, gone_over } = self;
         let tensor = tensors.get_mut(id).expect("check_push knows it");
         tensor.settings[writer as usize] = settings;
         tensor.pushed[writer as usize] = stamp + 1;
-        let locals = tensor.locals(first, count);
+        let locals = tensor.locals(chunks.start, chunks.end - chunks.start);
+        if !in_lane {
+            *gone_over += locals.len() * (clocks.size() as usize + BESIDE_WORKERS);
+        }
         let mut result = Ok(());
         for local in locals {
             let slot = &mut tensor.stamped[local * clocks.size() as usize + writer as usize];
-            if *slot > stamp {
+            if slot.reached() > stamp {
                 continue; // C-3: it came before
             }
-            *slot = stamp + 1;
+            *slot = Stamp::of(stamp, in_lane);
             tensor.cover(writer, stamp + 1);
+            if !in_lane {
+                // As one that was folded: what a worker has contributed to a home is all of its chunks.
+                tensor.folded[writer as usize] += 1;
+                tensor.moved[writer as usize] = true;
+            }
             let mut step = Step { id, clocks, writers, home };
-            result = if !tensor.spec.consistency.folds_together() {
-                step.fold_alone(tensor, local, writer)
-            } else {
-                tensor.pending[writer as usize] += 1;
-                tensor.states[local].arrived += u32::from(tensor.states[local].version == stamp);
-                step.advance_together(tensor, local)
+            result = match (tensor.spec.consistency.folds_together(), in_lane) {
+                (false, true) => step.fold_alone(tensor, local, writer),
+                (false, false) => {
+                    tensor.states[local].steps += 1;
+                    step.advance_alone(tensor, local);
+                    Ok(())
+                }
+                (true, _) => {
+                    tensor.pending[writer as usize] += usize::from(in_lane);
+                    tensor.states[local].arrived += u32::from(tensor.states[local].version == stamp);
+                    step.advance_together(tensor, local)
+                }
             };
             if result.is_err() {
                 break;
@@ -717,7 +755,7 @@ impl Tensor {
         at(first)..at(first + count)
     }
 
-    fn stamps(&self, workers: u32, local: usize) -> &[u64] {
+    fn stamps(&self, workers: u32, local: usize) -> &[Stamp] {
         &self.stamped[local * workers as usize..][..workers as usize]
     }
 
@@ -743,7 +781,7 @@ impl Tensor {
     fn arrivals(&self, clocks: &Clocks, local: usize) -> u32 {
         let due = self.states[local].version + 1;
         let stamps = self.stamps(clocks.size(), local);
-        clocks.live().filter(|&rank| stamps[rank as usize] == due).count() as u32
+        clocks.live().filter(|&rank| stamps[rank as usize].reached() == due).count() as u32
     }
 
     /// Whether a fold of the chunk waits for its commit.
@@ -846,7 +884,7 @@ impl<H: Home> Step<'_, H> {
             return;
         }
         let stamps = tensor.stamps(self.clocks.size(), local);
-        let reached = |rank: Rank| stamps[rank as usize].max(self.clocks.of(rank));
+        let reached = |rank: Rank| stamps[rank as usize].reached().max(self.clocks.of(rank));
         if let Some(version) = self.clocks.live().map(reached).min()
             && version > tensor.states[local].version
         {
@@ -864,11 +902,17 @@ impl<H: Home> Step<'_, H> {
             self.writers.clear();
             let stamps = tensor.stamps(self.clocks.size(), local);
             // The last contribution of a worker that has gone is folded with the others: it was submitted whole.
-            self.writers.extend((0..self.clocks.size()).filter(|&rank| stamps[rank as usize] == version + 1));
+            let contributes = |&rank: &Rank| stamps[rank as usize].is_in_lane(version);
+            self.writers.extend((0..self.clocks.size()).filter(contributes));
             let mut next = version + 1;
             if self.writers.is_empty() {
-                let Some(due) = self.next_due(tensor, local) else { break };
-                next = due;
+                if stamps.iter().any(|stamp| stamp.reached() == next) {
+                    // Somebody contributed zeros, which change nothing: a step all the same.
+                    tensor.states[local].steps += 1;
+                } else {
+                    let Some(due) = self.next_due(tensor, local) else { break };
+                    next = due;
+                }
             } else if self.fold(tensor, local)? == Folded::Waits {
                 tensor.uncommitted.insert(local, self.writers.clone());
                 break;
@@ -894,7 +938,7 @@ impl<H: Home> Step<'_, H> {
     fn is_due(&self, tensor: &Tensor, local: usize) -> bool {
         let version = tensor.states[local].version;
         let stamps = tensor.stamps(self.clocks.size(), local);
-        let ready = |rank: Rank| stamps[rank as usize] > version || self.clocks.of(rank) > version;
+        let ready = |rank: Rank| stamps[rank as usize].reached() > version || self.clocks.of(rank) > version;
         self.clocks.live().all(ready)
     }
 
@@ -904,7 +948,7 @@ impl<H: Home> Step<'_, H> {
         let stamps = tensor.stamps(self.clocks.size(), local);
         let version = tensor.states[local].version;
         let bound = |rank: Rank| {
-            let stamped = stamps[rank as usize];
+            let stamped = stamps[rank as usize].reached();
             // Also what a worker that has gone left behind: it must not be passed over.
             let contributes = (stamped > version + 1).then(|| stamped - 1);
             contributes.or_else(|| self.clocks.is_live(rank).then(|| self.clocks.of(rank)))
@@ -942,7 +986,8 @@ impl<H: Home> Step<'_, H> {
         }
         let version = tensor.states[local].version;
         let stamps = tensor.stamps(self.clocks.size(), local);
-        let took_part = |&rank: &Rank| stamps[rank as usize] == version + 1 || self.clocks.of(rank) > version;
+        let took_part =
+            |&rank: &Rank| stamps[rank as usize].reached() == version + 1 || self.clocks.of(rank) > version;
         (0..self.clocks.size()).filter(|&rank| !self.clocks.is_live(rank)).filter(took_part).count() as u32
     }
 

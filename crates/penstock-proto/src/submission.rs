@@ -32,6 +32,20 @@ pub enum Submission {
         /// The optimizer's numbers for this update.
         settings: Settings,
     },
+    /// The worker has nothing for the chunks `first..first + count` in this iteration: what it would contribute is zeros, which change
+    /// nothing by the optimizer's rule and these numbers. Nothing of them stands in the lane.
+    Skip {
+        /// The tensor.
+        tensor: TensorId,
+        /// First chunk, counted over the whole tensor.
+        first: u32,
+        /// How many chunks; the shard takes those that it is home of.
+        count: u32,
+        /// As of a push.
+        stamp: u64,
+        /// The optimizer's numbers for this update.
+        settings: Settings,
+    },
     /// The worker has completed this many iterations, and will push nothing more for any of them.
     Clock {
         /// Iterations completed.
@@ -81,7 +95,7 @@ pub enum Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is not one of ours.
-    #[error("expected a submission of kind 1 to 7, got {got}")]
+    #[error("expected a submission of kind 1 to 8, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -95,6 +109,7 @@ const ZERO: u32 = 4;
 const FETCH: u32 = 5;
 const LEAVE: u32 = 6;
 const FLUSH: u32 = 7;
+const SKIP: u32 = 8;
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -109,10 +124,16 @@ pub(crate) fn unpack(word: u64) -> (u32, u32) {
 impl Submission {
     /// The eight words of this submission.
     pub fn encode(&self) -> [u64; WORDS] {
+        let contribution = |kind, tensor, first, count, stamp, settings: Settings| {
+            let [a, b, c, d, e] = settings.0.map(f64::to_bits);
+            [pack(kind, tensor), pack(first, count), stamp, a, b, c, d, e]
+        };
         match *self {
             Self::Push { tensor, first, count, stamp, settings } => {
-                let [a, b, c, d, e] = settings.0.map(f64::to_bits);
-                [pack(PUSH, tensor), pack(first, count), stamp, a, b, c, d, e]
+                contribution(PUSH, tensor, first, count, stamp, settings)
+            }
+            Self::Skip { tensor, first, count, stamp, settings } => {
+                contribution(SKIP, tensor, first, count, stamp, settings)
             }
             Self::Clock { clock } => [pack(CLOCK, 0), 0, clock, 0, 0, 0, 0, 0],
             Self::Load { tensor, first, count, slot, part, steps } => {
@@ -132,10 +153,13 @@ impl Submission {
         let (kind, tensor) = unpack(words[0]);
         let (first, count) = unpack(words[1]);
         match kind {
-            PUSH => {
+            PUSH | SKIP => {
                 let [_, _, stamp, a, b, c, d, e] = words;
                 let settings = Settings([a, b, c, d, e].map(f64::from_bits));
-                Ok(Self::Push { tensor, first, count, stamp, settings })
+                Ok(match kind {
+                    PUSH => Self::Push { tensor, first, count, stamp, settings },
+                    _ => Self::Skip { tensor, first, count, stamp, settings },
+                })
             }
             CLOCK => Ok(Self::Clock { clock: words[2] }),
             LOAD => {
@@ -168,6 +192,8 @@ mod tests {
         fn a_push_reads_back_bit_for_bit(tensor: u32, first: u32, count: u32, stamp: u64, lr: f64) {
             let push = Submission::Push { tensor, first, count, stamp, settings: Settings([lr, 0.0, 0.0, 0.0, 1.0]) };
             prop_assert_eq!(Submission::decode(push.encode()).unwrap().encode(), push.encode());
+            let skip = Submission::Skip { tensor, first, count, stamp, settings: Settings([lr, 0.0, 0.0, 0.0, 1.0]) };
+            prop_assert_eq!(Submission::decode(skip.encode()).unwrap().encode(), skip.encode());
         }
     }
 

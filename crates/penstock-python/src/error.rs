@@ -99,6 +99,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::Start(error) => named(start(error)),
         Error::AlreadyPushed { .. } => named("AlreadyPushed"),
         Error::WrongSize { .. } => named("ShapeError"),
+        Error::UnknownElement { place, .. } => named("UnknownElement").with("place", *place),
         Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
         Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),
         Error::NotStill { .. }

@@ -188,6 +188,25 @@ impl Tensor {
         })
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
+    fn push_sparse(
+        &self,
+        py: Python<'_>,
+        units: &Bound<'_, PyAny>,
+        unit: usize,
+        values: &Bound<'_, PyAny>,
+        settings: GivenSettings,
+        more: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<u64> {
+        let timeout = span(timeout)?;
+        let units = Held::new(units)?.words();
+        let held = Held::new(values)?;
+        detached(py, |free| {
+            self.tensor.on(free).push_sparse(&units, unit, held.bytes(), settings.0, more, timeout)
+        })
+    }
+
     fn flush(
         &self,
         py: Python<'_>,

@@ -23,6 +23,15 @@ pub enum Observation<'a> {
         /// The update's stamp.
         stamp: u64,
     },
+    /// A worker said that it has nothing for some chunks.
+    Skipped {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The stamp of the update that it has for others.
+        stamp: u64,
+    },
     /// A worker has joined.
     Joined {
         /// Who.
@@ -277,6 +286,7 @@ impl Observation<'_> {
     pub fn event(&self) -> &'static str {
         match self {
             Self::Submitted { .. } => "submit",
+            Self::Skipped { .. } => "skip",
             Self::Clocked { .. } => "clock",
             Self::Loads { .. } => "load",
             Self::Loaded { .. } => "loaded",
@@ -314,6 +324,7 @@ impl Observation<'_> {
             | Self::Refused { shard, .. }
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
+            | Self::Skipped { rank, .. }
             | Self::Clocked { rank, .. }
             | Self::Loads { rank, .. }
             | Self::Loaded { rank, .. }
@@ -346,7 +357,8 @@ impl Observation<'_> {
             | Self::Stated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
-            Self::Asked { tensor, .. }
+            Self::Skipped { tensor, .. }
+            | Self::Asked { tensor, .. }
             | Self::Wanted { tensor, .. }
             | Self::Returned { tensor, .. }
             | Self::Loads { tensor, .. }
@@ -357,7 +369,7 @@ impl Observation<'_> {
 
     fn details(&self) -> String {
         match self {
-            Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
+            Self::Submitted { stamp, .. } | Self::Skipped { stamp, .. } => format!("stamp={stamp}"),
             Self::Clocked { clock, .. } => format!("clock={clock}"),
             Self::Loads { load, value, .. } => format!("load={load} digest={:016x}", digest(value)),
             Self::Loaded { load, .. } => format!("load={load}"),

@@ -72,6 +72,7 @@ const START: u64 = 6;
 const MEETS: u64 = 7;
 const LOADS: u64 = 8;
 const LOADS_TOGETHER: u64 = 9;
+const SKIPS: u64 = 10;
 
 /// So far apart are the elements of one load from those of the next: each has a number of its own in `f32`, too.
 const BETWEEN_LOADS: u64 = 4096;
@@ -199,6 +200,17 @@ impl Workload {
         }
     }
 
+    /// Whether `rank`, which pushes a part of `tensor` in `iteration`, skips the rest, instead of leaving it to its clock.
+    pub fn skips(&self, rank: Rank, tensor: TensorId, iteration: u64) -> bool {
+        let part = self.share(rank, tensor, iteration) == Share::Part;
+        part && self.draw(SKIPS, rank, tensor, iteration).is_multiple_of(2)
+    }
+
+    /// Whether `rank` says of every chunk of `tensor` what it has for it in `iteration`.
+    pub fn tells_all(&self, rank: Rank, tensor: TensorId, iteration: u64) -> bool {
+        self.share(rank, tensor, iteration) == Share::Whole || self.skips(rank, tensor, iteration)
+    }
+
     /// Whether `rank` pulls `tensor` at the start of `iteration`.
     pub fn pulls(&self, rank: Rank, tensor: TensorId, iteration: u64) -> bool {
         let declared = self.tensors[tensor as usize].declared_at <= iteration;
@@ -220,7 +232,7 @@ impl Workload {
         let effective = propagation.slack(slack.or_else(|| consistency.slack()), self.workers());
         let all_push = || {
             let here = (0..self.workers()).filter(|&rank| self.leaves_at[rank as usize] > iteration);
-            here.into_iter().all(|rank| self.share(rank, tensor, iteration) == Share::Whole)
+            here.into_iter().all(|rank| self.tells_all(rank, tensor, iteration))
         };
         let waits_for_none = effective != Some(0) || self.is_loaded(tensor);
         (declared && wanted && (waits_for_none || all_push())).then_some(slack)

@@ -153,9 +153,9 @@ impl OwnLane {
         }
     }
 
-    /// Adds `data` to what stands in the lane. `data` may be the lane itself.
-    pub fn add(&mut self, dtype: Dtype, data: Foreign<'_>) {
-        let mut lane = self.memory(0..data.len());
+    /// Adds `data` to what stands in the lane from byte `at` on. `data` may be the lane itself.
+    pub fn add(&mut self, dtype: Dtype, at: usize, data: Foreign<'_>) {
+        let mut lane = self.memory(at..at + data.len());
         match overlap(lane.as_foreign(), data) {
             Overlap::None | Overlap::Whole => penstock_kernels::accumulate_into(dtype, &mut lane, data),
             Overlap::Part => penstock_kernels::accumulate_into(dtype, &mut lane, Foreign::of(&owned(data))),

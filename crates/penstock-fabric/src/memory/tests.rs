@@ -181,8 +181,8 @@ fn a_lane_is_written_and_added_to_while_a_home_looks() {
         scope.spawn(move || {
             for round in 0..ROUNDS {
                 own.write(0, Foreign::of(&[round; 1004]));
-                own.add(Dtype::F32, own.mapping.clone().foreign(ADDED));
-                own.add(Dtype::F32, Foreign::of(&[0; 1004]));
+                own.add(Dtype::F32, 0, own.mapping.clone().foreign(ADDED));
+                own.add(Dtype::F32, 0, Foreign::of(&[0; 1004]));
             }
         });
         for _ in 0..ROUNDS {

@@ -145,7 +145,11 @@ impl<M: Mirrored> Mirrors<M> {
         let Frame { sequence, submission, payload } = *frame;
         let header = |wanted| Header::bare(self.job, sequence, Body::Submission { submission, wanted });
         let Some((tensor, chunk)) = payload else {
-            batch.push(header(false));
+            let wanted = match submission {
+                Submission::Skip { tensor, .. } => self.tensors.get(tensor)?.wants(),
+                _ => false,
+            };
+            batch.push(header(wanted));
             return Some(());
         };
         let mirrored = self.tensors.get(tensor)?;

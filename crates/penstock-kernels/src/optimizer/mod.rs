@@ -39,6 +39,19 @@ pub(crate) trait Runs<V: Vector> {
 }
 
 impl Rule {
+    /// Whether a step by a gradient of zeros leaves value and state as they are, whatever they are: of finite numbers, bit for bit
+    /// but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the same (Adagrad's rate may
+    /// fall with their count).
+    pub fn ignores_zeros(self, settings: &Settings) -> bool {
+        let [_, second, _, decay, _] = settings.0;
+        match self {
+            Self::Add => true,
+            Self::Sgd { momentum, .. } => decay == 0.0 && (!momentum || second == 0.0),
+            Self::Adagrad { .. } => decay == 0.0,
+            Self::Replace | Self::RmsProp { .. } | Self::Adam { .. } | Self::AdamW { .. } => false,
+        }
+    }
+
     /// Gives `with` the rule, ready to run at this moment.
     pub(crate) fn run<V: Vector>(self, at: Moment<'_>, with: impl Runs<V>) {
         match self {

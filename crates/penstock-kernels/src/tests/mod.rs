@@ -3,6 +3,7 @@
 mod chunk;
 mod promises;
 mod quantized;
+mod scatter;
 mod sparse;
 mod sums;
 mod torch;

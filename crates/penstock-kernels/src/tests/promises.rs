@@ -256,3 +256,49 @@ fn the_bits_are_the_same_under_whatever_control_word_the_thread_has() {
         }
     }
 }
+
+/// Each rule, with settings under which it ignores zeros and others under which it does not.
+#[test]
+fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_does() {
+    let maximize = false;
+    let [sgd, momentum] = [false, true].map(|momentum| Rule::Sgd { momentum, nesterov: false, maximize });
+    let (ignoring, minding) = (true, false);
+    let adam = [0.1, 0.9, 0.99, 1e-3, 0.0];
+    for (rule, settings, ignores) in [
+        (Rule::Add, [0.0; 5], ignoring),
+        (Rule::Replace, [0.0; 5], minding),
+        (sgd, [0.1, 0.0, 0.0, 0.0, 0.0], ignoring),
+        (sgd, [0.1, 0.0, 0.0, 0.5, 0.0], minding),
+        (momentum, [0.1, 0.0, 0.0, 0.0, 0.0], ignoring),
+        (momentum, [0.1, 0.9, 0.0, 0.0, 0.0], minding),
+        (momentum, [0.1, 0.0, 0.0, 0.5, 0.0], minding),
+        (Rule::Adagrad { maximize }, [0.1, 0.5, 1e-3, 0.0, 0.0], ignoring),
+        (Rule::Adagrad { maximize }, [0.1, 0.0, 1e-3, 0.5, 0.0], minding),
+        (Rule::RmsProp { momentum: false, centered: false, maximize }, [0.1, 0.9, 1e-3, 0.0, 0.0], minding),
+        (Rule::Adam { amsgrad: false, maximize }, adam, minding),
+        (Rule::AdamW { amsgrad: true, maximize }, adam, minding),
+    ] {
+        let settings = Settings(settings);
+        assert_eq!(settings.check(rule), Ok(()), "{rule} {settings:?}");
+        assert_eq!(rule.ignores_zeros(&settings), ignores, "{rule} {settings:?}");
+        for dtype in Dtype::ALL {
+            let numbers: Vec<f64> = (1..40).map(|at| f64::from(at) / 8.0).collect();
+            let mut value = Aligned::new(&encode(dtype, &numbers));
+            let one = dtype.accumulator_size() / dtype.size() * value.len();
+            let state: Vec<u8> = std::iter::repeat_n(1.5_f64, numbers.len() * rule.slots().count())
+                .flat_map(|number| match dtype {
+                    Dtype::F64 => number.to_le_bytes().to_vec(),
+                    _ => (number as f32).to_le_bytes().to_vec(),
+                })
+                .collect();
+            assert_eq!(state.len(), one * rule.slots().count());
+            let mut state = Aligned::new(&state);
+            let (value_before, state_before) = (value.to_vec(), state.to_vec());
+            let zeros = Aligned::new(&vec![0; value.len()]);
+            let plan = Plan { dtype, rule, ..ADD };
+            fold(&plan, &settings, 3, 1.0, &[Foreign::of(&zeros)], &mut value, &mut state).unwrap();
+            let same = *value == *value_before && *state == *state_before;
+            assert_eq!(same, ignores, "{rule} {settings:?} {dtype:?}");
+        }
+    }
+}

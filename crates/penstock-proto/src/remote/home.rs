@@ -101,7 +101,10 @@ pub enum Undeclared {
 pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks) -> Result<(), Undeclared> {
     let Some(rank) = peer.rank() else { return Ok(()) };
     match *submission {
-        Submission::Push { tensor, .. } | Submission::Load { tensor, .. } | Submission::Flush { tensor }
+        Submission::Push { tensor, .. }
+        | Submission::Skip { tensor, .. }
+        | Submission::Load { tensor, .. }
+        | Submission::Flush { tensor }
             if !home.has_lane(tensor, rank) =>
         {
             Err(Undeclared::Lane(tensor))
@@ -270,7 +273,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Notes what `peer` asks for by a submission that was judged and taken: by a fetch, or by a push whose result is `wanted`.
+    /// Notes what `peer` asks for by a submission that was judged and taken: by a fetch, or by a push or a skip whose result is
+    /// `wanted`.
     pub fn ask(
         &mut self,
         peer: PeerId,
@@ -286,13 +290,21 @@ impl Subscriber {
                 overlay.subscribe(tensor, peer);
                 self.fetch(tensor, version, ticket, machine.promised(peer, tensor), home);
             }
-            Submission::Push { tensor, first, stamp, .. } if wanted => {
-                if let Some(local) = home.local(tensor, first) {
+            Submission::Push { tensor, first, count, stamp, .. }
+            | Submission::Skip { tensor, first, count, stamp, .. }
+                if wanted =>
+            {
+                for local in (first..first + count).filter_map(|chunk| home.local(tensor, chunk)) {
                     overlay.subscribe(tensor, peer);
                     self.want(tensor, local, stamp + 1, home);
                 }
             }
             _ => {}
+        }
+        if let Submission::Skip { tensor, first, count, .. } = *submission {
+            // Counted as folded at once.
+            self.contributed.0 +=
+                (first..first + count).filter_map(|chunk| home.local(tensor, chunk)).count() as u64;
         }
         Ok(())
     }

@@ -249,6 +249,10 @@ impl Mirror {
                 }
                 1
             }
+            Submission::Skip { tensor, first, count, .. } => {
+                let locals = self.tensors.get(tensor).map(|mirrored| mirrored.locals(first, count));
+                usize::from(locals.is_some_and(|locals| !locals.is_empty()))
+            }
             Submission::Zero { .. } | Submission::Flush { .. } | Submission::Clock { .. } => 1,
             Submission::Leave => {
                 self.left = true;

@@ -590,3 +590,89 @@ fn what_others_can_change_is_looked_at_when_it_is_taken() {
     assert!(matches!(refused, Err(SubmissionRefused::BadLoad { .. })), "{refused:?}");
     assert_eq!((format!("{:?}", rig.shard), rig.home.clone()), before, "C-5");
 }
+
+/// A rule that ignores zeros: the settings of `pushed`.
+fn skipped(first: u32, count: u32, stamp: u64) -> Submission {
+    Submission::Skip { tensor: W, first, count, stamp, settings: Settings([0.5, 0.0, 0.0, 0.0, 0.0]) }
+}
+
+#[test]
+fn what_a_worker_skips_counts_as_contributed_at_once_and_is_folded_by_nobody() {
+    let mut rig = Rig::new(2, 3, Bsp);
+    rig.push(0, (0, 1), 0, 1.0);
+    rig.submit(0, skipped(1, 2, 0));
+    assert_eq!(rig.home.folded.get(&(W, 0)), Some(&2), "nothing of these stands in its lane");
+    rig.push(1, (1, 1), 0, 10.0);
+    rig.submit(1, skipped(0, 1, 0));
+    rig.submit(1, skipped(2, 1, 0));
+    // The clocks have not moved: each worker may look at the result before.
+    assert_eq!(
+        [0, 1].map(|chunk| rig.chunk(chunk)),
+        [1.0, 10.0].map(|value| Published { version: 1, steps: 1, value })
+    );
+    assert_eq!(rig.chunk(2), Published { version: 1, steps: 1, value: 0.0 }, "a step, as by zeros");
+    assert_eq!((rig.folds(), rig.progress()), (vec![vec![1], vec![0]], Some(1)));
+    assert_eq!(rig.home.folded, BTreeMap::from([((W, 0), 3), ((W, 1), 3)]));
+    // Again: once is enough.
+    for rank in [0, 1] {
+        rig.submit(rank, skipped(0, 3, 0));
+        rig.clock(rank, 1);
+    }
+    assert_eq!((rig.folds().len(), rig.progress(), rig.chunk(2).steps), (2, Some(1), 1));
+    assert_eq!(rig.home.folded, BTreeMap::from([((W, 0), 3), ((W, 1), 3)]));
+}
+
+#[test]
+fn out_of_step_a_skip_moves_the_version_and_the_count_of_steps_and_is_no_fold() {
+    for consistency in [Ssp(2), Asp] {
+        let mut rig = Rig::new(2, 1, consistency);
+        rig.submit(0, skipped(0, 1, 0));
+        assert_eq!(rig.chunk(0), Published { version: 0, steps: 0, value: 0.0 }, "worker 1 is not there");
+        let published = rig.home.publications.len();
+        rig.clock(0, 1);
+        rig.submit(0, skipped(0, 1, 1));
+        assert_eq!(rig.home.publications.len(), published, "nothing new to be sent");
+        rig.push(1, (0, 1), 0, 4.0);
+        assert_eq!(rig.chunk(0), Published { version: 1, steps: 3, value: 4.0 }, "{consistency}");
+        assert_eq!(rig.folds(), [[1]]);
+        rig.clock(1, 1);
+        rig.submit(1, skipped(0, 1, 1));
+        assert_eq!(rig.chunk(0), Published { version: 2, steps: 4, value: 4.0 }, "{consistency}");
+    }
+}
+
+#[test]
+fn a_mean_is_over_those_that_skipped_too_and_one_that_is_lost_has_skipped_for_good() {
+    let mut rig = Rig::with(2, TensorSpec { reduce: Reduce::Mean, ..spec(Bsp) }, 2, vec![0, 1]);
+    rig.push(0, (0, 1), 0, 8.0);
+    rig.submit(0, skipped(1, 1, 0));
+    rig.submit(1, skipped(0, 1, 0));
+    assert_eq!(rig.chunk(0).value, 4.0);
+    rig.remove(1);
+    assert_eq!(rig.chunk(1), Published { version: 1, steps: 1, value: 0.0 });
+    rig.clock(0, 1);
+    rig.push(0, (0, 2), 1, 8.0);
+    assert_eq!([0, 1].map(|chunk| rig.chunk(chunk).value), [12.0, 8.0], "alone");
+}
+
+#[test]
+fn what_is_skipped_where_zeros_count_or_out_of_its_iteration_is_refused() {
+    let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
+    let mut rig = Rig::with(2, TensorSpec { rule, ..spec(Bsp) }, 1, vec![0]);
+    let skip =
+        |settings| Submission::Skip { tensor: W, first: 0, count: 1, stamp: 0, settings: Settings(settings) };
+    let refused = rig.refuse(0, skip([0.5, 0.9, 0.0, 0.0, 0.0])).to_string();
+    assert_eq!(
+        refused,
+        "it skipped chunks of `w`, whose optimizer makes something of zeros: SGD with momentum"
+    );
+    rig.refuse(0, skip([0.5, 0.0, 0.0, 0.1, 0.0]));
+    rig.refuse(0, skipped(0, 2, 0));
+    rig.refuse(0, skipped(0, 1, 1));
+    rig.submit(0, skip([0.5, 0.0, 0.0, 0.0, 0.0]));
+    let conflict = rig.refuse(1, skip([0.25, 0.0, 0.0, 0.0, 0.0]));
+    assert!(
+        matches!(conflict, SubmissionRefused::Failure(JobFailure::SettingsConflict { .. })),
+        "{conflict}"
+    );
+}

@@ -85,7 +85,8 @@ impl Checker for Staleness {
             Observation::Clocked { rank, clock } => {
                 self.clocks.insert(rank, clock);
             }
-            Observation::Submitted { rank, tensor, stamp, .. } => {
+            Observation::Submitted { rank, tensor, stamp, .. }
+            | Observation::Skipped { rank, tensor, stamp } => {
                 self.pushed.insert((rank, tensor), stamp + 1);
             }
             Observation::Published { tensor, chunk, version, .. } => {

@@ -13,6 +13,7 @@ use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Cluster<'_> {
@@ -200,7 +201,8 @@ impl Cluster<'_> {
         let TensorSpec { consistency, propagation, .. } = *self.workload.spec(tensor);
         let workers = self.workload.workers();
         let position = worker.positions[tensor as usize];
-        let requirement = position.requirement(worker.clock, propagation.slack(slack, workers), consistency, propagation);
+        let requirement =
+            position.requirement(worker.clock, propagation.slack(slack, workers), consistency, propagation);
         let sent = worker.sent[tensor as usize].clone();
         let tickets = self.freshen(rank, tensor, &requirement)?;
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
@@ -314,9 +316,18 @@ impl Cluster<'_> {
         let stamp = contribution.stamp;
         let push = |first, count| Submission::Push { tensor, first, count, stamp, settings };
         if self.is_remote(rank) {
-            self.want(rank, tensor, stamp, share == Share::Whole)?;
+            self.want(rank, tensor, stamp, self.workload.tells_all(rank, tensor, clock))?;
         }
         self.put(rank, tensor, lane, share, Some(stamp), push);
+        if self.workload.skips(rank, tensor, clock) {
+            self.skip_rest(rank, tensor, |first, count| Submission::Skip {
+                tensor,
+                first,
+                count,
+                stamp,
+                settings,
+            });
+        }
         Ok(())
     }
 
@@ -385,6 +396,30 @@ impl Cluster<'_> {
         }
     }
 
+    /// Says that the worker has nothing for the chunks that it has not put into its outbox, somewhere among what stands there.
+    fn skip_rest(&mut self, rank: Rank, tensor: TensorId, skip: impl Fn(u32, u32) -> Submission) {
+        let map = &self.maps[tensor as usize];
+        let worker = &mut self.workers[rank as usize];
+        let of_it =
+            worker.outbox.iter().filter(|outgoing| matches!(outgoing.update, Some((of, _)) if of == tensor));
+        let put: BTreeSet<u32> = of_it.flat_map(|outgoing| outgoing.chunks.iter().copied()).collect();
+        let rest: Vec<u32> = (0..map.cut.chunks()).filter(|chunk| !put.contains(chunk)).collect();
+        for run in rest.chunk_by(|one, next| one + 1 == *next) {
+            let (first, count) = (run[0], run.len() as u32);
+            for (shard, homed) in map.homes.iter().enumerate() {
+                let chunks: Vec<u32> = homed.iter().copied().filter(|chunk| run.contains(chunk)).collect();
+                if chunks.is_empty() {
+                    continue;
+                }
+                let submission = skip(first, count);
+                let at = self.rng.within(0..=worker.outbox.len() as u64) as usize;
+                worker
+                    .outbox
+                    .insert(at, Outgoing { shard, submission, chunks, update: Some((tensor, None)) });
+            }
+        }
+    }
+
     pub(super) fn submit(&mut self, rank: Rank, outgoing: Outgoing) -> Result<(), Failure> {
         let Outgoing { shard, submission, chunks, update } = outgoing;
         if let Some((tensor, stamp)) = update {
@@ -393,6 +428,9 @@ impl Cluster<'_> {
                 if let Some(stamp) = stamp {
                     self.see(Observation::Submitted { rank, tensor, chunk, stamp })?;
                 }
+            }
+            if let Submission::Skip { stamp, .. } = submission {
+                self.see(Observation::Skipped { rank, tensor, stamp })?;
             }
         }
         if self.is_remote(rank) {

@@ -107,6 +107,18 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// A sparse contribution to elements that the tensor does not have.
+    #[error("`{name}`: expected indices from 0 to {}, got {got} at place {place}", count.saturating_sub(1))]
+    UnknownElement {
+        /// The tensor.
+        name: String,
+        /// Which of the indices.
+        place: usize,
+        /// What came.
+        got: u64,
+        /// How many there are.
+        count: u64,
+    },
     /// A state array that the optimizer does not have, or a load that is not this worker's to make.
     #[error("`{name}`: {what}")]
     BadLoad {
@@ -470,6 +482,9 @@ impl Error {
             Self::AlreadyPushed { .. } => {
                 "call `job.clock()` after each iteration, or push with `more=True` until the iteration's last"
                     .to_owned()
+            }
+            Self::UnknownElement { .. } => {
+                "indices count from 0, along the dimensions that they name".to_owned()
             }
             Self::WrongSize { .. } => "give an array of the tensor's shape and dtype".to_owned(),
             Self::UnknownRow { .. } => {

@@ -17,6 +17,7 @@ mod carry;
 mod declare;
 mod pull;
 mod push;
+mod sparse;
 mod state;
 
 pub use declare::Declaration;

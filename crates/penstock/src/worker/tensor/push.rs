@@ -1,6 +1,7 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
 use super::carry::Sum;
+use super::sparse::{MOST_RUNS, Run, Scattered, runs};
 use super::{HomeShard, Tensor};
 use crate::wait::Deadline;
 use crate::worker::Error;
@@ -20,15 +21,22 @@ const WINDOW: usize = 256 * 1024;
 
 /// Most submissions to one shard that a push is made of: half of what its ring holds, so that the next push finds room while this
 /// one is folded. The windows of a tensor that would need more are larger.
-const MOST: usize = CAPACITY as usize / 2;
+pub(super) const MOST: usize = CAPACITY as usize / 2;
 
 /// What a push brings.
-#[derive(Clone, Copy)]
-enum Given<'a> {
+pub(super) enum Given<'a> {
     /// A contribution, or what stands in the lane.
     New(Option<Foreign<'a>>),
+    /// Some elements, and zeros for all others.
+    Sparse(&'a mut Scattered),
     /// Nothing new: what was held back.
     HeldBack,
+}
+
+/// What is added to the parts of a contribution that stand in the lane.
+enum Added<'a> {
+    Dense(Foreign<'a>),
+    Sparse(&'a mut Scattered),
 }
 
 impl Tensor {
@@ -70,9 +78,9 @@ impl Tensor {
         self.contribute(Given::HeldBack, settings, false, deadline)
     }
 
-    fn contribute(
+    pub(super) fn contribute(
         &self,
-        given: Given<'_>,
+        mut given: Given<'_>,
         settings: Settings,
         more: bool,
         deadline: Deadline,
@@ -101,16 +109,35 @@ impl Tensor {
         if self.wait_long(deadline, position.at(0), |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        if let Given::New(data) = given {
-            self.check_finite(&lane, data)?;
+        match &given {
+            Given::New(data) => self.check_finite(&lane, *data)?,
+            Given::Sparse(scattered) => self.check_finite(&lane, Some(scattered.values()))?,
+            Given::HeldBack => {}
         }
         let mut carry = self.carry.as_ref().filter(|_| contribution.leaves).map(lock);
-        let sum = match given {
-            Given::New(Some(data)) if !contribution.adds => Sum::Given(data),
-            Given::HeldBack if !contribution.adds => Sum::None,
-            _ => Sum::Lane,
+        if let Given::Sparse(scattered) = &mut given
+            && contribution.leaves
+            && !contribution.adds
+            && carry.is_none()
+            && self.spec.rule.ignores_zeros(&settings)
+        {
+            self.deliver_touched(&mut lane, scattered, contribution.stamp, settings, deadline)?;
+            let mut position = lock(&self.position);
+            position.contributed(contribution);
+            // Of chunks that were not touched whatever was there before.
+            position.loaded();
+            return Ok(contribution.stamp);
+        }
+        let (all, is_sparse) = (matches!(given, Given::HeldBack), matches!(given, Given::Sparse(_)));
+        let (sum, mut written, added) = match (given, contribution.adds) {
+            (Given::New(Some(data)), false) => (Sum::Given(data), None, None),
+            (Given::Sparse(scattered), false) => (Sum::Lane, Some(scattered), None),
+            (Given::HeldBack, false) => (Sum::None, None, None),
+            (Given::New(Some(data)), true) => (Sum::Lane, None, Some(Added::Dense(data))),
+            (Given::Sparse(scattered), true) => (Sum::Lane, None, Some(Added::Sparse(scattered))),
+            (Given::New(None), _) | (Given::HeldBack, true) => (Sum::Lane, None, None),
         };
-        let is_written = carry.is_some() || !matches!(sum, Sum::Lane);
+        let is_written = carry.is_some() || written.is_some() || !matches!(sum, Sum::Lane);
         let window = if is_written { self.window() } else { self.whole() };
         let links = self.job.links();
         // Nothing is changed before there is room for all of it, and from then on nothing waits: it counts whole, or not at
@@ -119,32 +146,89 @@ impl Tensor {
             true => self.make_room(&links, window, deadline)?,
             false => Rooms::new(),
         };
-        if let Given::New(Some(data)) = given
-            && contribution.adds
-        {
-            lane.add(self.spec.dtype, data);
+        match added {
+            Some(Added::Dense(data)) => lane.add(self.spec.dtype, 0, data),
+            Some(Added::Sparse(scattered)) => scattered.add(&mut lane),
+            None => {}
         }
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
-            let fill = |lane: &mut OwnLane, window: Range<usize>| match (&mut carry, sum) {
-                (Some(carry), sum) => {
-                    let all = matches!(given, Given::HeldBack);
-                    for chunk in self.chunks_of(window) {
-                        carry.pass(lane, chunk, sum, contribution.stamp, all);
-                    }
+            let fill = |lane: &mut OwnLane, window: Range<usize>| {
+                if let Some(scattered) = &mut written {
+                    self.places_of(window.clone()).for_each(|chunk| scattered.write(lane, chunk));
                 }
-                (None, Sum::Given(data)) => lane.write(window.start, data.part(window)),
-                (None, Sum::Lane | Sum::None) => {}
+                match (&mut carry, sum) {
+                    (Some(carry), sum) => {
+                        for chunk in self.chunks_of(window) {
+                            carry.pass(lane, chunk, sum, contribution.stamp, all);
+                        }
+                    }
+                    (None, Sum::Given(data)) => lane.write(window.start, data.part(window)),
+                    (None, Sum::Lane | Sum::None) => {}
+                }
             };
             self.deliver(&mut lane, fill, window, contribution.stamp, settings, &mut rooms);
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
+        } else if let Some(scattered) = written {
+            (0..self.chunks()).for_each(|chunk| scattered.write(&mut lane, chunk));
         }
-        if matches!(given, Given::HeldBack) {
+        if all {
             self.flushed.store(contribution.stamp + 1, Ordering::Relaxed);
         }
-        lock(&self.position).contributed(contribution);
+        let mut position = lock(&self.position);
+        position.contributed(contribution);
+        if is_sparse && contribution.leaves {
+            position.loaded();
+        }
         Ok(contribution.stamp)
+    }
+
+    /// Contributes what is touched, and skips the rest: zeros, of which the rule makes nothing.
+    fn deliver_touched(
+        &self,
+        lane: &mut OwnLane,
+        scattered: &mut Scattered,
+        stamp: u64,
+        settings: Settings,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let runs = runs(&scattered.touched(), self.chunks(), MOST_RUNS);
+        let links = self.job.links();
+        let within = |home: &HomeShard, run: &Run| {
+            let first = run.chunks.start.max(home.extent.first);
+            let last = run.chunks.end.min(home.extent.first + home.extent.count);
+            (first < last).then(|| (first, last - first))
+        };
+        let count = |home: &HomeShard| runs.iter().filter(|run| within(home, run).is_some()).count() as u64;
+        let mut rooms = self.rooms(&links, count, deadline)?;
+        self.ask_for_result(stamp);
+        self.count_submitted();
+        let tensor = self.id;
+        for run in &runs {
+            if run.touched {
+                run.chunks.clone().for_each(|chunk| scattered.write(lane, chunk));
+            }
+            for (home, room) in self.homes.iter().zip(&mut *rooms) {
+                let Some((first, count)) = within(home, run) else { continue };
+                room.put(|| match run.touched {
+                    true => Submission::Push { tensor, first, count, stamp, settings },
+                    false => Submission::Skip { tensor, first, count, stamp, settings },
+                });
+            }
+            if run.touched {
+                ring(&mut rooms);
+            }
+        }
+        ring(&mut rooms);
+        self.count_push(scattered.bytes());
+        Ok(())
+    }
+
+    /// The numbers of the chunks in a window, in bytes.
+    fn places_of(&self, window: Range<usize>) -> Range<u32> {
+        let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
+        (window.start / chunk_bytes) as u32..window.end.div_ceil(chunk_bytes) as u32
     }
 
     /// The chunks in a window, in bytes.
