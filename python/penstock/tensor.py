@@ -337,7 +337,7 @@ class Tensor(Sealed):
         stamp = self._core.flush(self._optimizer._packed, limit.left())
         if stamp is not None:
             self._job._unsent.discard(self._name)
-        if self._core.holds_back:
+        if self._core.lags:
             what = f"flush of `{self.name}` (every worker calls it)"
             # Made again in this iteration it is the same call: a signal handler may have raised at its end.
             says = lambda: checksum((self._job.iteration,))  # noqa: E731

@@ -129,20 +129,13 @@ def test_the_servers_steps_are_those_of_optax_under_bsp(spawn_job: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("propagation", ["pull", "broadcast"])
-def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(
-    spawn_job: Any, propagation: str
-) -> None:
+def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(spawn_job: Any) -> None:
     spawn_job(
         2,
-        f"""{PRELUDE}
-        PROPAGATION = {propagation!r}
-        """
-         """
+        PRELUDE
+        + """
         with ps.init() as job:
-            options = {"consistency": ps.SSP(slack=2), "propagation": PROPAGATION}
-            served = ps.jax.distribute(start(0), ps.SGD(0.1), **options)
-            assert served._tensors.all[0].propagation == PROPAGATION
+            served = ps.jax.distribute(start(0), ps.SGD(0.1), consistency=ps.SSP(slack=2))
             schedule = optax.cosine_decay_schedule(0.1, 100)
 
             @jax.jit

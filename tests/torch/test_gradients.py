@@ -72,8 +72,6 @@ def test_a_model_is_distributed_once(job: ps.Job) -> None:
         ({"patience": -1.0}, "-1"),
         # What only the servers' mode has.
         ({"check": False}, 'expected no check with where="gradients", got False'),
-        ({"propagation": "broadcast"}, 'expected no propagation with where="gradients", got'),
-        ({"propagation": "tree"}, 'expected propagation "pull" or "broadcast", got'),
         ({"lr_scale": None}, 'expected no lr_scale with where="gradients", got None'),
     ],
 )

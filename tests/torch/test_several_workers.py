@@ -93,10 +93,10 @@ def with_and_without(job):
         yield name + "/loaded", flat(model.first)
     yield "expected", flat(net(5).first)
 
-def stale_synchronous(job, propagation="pull"):
+def stale_synchronous(job):
     model = net(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    model, optimizer = distribute(model, optimizer, consistency=ps.SSP(3), propagation=propagation)
+    model, optimizer = distribute(model, optimizer, consistency=ps.SSP(3))
     def loss():
         with torch.no_grad():
             return float(sum(torch.nn.functional.mse_loss(model(x), y) for x, y in map(batch, range(20))))
@@ -108,9 +108,6 @@ def stale_synchronous(job, propagation="pull"):
         shared.tensor.pull(out=shared.parameter, slack=0)
     yield "after", loss()
     yield "model", flat(model)
-
-def stale_and_broadcast(job):
-    yield from stale_synchronous(job, "broadcast")
 
 def every_load(job):
     for name, make in MAKERS.items():
@@ -206,7 +203,7 @@ def per_update(job):
 
 torch.set_num_threads(1)
 with ps.init() as job:
-    parts = (takes_the_steps, with_and_without, stale_synchronous, stale_and_broadcast, every_load)
+    parts = (takes_the_steps, with_and_without, stale_synchronous, every_load)
     parts += (branches, two_against_each_other, per_update)
     save(**{f"{part.__name__}: {key}": value for part in parts for key, value in part(job)})
 """
@@ -246,9 +243,8 @@ def test_workers_with_and_without_a_gradient_and_loads_after_the_start(part: Par
             np.testing.assert_array_equal(result[f"{name}/loaded"], result["expected"], err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["stale_synchronous", "stale_and_broadcast"])
-def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(part: Part, name: str) -> None:
-    saved = part(name)
+def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(part: Part) -> None:
+    saved = part("stale_synchronous")
     np.testing.assert_array_equal(saved[0]["model"], saved[1]["model"])
     for result in saved:
         assert result["after"] < 0.9 * result["before"]

@@ -71,7 +71,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
     });
     let read = [
         ("Submission", 8),
-        ("Frame", 10 + 3 + 5),
+        ("Frame", 10 + 3 + 6),
         ("Record", 4),
         ("Handshake", 4),
         ("Structures", 6),
@@ -402,7 +402,11 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("folded", Notice::Folded { tensor: 7, count: 9 }),
         ("fetched", Notice::Fetched { tensor: 7, ticket: 9 }),
         ("taken", Notice::Taken),
+        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10 }),
     ];
+    let raised = bare(Body::Notice(notices[5].1));
+    assert_eq!(halves(&raised, 7), (8, 13));
+    assert!(PAGE.contains("how many in the high half of word 7"));
     for (name, notice) in notices {
         let bytes = bare(Body::Notice(notice));
         let (kind, tensor) = halves(&bytes, 6);

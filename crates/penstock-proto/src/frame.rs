@@ -62,6 +62,19 @@ pub enum Notice {
         /// The publication that the payload is a difference against; 0 if it is whole.
         base: u64,
     },
+    /// Chunks that were sent on this connection have come to this version as they are.
+    Raised {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk.
+        chunk: u32,
+        /// How many, of those that are homed there, from it on.
+        count: u32,
+        /// Their version.
+        version: u64,
+        /// Optimizer steps behind each.
+        steps: u64,
+    },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
         /// The tensor.
@@ -148,12 +161,16 @@ const STATE: u32 = 2;
 const FOLDED: u32 = 3;
 const FETCHED: u32 = 4;
 const TAKEN: u32 = 5;
+const RAISED: u32 = 6;
 
 impl Notice {
     fn encode(&self) -> [u64; WORDS] {
         match *self {
             Self::Value { tensor, chunk, version, steps, publication, base } => {
                 [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, 0, 0]
+            }
+            Self::Raised { tensor, chunk, count, version, steps } => {
+                [pack(RAISED, tensor), pack(chunk, count), version, steps, 0, 0, 0, 0]
             }
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
@@ -169,6 +186,10 @@ impl Notice {
             VALUE => {
                 let [_, _, version, steps, publication, base, ..] = *words;
                 Self::Value { tensor, chunk, version, steps, publication, base }
+            }
+            RAISED => {
+                let (chunk, count) = unpack(words[1]);
+                Self::Raised { tensor, chunk, count, version: words[2], steps: words[3] }
             }
             STATE => Self::State { tensor, chunk },
             FOLDED => Self::Folded { tensor, count: words[2] },

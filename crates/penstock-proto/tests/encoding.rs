@@ -72,7 +72,7 @@ impl Home {
             values: CHUNKS.map(|bytes| vec![0; bytes]).into(),
             held: CHUNKS.map(|bytes| vec![0; bytes]).into(),
             filter: terms(filter).filter,
-            published: vec![Publication { version: 0, steps: 0, sequence: 0 }; CHUNKS.len()],
+            published: vec![Publication { version: 0, steps: 0, sequence: 0, changed: 0 }; CHUNKS.len()],
             streams: Streams::new(&terms(filter), CHUNKS).unwrap(),
             history: BTreeMap::new(),
         };
@@ -86,6 +86,7 @@ impl Home {
         edits.iter().for_each(|(at, byte)| *at.get_mut(value) = *byte);
         place.version += newer;
         place.sequence += 2;
+        place.changed = place.sequence;
         self.filter.next(Coordinates::of_version(place.version, 0), value, &mut self.held[local]);
     }
 }
@@ -244,11 +245,12 @@ impl Line {
         let owing = self.subscriber.next(home);
         let bare = |notice| Header::bare(1, 0, Body::Notice(notice));
         let (mut bytes, payload) = match owing {
+            Some(Owing::Raised { .. }) => unreachable!("here each publication changes something"),
             None => (bare(Notice::Taken), Vec::new()),
             Some(Owing::Fetched { tensor, ticket }) => (bare(Notice::Fetched { tensor, ticket }), Vec::new()),
             Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),
             Some(Owing::Value { tensor, local, publication, position }) => {
-                let Publication { version, steps, sequence } = publication;
+                let Publication { version, steps, sequence, .. } = publication;
                 let held = home.held[local].clone();
                 let before = home.history.insert((local, sequence), held.clone());
                 assert!(

@@ -30,13 +30,14 @@ struct Home {
 
 impl Home {
     fn new(chunks: &[u32]) -> Self {
-        let none = Publication { version: 0, steps: 0, sequence: 0 };
+        let none = Publication { version: 0, steps: 0, sequence: 0, changed: 0 };
         Self { chunks: chunks.to_vec(), published: vec![none; chunks.len()], broadcast: false }
     }
 
     fn publish(&mut self, local: usize, version: u64) {
         let place = &mut self.published[local];
-        *place = Publication { version, steps: version, sequence: place.sequence + 1 };
+        let sequence = place.sequence + 1;
+        *place = Publication { version, steps: version, sequence, changed: sequence };
     }
 }
 
@@ -60,6 +61,14 @@ impl Chunks for Home {
     /// Worker 0 has declared `W`, and nobody anything else.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool {
         (tensor, rank) == (W, 0)
+    }
+}
+
+impl Home {
+    /// The chunk's version rises, and nothing else.
+    fn raise(&mut self, local: usize, version: u64) {
+        let place = &mut self.published[local];
+        *place = Publication { version, sequence: place.sequence + 1, ..*place };
     }
 }
 
@@ -197,11 +206,15 @@ impl Line {
             Some(Owing::Value {
                 tensor,
                 local,
-                publication: Publication { version, steps, sequence },
+                publication: Publication { version, steps, sequence, .. },
                 ..
             }) => {
                 let chunk = self.home.chunks[local];
                 Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 }
+            }
+            Some(Owing::Raised { tensor, local, count, version, steps }) => {
+                let (chunk, count) = (self.home.chunks[local], count as u32);
+                Notice::Raised { tensor, chunk, count, version, steps }
             }
             Some(Owing::State { tensor, local }) => Notice::State { tensor, chunk: self.home.chunks[local] },
             Some(Owing::Folded { tensor, count }) => Notice::Folded { tensor, count },
@@ -226,6 +239,13 @@ impl Line {
                     assert!(progress > self.progress);
                     self.progress = progress;
                 }
+            }
+            Effect::Raise { chunk, count, version, progress, .. } => {
+                let first = self.home.chunks.binary_search(&chunk).unwrap();
+                for chunk in &self.home.chunks[first..first + count as usize] {
+                    assert!(self.seen.insert(*chunk, version) <= Some(version), "a version fell");
+                }
+                self.progress = progress.unwrap_or(self.progress);
             }
             Effect::State { .. } => self.states += 1,
             Effect::Folded { count, .. } => {
@@ -742,4 +762,75 @@ fn only_who_has_asked_for_values_is_sent_what_is_published_and_who_reads_states_
     line.tell(Event::Published { tensor: W, local: 0 });
     let values = std::iter::from_fn(|| line.subscriber.next(&line.home));
     assert_eq!(values.filter(|owing| matches!(owing, Owing::Value { .. })).count(), 1);
+}
+
+#[test]
+fn what_rests_costs_one_frame_whatever_its_size_and_is_sent_whole_where_it_was_not() {
+    let chunks = [0, 3, 5, 9];
+    let mut line = Line::sending(&chunks, true);
+    let told = |line: &mut Line, change: &dyn Fn(&mut Home, usize)| {
+        for local in 0..chunks.len() {
+            change(&mut line.home, local);
+            line.tell(Event::Published { tensor: W, local });
+        }
+        let mut sent = Vec::new();
+        while line.answer() {
+            sent.extend(line.to_mirror.back().map(|(_, notice)| *notice));
+        }
+        line.exchange();
+        sent
+    };
+    (0..chunks.len()).for_each(|local| line.home.publish(local, 0));
+    line.fetch(1, false, 0);
+    line.exchange();
+    let raised = |chunk, count, version| Notice::Raised { tensor: W, chunk, count, version, steps: 0 };
+    assert_eq!(told(&mut line, &|home, local| home.raise(local, 1)), [raised(0, 4, 1)]);
+    assert_eq!((line.progress, &line.seen), (2, &chunks.map(|chunk| (chunk, 1)).into()));
+    // One of them has changed, and one is of another version.
+    let sent = told(&mut line, &|home, local| match local {
+        1 => home.publish(local, 2),
+        3 => home.raise(local, 7),
+        _ => home.raise(local, 2),
+    });
+    assert_eq!((sent[0], &sent[2..]), (raised(0, 1, 2), &[raised(5, 1, 2), raised(9, 1, 7)][..]));
+    assert!(matches!(sent[1], Notice::Value { chunk: 3, version: 2, .. }));
+    assert_eq!(line.progress, 3);
+    // A new connection knows nothing of what was sent.
+    line.cut();
+    (0..chunks.len()).for_each(|local| line.home.raise(local, 8));
+    line.connect();
+    let mut whole = 0;
+    while line.send() | line.take() | line.answer() | line.hear() {
+        whole = line.progress;
+    }
+    assert_eq!((whole, &line.seen), (9, &chunks.map(|chunk| (chunk, 8)).into()));
+    // And the next value is a difference to what was sent, whatever the versions since.
+    line.home.publish(0, 9);
+    line.tell(Event::Published { tensor: W, local: 0 });
+    let sent = line.home.published[0].sequence - 1;
+    assert!(
+        matches!(line.subscriber.next(&line.home), Some(Owing::Value { local: 0, position, .. }) if position == sent)
+    );
+}
+
+#[test]
+fn what_was_not_sent_cannot_be_raised() {
+    let mut line = Line::new(&[2, 4]);
+    (0..2).for_each(|local| line.home.publish(local, 3));
+    let raise = |line: &mut Line, chunk, count, version| {
+        let notice = Notice::Raised { tensor: W, chunk, count, version, steps: 0 };
+        line.mirror.hear(line.mirror.progress().0, &notice, |_| 0)
+    };
+    line.connect();
+    assert!(matches!(raise(&mut line, 2, 2, 4), Err(Broken::Unsent { chunk: 2, count: 2, version: 4 })));
+    line.fetch(1, false, 0);
+    line.exchange();
+    assert_eq!(line.seen.len(), 2);
+    for (chunk, count, version) in [(3, 1, 4), (2, 3, 4), (4, 2, 4), (2, u32::MAX, 4)] {
+        let broken = raise(&mut line, chunk, count, version).unwrap_err();
+        assert!(matches!(broken, Broken::Unsent { .. }), "{broken}");
+    }
+    assert!(matches!(raise(&mut line, 2, 1, 2), Err(Broken::Fell { chunk: 2, version: 2 })));
+    assert!(matches!(raise(&mut line, 2, 1, LATEST + 1), Err(Broken::TooNew { .. })));
+    assert!(raise(&mut line, 2, 2, 4).is_ok());
 }

@@ -63,8 +63,8 @@ impl<'a> Quick<'a, Arc<CoreTensor>> {
         self.0.chunks()
     }
 
-    fn holds_back(&self) -> bool {
-        self.0.holds_back()
+    fn lags(&self) -> bool {
+        self.0.lags()
     }
 
     fn model(&self) -> &'a Arc<Mapping> {
@@ -218,8 +218,8 @@ impl Tensor {
     }
 
     #[getter]
-    fn holds_back(&self) -> bool {
-        self.tensor.quick().holds_back()
+    fn lags(&self) -> bool {
+        self.tensor.quick().lags()
     }
 
     fn release(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {

@@ -180,6 +180,14 @@ impl remote_shard::Mirrored for Mirrored {
         Ok(())
     }
 
+    fn raise(&mut self, chunk: u32, published: Published) {
+        let Some(held) = self.values.get_mut(&chunk) else { return };
+        let Published { version, steps } = published;
+        (held.version, held.steps) = (version, steps);
+        let (tensor, encoding, value) = (self.id, Encoding::RAW, Rc::clone(&held.value));
+        self.deeds.borrow_mut().push(Deed::Came { tensor, chunk, version, encoding, base: 0, value });
+    }
+
     fn progress(&mut self, progress: u64) {
         self.progress = progress;
     }

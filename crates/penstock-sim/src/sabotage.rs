@@ -61,6 +61,8 @@ pub enum Sabotage {
     ShowsWhatIsNotFinal,
     /// A home does not tell those on other hosts of what it has published.
     ForgetsToBroadcast,
+    /// A home says that a chunk has another version when it has another value.
+    RaisesWhatHasChanged,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
     /// An end that has work left, frames that it has read or submissions that waited for room, waits until more bytes come.

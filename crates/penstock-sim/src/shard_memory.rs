@@ -129,6 +129,9 @@ struct Chunk {
     leaked: Option<Rc<[u8]>>,
     /// Publications so far.
     sequence: u64,
+    /// The last that changed what is seen, and whether the next does.
+    changed: u64,
+    changes: bool,
     /// What stands there, as it is sent to several.
     sum: OncePublished,
     /// A fold that waits for its commit.
@@ -202,6 +205,8 @@ impl Memory {
                     folded: false,
                     leaked: None,
                     sequence: 0,
+                    changed: 0,
+                    changes: false,
                     sum: OncePublished::default(),
                     aside: None,
                 },
@@ -315,9 +320,9 @@ impl Memory {
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
         let plan = self.tensors[&id].plan;
-        let Chunk { value, state, lanes, behind, folded, .. } = self.chunk(id, chunk);
+        let Chunk { value, state, lanes, behind, folded, held, changes, .. } = self.chunk(id, chunk);
         behind.falls();
-        *folded = true;
+        (*folded, *changes) = (true, *changes || held.is_empty());
         fold_lanes(&plan, fold, lanes, writers, value, state)
     }
 }
@@ -385,13 +390,14 @@ impl Home for Memory {
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, loaded, held, behind, leaked, sequence, .. } =
+        let Chunk { value, state, lanes, mirror, loaded, held, behind, leaked, sequence, changes, .. } =
             chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
             streams.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
         }
         if slot == 0 {
+            *changes = true;
             match &loaded[0] {
                 _ if loses => {}
                 _ if halves => value[..lane.len() / 2].copy_from_slice(&lane[..lane.len() / 2]),
@@ -413,11 +419,12 @@ impl Home for Memory {
     }
 
     fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
-        let Chunk { value, held, behind, .. } = self.chunk(id, chunk);
+        let Chunk { value, held, behind, changes, .. } = self.chunk(id, chunk);
         behind.catches_up();
         let is_due = !held.is_empty() && held[..] != value[..];
         if is_due {
             held.copy_from_slice(value);
+            *changes = true;
         }
         is_due
     }
@@ -432,11 +439,24 @@ impl Home for Memory {
         let shows = self.breaks(Sabotage::ShowsWhatIsHeldBack, 4);
         let impatient = self.breaks(Sabotage::ShowsWhatIsNotFinal, 2);
         let forgets = self.breaks(Sabotage::ForgetsToBroadcast, 3);
+        let unsaid = self.breaks(Sabotage::RaisesWhatHasChanged, 3);
         let Tensor { chunks, homed, filter, streams, shows_versions_only, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, held, behind, folded, leaked, sequence, .. } =
-            chunks.get_mut(&chunk).expect("the chunk is homed here");
+        let Chunk {
+            value,
+            mirror,
+            before,
+            undone,
+            held,
+            behind,
+            folded,
+            leaked,
+            sequence,
+            changed,
+            changes,
+            ..
+        } = chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams
             && let Some(Mirror { value, .. }) = mirror
         {
@@ -448,9 +468,13 @@ impl Home for Memory {
         let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
         let unseen = std::mem::take(folded) && same && *shows_versions_only && !impatient;
         if !held.is_empty() && !unseen {
-            behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
+            *changes |= 0 < behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
         }
         *sequence += 1;
+        // What is sent on purpose instead of what is seen differs each time.
+        if std::mem::take(changes) && !unsaid || leaked.is_some() || leaks || shows || torn {
+            *changed = *sequence;
+        }
         let version = (version + early).saturating_sub(late);
         let new = Mirror { version, steps, value: Rc::from(&value[..]) };
         let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
@@ -494,7 +518,7 @@ impl Chunks for Memory {
     fn publication(&self, id: TensorId, local: usize) -> Publication {
         let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
         let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
-        Publication { version, steps, sequence: chunk.sequence }
+        Publication { version, steps, sequence: chunk.sequence, changed: chunk.changed }
     }
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
@@ -522,6 +546,10 @@ impl Homed for Memory {
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
         self.lane(part.tensor, part.chunk, part.rank)
+    }
+
+    fn chunk(&self, id: TensorId, local: usize) -> u32 {
+        self.tensors[&id].homed[local]
     }
 
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {

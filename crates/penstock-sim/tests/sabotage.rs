@@ -187,6 +187,11 @@ fn what_is_not_final_and_is_seen_all_the_same_is_seen() {
     is_said_by(Sabotage::ShowsWhatIsNotFinal, "atomicity", "was shown as two values", 5);
 }
 
+#[test]
+fn a_value_that_is_taken_for_one_that_was_sent_is_seen() {
+    is_said_by(Sabotage::RaisesWhatHasChanged, "asked for", "with a value that it never had", 20);
+}
+
 /// S-5.
 #[test]
 fn a_home_that_does_not_broadcast_what_it_should_is_seen() {

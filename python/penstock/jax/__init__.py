@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     raise
 
 from ..arrays import Array
-from ..consistency import Consistency, check_propagation
+from ..consistency import Consistency
 from ..job import Job, current
 from ..optim import Optimizer
 from .calls import on_host, packed
@@ -188,7 +188,6 @@ def distribute(
     optimizer: Optimizer,
     *,
     consistency: Consistency | str | None = None,
-    propagation: str = "pull",
     job: Job | None = None,
     name: str | None = None,
     reduce: str = "mean",
@@ -216,7 +215,7 @@ def distribute(
     name
         Start of the tensors' names, with which no other call of the job has returned. Default "params", then
         "params.1", and so on; the same again where a call for the same parameters has failed.
-    propagation, reduce, rescale, clip, refuse_nonfinite
+    reduce, rescale, clip, refuse_nonfinite
         As for `Job.tensor`.
     lr_scale
         Under SSP and ASP, where each worker's gradient is a step of its own. "per-update": the optimizer's
@@ -264,13 +263,6 @@ def distribute(
     >>> served.push_pull({"w": jnp.ones(2)})["w"]
     Array([-0.5, -0.5], dtype=float32)
     """
-    check_propagation(propagation)
     job = job or current()
-    declaration = {
-        "propagation": propagation,
-        "reduce": reduce,
-        "rescale": rescale,
-        "clip": clip,
-        "refuse_nonfinite": refuse_nonfinite,
-    }
+    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)

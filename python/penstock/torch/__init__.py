@@ -43,7 +43,7 @@ except ModuleNotFoundError as error:
     raise
 
 from .. import _core, filters
-from ..consistency import BSP, Consistency, check_propagation, parse, spelled
+from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..filters import Filters
 from ..gather import Gathering
@@ -71,7 +71,6 @@ _MOST_DROPPED = 1000
 _DEFAULTS = {
     "check": True,
     "lr_scale": "per-update",
-    "propagation": "pull",
     "check_every": CHECK_EVERY,
     "bucket_bytes": BUCKET_BYTES,
     "patience": PATIENCE,
@@ -129,7 +128,6 @@ class Options(TypedDict, total=False):
 
     where: str | None
     consistency: Consistency | str | None
-    propagation: str
     job: Job | None
     reduce: str
     buffers: str | None
@@ -164,7 +162,6 @@ def distribute(
     *,
     where: str | None = None,
     consistency: Consistency | str | None = None,
-    propagation: str = "pull",
     job: Job | None = None,
     reduce: str = "mean",
     buffers: str | None = None,
@@ -202,10 +199,6 @@ def distribute(
     consistency
         `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's. "gradients" needs
         BSP.
-    propagation
-        With "servers": "pull" or "broadcast", as for `Job.tensor`: with "broadcast", servers on other hosts
-        send parameters as soon as they are final, and under SSP and ASP a `step()` waits for no round trip.
-        Default "pull".
     job
         Default: the open job of this process, or a new `ps.init()`.
     reduce
@@ -312,11 +305,10 @@ def distribute(
     _check_types(model, optimizer, buffers)
     job = job or current()
     where = _where(where, consistency, job)
-    check_propagation(propagation)
     if where == "servers":
         _refuse_others(where, check_every=check_every, bucket_bytes=bucket_bytes, patience=patience)
     else:
-        _refuse_others(where, check=check, lr_scale=lr_scale, propagation=propagation)
+        _refuse_others(where, check=check, lr_scale=lr_scale)
     filtering = _filters_of(filter, where)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
@@ -332,7 +324,6 @@ def distribute(
             )
         if buffers not in (None, "local"):
             raise OptionError(f'expected buffers "local" with where="servers", got {buffers!r}')
-        declaration["propagation"] = propagation
         asked = parse(spelled(consistency) or job._core.default_consistency)
         kind = _kind_of(
             where,

@@ -30,6 +30,8 @@ pub trait Homed: Chunks {
     /// That part of a lane, which was found by the functions above, to be written: as long as its range, and the same bytes each
     /// time while its payload comes in pieces.
     fn receive(&mut self, part: &LanePart) -> &mut [u8];
+    /// A chunk's number.
+    fn chunk(&self, tensor: TensorId, local: usize) -> u32;
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
     fn value(&self, tensor: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>);
     /// A chunk's number and the optimizer's arrays of it, to be sent.
@@ -367,9 +369,13 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
     match owing {
         Owing::Value { tensor, local, publication, position } => {
             let (chunk, agreed, sent) = memory.value(tensor, local, position);
-            let Publication { version, steps, sequence } = publication;
+            let Publication { version, steps, sequence, .. } = publication;
             let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
             (notice, Some((agreed, sent)))
+        }
+        Owing::Raised { tensor, local, count, version, steps } => {
+            let chunk = memory.chunk(tensor, local);
+            (Notice::Raised { tensor, chunk, count: count as u32, version, steps }, None)
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);

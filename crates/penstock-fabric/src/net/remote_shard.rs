@@ -66,6 +66,8 @@ pub trait Mirrored {
 
     /// Decodes a chunk's new value and publishes it. Readers never see a payload that is refused.
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable>;
+    /// Publishes what is mirrored of a chunk, of which something has come, as this version.
+    fn raise(&mut self, chunk: u32, published: Published);
     /// The least version of all chunks + 1 has risen to this. Who sees it sees the chunks.
     fn progress(&mut self, progress: u64);
     /// The optimizer's state of a chunk has come.
@@ -175,7 +177,7 @@ impl<M: Mirrored> Places for Mirrors<M> {
             Notice::State { tensor, chunk } => {
                 Some((Agreed::default(), self.tensors.get(tensor)?.state_bytes(chunk)?))
             }
-            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+            Notice::Raised { .. } | Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
         })
     }
 
@@ -450,6 +452,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let effect =
             self.machine.hear(header.sequence, &notice, wanted).map_err(|broken| broken.to_string())?;
         let (Effect::Publish { tensor, .. }
+        | Effect::Raise { tensor, .. }
         | Effect::State { tensor, .. }
         | Effect::Folded { tensor, .. }
         | Effect::Fetched { tensor, .. }) = effect
@@ -464,6 +467,17 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 mirrored
                     .publish(chunk, &value, Published { version, steps })
                     .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
+                if let Some(progress) = progress {
+                    mirrored.progress(progress);
+                    self.submitter.tell(tensor + 1);
+                }
+            }
+            Effect::Raise { chunk, count, version, steps, progress, .. } => {
+                let first = mirrored.chunks().partition_point(|&homed| homed < chunk);
+                for place in first..first + count as usize {
+                    let chunk = mirrored.chunks()[place];
+                    mirrored.raise(chunk, Published { version, steps });
+                }
                 if let Some(progress) = progress {
                     mirrored.progress(progress);
                     self.submitter.tell(tensor + 1);

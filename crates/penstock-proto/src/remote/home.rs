@@ -22,6 +22,8 @@ pub struct Publication {
     pub steps: u64,
     /// The number of this publication; 0 before the first.
     pub sequence: u64,
+    /// The last publication that changed what is seen: those after it raised its version alone.
+    pub changed: u64,
 }
 
 /// The chunks that the shard is home of, by tensor and by their place among them.
@@ -128,6 +130,19 @@ pub enum Owing {
         /// The subscriber's position in the chunk's stream: the publication that was sent last on this connection, or 0.
         position: u64,
     },
+    /// That chunks have come to a version with what was sent of them.
+    Raised {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk's place among those homed here.
+        local: usize,
+        /// How many, one after the other.
+        count: usize,
+        /// Their version.
+        version: u64,
+        /// Optimizer steps behind each.
+        steps: u64,
+    },
     /// A chunk's optimizer state, as it stands.
     State {
         /// The tensor.
@@ -158,8 +173,24 @@ struct OwedChunk {
     awaited: Awaited,
     /// Whether it stands in the queue.
     queued: bool,
-    /// The publication that was sent last on this connection.
+    /// The publication that it was last told of on this connection.
     seen: u64,
+    /// The one of which the value was sent last.
+    sent: u64,
+}
+
+impl OwedChunk {
+    /// Whether what was sent of it on this connection is what is published now, but for its version.
+    fn has(&self, publication: &Publication) -> bool {
+        self.sent > 0 && publication.changed <= self.sent
+    }
+
+    /// It is told of this publication.
+    fn tell(&mut self, publication: &Publication) {
+        self.queued = false;
+        self.seen = publication.sequence;
+        self.awaited.came(publication.version);
+    }
 }
 
 /// What is owed of one tensor.
@@ -406,9 +437,13 @@ impl Subscriber {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
                     let chunk = &mut self.known(tensor).chunks[local];
-                    chunk.queued = false;
-                    let position = std::mem::replace(&mut chunk.seen, publication.sequence);
-                    chunk.awaited.came(publication.version);
+                    if chunk.has(&publication) {
+                        let count = self.raise(tensor, local, &publication, home);
+                        let Publication { version, steps, .. } = publication;
+                        return Some(Owing::Raised { tensor, local, count, version, steps });
+                    }
+                    chunk.tell(&publication);
+                    let position = std::mem::replace(&mut chunk.sent, publication.sequence);
                     return Some(Owing::Value { tensor, local, publication, position });
                 }
                 Due::State { tensor } => {
@@ -429,6 +464,27 @@ impl Subscriber {
             }
         }
         None
+    }
+
+    /// Tells of a publication that is the chunk's value as it was sent, and of those that stand in the queue behind it and are the
+    /// same to the chunks that follow; how many they are. So what rests costs a frame a clock, whatever its size.
+    fn raise(&mut self, id: TensorId, first: usize, publication: &Publication, home: &impl Chunks) -> usize {
+        self.known(id).chunks[first].tell(publication);
+        let mut next = first + 1;
+        while let Some(&Due::Value { tensor, local }) = self.due.front()
+            && (tensor, local) == (id, next)
+        {
+            let following = home.publication(id, next);
+            let same = (following.version, following.steps) == (publication.version, publication.steps);
+            let chunk = &mut self.known(id).chunks[next];
+            if !same || !chunk.has(&following) {
+                break;
+            }
+            chunk.tell(&following);
+            self.due.pop_front();
+            next += 1;
+        }
+        next - first
     }
 
     fn owed(&mut self, id: TensorId, home: &impl Chunks) -> &mut Owed {

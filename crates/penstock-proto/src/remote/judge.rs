@@ -92,10 +92,8 @@ pub fn notice(
     let length = header.length as usize;
     let chunk = match notice {
         Notice::Value { .. } | Notice::State { .. } => chunk(&notice),
-        Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken if header.is_bare() => {
-            return Ok(&Raw);
-        }
-        Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+        _ if header.is_bare() => return Ok(&Raw),
+        _ => None,
     };
     let Some((agreed, bytes)) = chunk else {
         return Err(format!("{length} bytes for {notice:?}, which was not asked for"));

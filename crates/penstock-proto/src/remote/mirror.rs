@@ -44,6 +44,21 @@ pub enum Effect {
         /// To be told once it is published: the least version of all chunks + 1, if it has risen with this one.
         progress: Option<u64>,
     },
+    /// What is in the mirror of these chunks is published as a later version.
+    Raise {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk.
+        chunk: u32,
+        /// How many of the tensor's chunks there, from it on.
+        count: u32,
+        /// Their version.
+        version: u64,
+        /// Optimizer steps behind each.
+        steps: u64,
+        /// As of [`Effect::Publish`].
+        progress: Option<u64>,
+    },
     /// The state that came is put where it belongs.
     State {
         /// The tensor.
@@ -86,6 +101,16 @@ pub enum Broken {
     TooNew {
         /// The chunk.
         chunk: u32,
+        /// What came.
+        version: u64,
+    },
+    /// A version of chunks of which nothing has come on this connection, or that are not there.
+    #[error("chunks {chunk}+{count} were raised to version {version}, expected those that have come")]
+    Unsent {
+        /// The first chunk.
+        chunk: u32,
+        /// How many.
+        count: u32,
         /// What came.
         version: u64,
     },
@@ -178,6 +203,32 @@ impl Mirrored {
         }
         let (first, last) = self.awaited.bounds().unzip();
         first.into_iter().chain(last.filter(|_| first != last))
+    }
+
+    /// So many of the chunks, from this one on, have come to a version with what is mirrored of them; what there is to be told of
+    /// the least of all.
+    fn raise(&mut self, chunk: u32, count: u32, version: u64) -> Result<Option<u64>, Broken> {
+        let unsent = Broken::Unsent { chunk, count, version };
+        let first = self.chunks.binary_search(&chunk).map_err(|_| unsent)?;
+        let end = first.checked_add(count as usize).filter(|&end| end <= self.chunks.len()).ok_or(unsent)?;
+        if version > MAX_CLOCK {
+            return Err(Broken::TooNew { chunk, version });
+        }
+        if self.positions[first..end].contains(&0) {
+            return Err(unsent);
+        }
+        if self.versions[first..end].iter().any(|&was| version + 1 < was) {
+            return Err(Broken::Fell { chunk, version });
+        }
+        let mut risen = false;
+        for local in first..end {
+            let was = std::mem::replace(&mut self.versions[local], version + 1);
+            if was <= version {
+                self.progress.leaves(was);
+                risen = true;
+            }
+        }
+        Ok(if risen { self.progress.risen(self.versions.iter().copied()) } else { None })
     }
 
     /// Places of the chunks among `first..first + count`.
@@ -325,6 +376,7 @@ impl Mirror {
         }
         let of = match *notice {
             Notice::Value { tensor, .. }
+            | Notice::Raised { tensor, .. }
             | Notice::State { tensor, .. }
             | Notice::Folded { tensor, .. }
             | Notice::Fetched { tensor, .. } => tensor,
@@ -353,6 +405,10 @@ impl Mirror {
                     progress = mirrored.progress.risen(mirrored.versions.iter().copied());
                 }
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
+            }
+            Notice::Raised { tensor, chunk, count, version, steps } => {
+                let progress = mirrored.raise(chunk, count, version)?;
+                Ok(Effect::Raise { tensor, chunk, count, version, steps, progress })
             }
             Notice::State { tensor, chunk } => Ok(Effect::State { tensor, chunk }),
             Notice::Folded { tensor, count } => Ok(Effect::Folded { tensor, count }),

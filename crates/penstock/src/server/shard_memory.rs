@@ -50,6 +50,8 @@ pub(super) struct Memory {
     life: Life,
     /// Whether the chunk at hand was folded just now.
     folded: bool,
+    /// Whether what is seen of it was changed just now.
+    changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
 }
@@ -88,13 +90,15 @@ struct TensorMemory {
     sums: Vec<OncePublished>,
     /// Likewise: how far what is seen is behind.
     behind: Vec<Behind>,
+    /// Likewise: the last publication that changed what is seen.
+    changed: Vec<u64>,
 }
 
 impl Memory {
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
         let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, touched, events) = (Numbered::default(), None, None);
-        Self { shard, tensors, touched, events, life, folded: false, idle_looks: 0 }
+        Self { shard, tensors, touched, events, life, folded: false, changed: false, idle_looks: 0 }
     }
 
     /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
@@ -145,7 +149,8 @@ impl Memory {
         let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
-        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums, behind };
+        let changed = vec![0; home.chunks().len()];
+        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums, behind, changed };
         self.tensors.insert(id, tensor);
     }
 
@@ -225,7 +230,7 @@ impl Chunks for Memory {
     fn publication(&self, id: TensorId, local: usize) -> Publication {
         let tensor = self.look(id);
         let Published { version, steps } = tensor.published[local];
-        Publication { version, steps, sequence: tensor.home.sequence(local) }
+        Publication { version, steps, sequence: tensor.home.sequence(local), changed: tensor.changed[local] }
     }
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
@@ -253,6 +258,10 @@ impl Homed for Memory {
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
         self.lane(part.tensor, part.rank).receive(part.range.clone())
+    }
+
+    fn chunk(&self, id: TensorId, local: usize) -> u32 {
+        self.look(id).home.chunks()[local]
     }
 
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
@@ -308,7 +317,9 @@ impl Home for Memory {
             }
         };
         drop(contributions);
+        let shows = !self.look(id).terms.holds_back();
         self.folded = folded.is_ok();
+        self.changed |= self.folded && shows;
         self.life.work(worked);
         folded
     }
@@ -346,6 +357,7 @@ impl Home for Memory {
                 contribution.copy_to(&mut state[at..at + bytes]);
             }
         }
+        self.changed |= slot == 0;
         self.life.work(bytes);
     }
 
@@ -363,6 +375,7 @@ impl Home for Memory {
             header.begin();
             seen.copy_from_slice(whole);
         }
+        self.changed |= flushed;
         self.life.work(bytes);
         flushed
     }
@@ -370,6 +383,7 @@ impl Home for Memory {
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let published = Published { version, steps };
         let folded = std::mem::take(&mut self.folded);
+        let mut changed = std::mem::take(&mut self.changed);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, behind, .. } = tensor;
@@ -384,10 +398,14 @@ impl Home for Memory {
             header.begin();
             let at = Coordinates::of_version(version, first);
             let choices = behind[local].publish(&*terms.filter, at, whole, seen);
+            changed |= choices > 0;
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
         tensor.published[local] = published;
+        if changed {
+            tensor.changed[local] = tensor.home.sequence(local);
+        }
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }

@@ -61,8 +61,8 @@ class CudaTransfer:
         # The gradient is ready when the stream that made it says so.
         side.wait_stream(torch.cuda.current_stream(self._device))
         copied = torch.cuda.Event()
-        # The lane is free: the pull that ended the last iteration saw its contribution folded, but for one of
-        # what is broadcast out of step, where this waits. It may hold what was published since.
+        # The lane is free: the pull that ended the last iteration saw its contribution folded. It may hold
+        # what was published since.
         self._sends_to._core.lane_until_push()
         with torch.cuda.stream(side):
             self._lane.tensor.copy_(gradient, non_blocking=True)

@@ -257,8 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         scaled = f", settings for {self._updates} updates an iteration" if self._updates > 1 else ""
         filtered = "" if self._filters.push is None else f", pushes filtered by {self._filters.push!r}"
-        moved = ", broadcast" if self._declaration["propagation"] == "broadcast" else ""
-        how = f"steps taken by the servers, {self._consistency}{moved}{scaled}{filtered}"
+        how = f"steps taken by the servers, {self._consistency}{scaled}{filtered}"
         return f"DistributedOptimizer({self._original!r}, {how})"
 
     @property
@@ -1059,8 +1058,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
             mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": filters})
             filters = Filters()
-            kept = ("propagation", "refuse_nonfinite")
-            declaration = {"reduce": "sum", **{name: declaration[name] for name in kept}}
+            declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
         # A call that has failed may have declared it, for the same model.
         owner = self._prefix, name
         name = f"{self._prefix}/{name}"

@@ -125,7 +125,12 @@ impl Tensor {
         self.copy_value(out, position, deadline)
     }
 
-    fn copy_value(&self, mut out: ForeignMut<'_>, position: u64, deadline: Deadline) -> Result<u64, Error> {
+    pub(super) fn copy_value(
+        &self,
+        mut out: ForeignMut<'_>,
+        position: u64,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
         let cut = self.memory.cut();
         let mut least = u64::MAX;
         for chunk in 0..cut.chunks() {
@@ -170,7 +175,8 @@ impl Tensor {
         // Waiting for the others is what more slack would save; it would save nothing of the wait for this worker's own
         // update to be folded.
         let old = |home: &HomeShard| self.progress(home) <= requirement.version;
-        let others = self.adaptive.as_ref().filter(|_| self.homes.iter().any(old));
+        // The only worker of a job waits for itself.
+        let others = self.adaptive.as_ref().filter(|_| self.job.size > 1 && self.homes.iter().any(old));
         let since = others.map(|_| Instant::now());
         let waited = self.wait_long(deadline, requirement.version, fresh)?;
         if let (Some((_, controller)), Some(since)) = (others, since) {

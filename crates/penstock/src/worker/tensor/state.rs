@@ -11,6 +11,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use rustix::fd::{AsFd, OwnedFd};
@@ -228,7 +229,7 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        if !self.holds_back {
+        if !self.lags() {
             return self.pull_into(out, slack, timeout);
         }
         let mut out = out.into();
@@ -239,6 +240,10 @@ impl Tensor {
         let requirement = Requirement { own_folded, ..requirement };
         let deadline = self.job.deadline(timeout);
         self.wait_for_version(&requirement, deadline)?;
+        if !self.holds_back {
+            self.refresh(deadline)?;
+            return self.copy_value(out, position, deadline);
+        }
         let _turn = self.take_state_turn(deadline)?;
         let mut whole = vec![0; self.spec.bytes() as usize];
         let version = self.look_beside(1, &mut whole, StateView::copy_whole, deadline)?;
@@ -290,7 +295,7 @@ impl Tensor {
     /// Has all pass that a filter holds back of the values: once every worker has come, what each of them reads is the value
     /// itself. All of them make the call, as with [`Tensor::load_together`].
     pub fn release_together(&self, job: &Job, timeout: Option<Duration>) -> Result<(), Error> {
-        if !self.holds_back {
+        if !self.lags() {
             return self.job.fate.check();
         }
         let what = format!("flush of `{}` (every worker calls it)", self.spec.name);
@@ -302,7 +307,7 @@ impl Tensor {
     pub fn release(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.job.fate.check()?;
         self.job.touch();
-        if !self.holds_back {
+        if !self.lags() {
             return Ok(());
         }
         let deadline = self.job.deadline(timeout);
@@ -322,9 +327,11 @@ impl Tensor {
         Ok(())
     }
 
-    /// Whether a filter may hold back some of the values, which pulls then lack.
-    pub fn holds_back(&self) -> bool {
-        self.holds_back
+    /// Whether pulls may lack some of what the homes have folded, by a filter, or as it comes unasked: an exact pull and a flush see
+    /// it.
+    pub fn lags(&self) -> bool {
+        let comes = self.spec.propagation == Propagation::Broadcast;
+        self.holds_back || comes && !self.spec.consistency.folds_together()
     }
 
     /// The memory that holds a server's part of the state: its own, or a copy that is fetched from another host.

@@ -7,7 +7,7 @@ use penstock_fabric::net::remote_shard::{self, Value};
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
-use penstock_kernels::codec::Undecodable;
+use penstock_kernels::codec::{Base, Undecodable};
 use penstock_proto::encoding::Agreed;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::Terms;
@@ -24,6 +24,8 @@ pub(super) struct Mirrored {
     /// How its chunks travel, both ways.
     pub(super) terms: Arc<Terms>,
     pub(super) share: Share,
+    /// Where what comes whole is decoded that was encoded.
+    scratch: Vec<u8>,
 }
 
 impl Mirrored {
@@ -36,7 +38,7 @@ impl Mirrored {
         terms: Arc<Terms>,
     ) -> Self {
         let bytes = home.chunks().iter().map(|&chunk| home.range(chunk).len() as u64).sum();
-        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes) }
+        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes), scratch: Vec::new() }
     }
 }
 
@@ -86,7 +88,12 @@ impl remote_shard::Mirrored for Mirrored {
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
         let mut place = self.home.chunk(chunk);
         place.header.begin();
-        let decoded = if self.share.bypasses_caches() {
+        let decoded = if !value.codec.is_verbatim() && value.header.base() == Base::Zeros {
+            // A decoder begins with zeros, and a script may be looking at the value, which then is the same: what comes on a new
+            // connection was here before.
+            self.scratch.resize(place.seen.len(), 0);
+            value.decode(&mut self.scratch).map(|()| place.seen.copy_from_slice(&self.scratch))
+        } else if self.share.bypasses_caches() {
             value.decode_past_cache(place.seen)
         } else {
             value.decode(place.seen)
@@ -99,6 +106,10 @@ impl remote_shard::Mirrored for Mirrored {
             }
         }
         Ok(())
+    }
+
+    fn raise(&mut self, chunk: u32, published: Published) {
+        self.home.header(chunk).publish(published);
     }
 
     fn progress(&mut self, progress: u64) {
