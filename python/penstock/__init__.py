@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .filters import DVF, Filters, Quantize, RandomK, TopK
     from .job import Job, init
     from .optim import SGD, Adagrad, Adam, AdamW, Add, Optimizer, Replace, RMSprop
+    from .sparse import Sparse
     from .table import Table
     from .tensor import Tensor
 
@@ -62,6 +63,7 @@ __all__ = [
     "RandomK",
     "Replace",
     "ServerLost",
+    "Sparse",
     "Table",
     "Tensor",
     "TopK",
@@ -78,6 +80,7 @@ _MODULES = {
     "job": ("Job", "init"),
     "optim": ("SGD", "Adagrad", "Adam", "AdamW", "Add", "Optimizer", "RMSprop", "Replace"),
     "table": ("Table",),
+    "sparse": ("Sparse",),
     "tensor": ("Tensor",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -104,6 +104,7 @@ class Job:
         settings: tuple[float, float, float, float, float],
         consistency: str,
         propagation: str,
+        sparse: bool,
         mean: bool,
         rescale: float,
         clip: float | None,
@@ -277,6 +278,14 @@ class Tensor:
         With `more` the contribution stays in the lane and later ones of the same iteration are added to it.
         """
 
+    def push_sparse(
+        self, units: Any, unit: int, values: Any, settings: Any, more: bool, timeout: float | None
+    ) -> int:
+        """
+        As `push`, of zeros but for some elements. units: a buffer of uint64; each names `unit` elements from
+        `unit` times it on, whose values stand in `values` one after the other. Those named twice are summed.
+        """
+
     def flush(self, settings: tuple[float, float, float, float, float], timeout: float | None) -> int | None:
         """
         Pushes what a filter has held back. Returns the clock that it is stamped with; None, and pushes
@@ -284,8 +293,8 @@ class Tensor:
         """
 
     @property
-    def holds_back(self) -> bool:
-        """Whether a filter may hold back some of the values."""
+    def lags(self) -> bool:
+        """Whether pulls may lack some of what is folded, by a filter or as it comes unasked."""
 
     def release(self, timeout: float | None) -> None:
         """Worker 0, while no worker pushes: all that a filter holds back of the values passes."""

@@ -69,6 +69,12 @@ class ShapeError(PenstockError, ValueError):
     """
 
 
+class UnknownElement(PenstockError, LookupError):
+    """A sparse contribution names an element that the tensor does not have; `.place` is its place there."""
+
+    place: int = -1
+
+
 class DtypeError(PenstockError, TypeError):
     """An array has another element type than expected. Nothing is ever cast silently."""
 

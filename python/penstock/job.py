@@ -228,6 +228,7 @@ class Job(Sealed):
         optimizer: Optimizer | None = None,
         consistency: Consistency | str | None = None,
         propagation: str = "pull",
+        sparse: bool = False,
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -264,6 +265,9 @@ class Job(Sealed):
             "pull": a pull fetches the value from servers on other hosts. "broadcast": they send what is new
             as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
             and this worker's own updates once they are in one. Default "pull".
+        sparse
+            Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
+            differ from zero and from what was sent before, where that is shorter. Default False.
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
@@ -288,8 +292,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `propagation`, `rescale`, `clip`, `refuse_nonfinite` or `filter` is none
-            that it may be. Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `sparse`, `rescale`, `clip`, `refuse_nonfinite` or
+            `filter` is none that it may be. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -305,7 +309,8 @@ class Job(Sealed):
         Shared memory: the value and its optimizer's state once, and a lane the size of the value for each
         worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
         precision, which is carried in float32. A filter of broadcasts takes as much again on the servers, and
-        once more for workers on other hosts. So does "broadcast" under SSP, on the servers.
+        once more for workers on other hosts. So does "broadcast" under SSP, on the servers, and `sparse` for
+        workers on other hosts.
 
         Examples
         --------
@@ -322,6 +327,7 @@ class Job(Sealed):
             optimizer=optimizer,
             consistency=consistency,
             propagation=propagation,
+            sparse=sparse,
             reduce=reduce,
             rescale=rescale,
             clip=clip,
@@ -341,6 +347,7 @@ class Job(Sealed):
         optimizer: Optimizer | None = None,
         consistency: Consistency | str | None = None,
         propagation: str = "pull",
+        sparse: bool = False,
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -385,6 +392,7 @@ class Job(Sealed):
             rule.settings(),
             spelled(consistency),
             propagation,
+            flag("sparse", sparse),
             reduce == "mean",
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),

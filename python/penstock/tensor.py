@@ -22,6 +22,7 @@ from .filters import HeldBack
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
+from .sparse import sparse_of
 
 if TYPE_CHECKING:
     from . import _core
@@ -226,8 +227,10 @@ class Tensor(Sealed):
             Array of the tensor's `shape` and `dtype`, or any object that supports the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
             `lane()` returned: then nothing is copied. Default: the lane. None is refused: without a gradient
-            there is nothing to push. After a `load`, or where parts that were pushed with `more=True` were
-            lost with their iteration, the lane holds no gradient: call `lane()` again, and fill it.
+            there is nothing to push. A `ps.Sparse`, or a sparse tensor of torch (layout COO), means zeros for
+            all elements that it does not name. After a `load` or such a push, or where parts that were pushed
+            with `more=True` were lost with their iteration, the lane holds no gradient: call `lane()` again,
+            and fill it.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum; `push()`, or a push of the lane, adds nothing and
@@ -246,6 +249,8 @@ class Tensor(Sealed):
         ------
         ShapeError, DtypeError
             `grad` has another shape or dtype than the tensor. The lane is as it was.
+        UnknownElement
+            A sparse `grad` names an element that the tensor does not have. The lane is as it was.
         NonFiniteError
             The tensor refuses NaN and infinity, and `grad` holds one. The lane is as it was.
         AlreadyPushed
@@ -272,7 +277,11 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
-        stamp = self._core.push(self._contribution(grad), settings, more, timeout)
+        if self._is_dense(grad) or (sparse := sparse_of(grad)) is None:
+            stamp = self._core.push(self._contribution(grad), settings, more, timeout)
+        else:
+            units, unit, values = sparse.fit(self._name, self._shape, self._dtype)
+            stamp = self._core.push_sparse(units, unit, _as_buffer(values), settings, more, timeout)
         unsent = self._job._unsent
         if more:
             unsent.add(self._name)
@@ -355,6 +364,11 @@ class Tensor(Sealed):
         self._job._await_pushes()
         norm, elements = self._core.held_back()
         return HeldBack(norm, elements)
+
+    @staticmethod
+    def _is_dense(grad: ArrayLike) -> bool:
+        """Whether a glance says so: most contributions are arrays of NumPy, or the lane."""
+        return type(grad) is np.ndarray or grad is _LANE
 
     def _contribution(self, grad: ArrayLike) -> Any | None:
         # None for what is in the lane. There is no `_lane` before the first `lane()`: a `grad` of None must
@@ -488,7 +502,8 @@ class Tensor(Sealed):
         settings = self._optimizer._packed
         # The usual case is one call of the core. Where the job has tensors that were pushed with `more=True`
         # alone, `_push` must note that this one has been pushed as ever.
-        if out is None and slack is None and self._stable and not self._job._unsent:
+        is_dense = self._is_dense(grad) or sparse_of(grad) is None
+        if out is None and slack is None and self._stable and is_dense and not self._job._unsent:
             self._core.pushpull(self._contribution(grad), settings, timeout)
             return self._model if self._model is not None else self._model_view()
         return self._pushpull(grad, settings, out, slack, timeout)

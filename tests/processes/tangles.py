@@ -461,6 +461,7 @@ def dropping_beside_a_wait() -> None:
             "bsp",
             "pull",
             False,
+            False,
             1.0,
             None,
             False,

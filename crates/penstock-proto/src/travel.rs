@@ -86,8 +86,7 @@ impl Travel {
     /// Through filters of pushes and of values. What these hold back reads zero in a push, and is as it was in a value: the rest is
     /// sent alone, where that is shorter; unless the filter names a codec that suits it better. What has no filter goes raw.
     pub fn filtered(sums: Filtering, filter: Filtering, dtype: Dtype) -> Self {
-        let sparse = |entry: &&codec::Entry| entry.codec.uses_base() && entry.codec.carries(dtype);
-        let sparse = codec::ALL.iter().find(sparse).map(|entry| Encoding(entry.number));
+        let sparse = Self::changes(dtype);
         // A filter that cannot be made is refused where the tensor is declared.
         let made = Registry::ALL.filter_of_sums(&sums, dtype).ok().flatten();
         let named = made.and_then(|filter| filter.codec()).map(Encoding);
@@ -100,6 +99,26 @@ impl Travel {
             values: encodings(filter, sparse),
             contributions: encodings(sums, named.or(sparse)),
         }
+    }
+}
+
+impl Travel {
+    /// The same for a tensor whose contributions are mostly zeros: what goes raw is sent as the elements that differ from zero, and
+    /// of a value from what was sent before, where that is shorter.
+    #[must_use]
+    pub fn sparse(mut self, dtype: Dtype) -> Self {
+        for encodings in [&mut self.values, &mut self.contributions] {
+            if *encodings == [Encoding::RAW] {
+                encodings.splice(0..0, Self::changes(dtype));
+            }
+        }
+        self
+    }
+
+    /// The encoding of the elements that have changed.
+    fn changes(dtype: Dtype) -> Option<Encoding> {
+        let changes = |entry: &&codec::Entry| entry.codec.uses_base() && entry.codec.carries(dtype);
+        codec::ALL.iter().find(changes).map(|entry| Encoding(entry.number))
     }
 }
 
@@ -573,6 +592,13 @@ mod tests {
             assert!(terms.filter.holds_back());
         }
         assert_eq!(Travel::filtered(Filtering::NONE, Filtering::NONE, Dtype::F32), Travel::default());
+        let both = [Encoding(2), Encoding::RAW];
+        let sparse = Travel::default().sparse(Dtype::F32);
+        assert_eq!((&sparse.values[..], &sparse.contributions[..]), (&both[..], &both[..]));
+        assert_eq!(sparse.clone().sparse(Dtype::F32), sparse);
+        let quantized = Filtering::of_sums("Quantize int8", &[]).unwrap();
+        let travel = Travel::filtered(quantized, Filtering::NONE, Dtype::F32).sparse(Dtype::F32);
+        assert_eq!((&travel.values[..], travel.contributions[0]), (&both[..], Encoding(24)));
         assert_eq!(Filtering::of_values("TopK", &[0.5, 1.0]), None);
         assert_eq!(Filtering::of_sums("DVF", &[0.5]), None);
         assert_eq!(Filtering::of_sums("dvf", &[0.5, 1.0, 0.0]), None);

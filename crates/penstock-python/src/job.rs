@@ -279,6 +279,7 @@ impl Job {
         settings: [f64; 5],
         consistency: &str,
         propagation: &str,
+        sparse: bool,
         mean: bool,
         rescale: f64,
         clip: Option<f64>,
@@ -333,6 +334,7 @@ impl Job {
                 dtype,
             ),
         };
+        let spec = if sparse { TensorSpec { travel: spec.travel.sparse(dtype), ..spec } } else { spec };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor))

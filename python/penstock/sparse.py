@@ -1,0 +1,118 @@
+"""
+Sparse contributions: some elements of a tensor, and zeros for all others.
+
+`tensor.push(ps.Sparse(indices, values))` means what a push of the whole array would, with zeros where nothing
+is named. Where zeros change nothing by the tensor's rule, only the chunks that are touched move.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, ArrayLike, as_array, contribution, is_plain
+from .exceptions import DtypeError, ShapeError, UnknownElement
+
+
+class Sparse:
+    """
+    A contribution to some elements of a tensor; the others get zeros.
+
+    Parameters
+    ----------
+    indices
+        Whole numbers from 0 on: n places along the first dimension, or an array of shape (k, n), of n
+        places along the first k dimensions, as torch's sparse tensors have them. In any order; what is named
+        twice is summed.
+    values
+        n elements, rows or blocks: an array of shape (n, ...), with the tensor's other dimensions behind n,
+        and of its dtype. Lists of numbers are converted.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        There are not as many values as indices, or the indices are no whole numbers.
+
+    Examples
+    --------
+    >>> Sparse([4, 1], [0.5, 2.0])
+    Sparse(2 places)
+    """
+
+    __slots__ = ("indices", "values")
+
+    indices: Array
+    values: ArrayLike
+
+    def __init__(self, indices: ArrayLike, values: ArrayLike) -> None:
+        places = as_array(indices)
+        if places.size == 0 and is_plain(indices):
+            places = places.astype(np.int64)  # an empty list is float64 to NumPy
+        if places.dtype.kind not in "iu":
+            raise DtypeError(f"expected indices as whole numbers, got dtype {places.dtype.name}")
+        if places.ndim not in (1, 2):
+            raise ShapeError(f"expected indices of shape (n,) or (dimensions, n), got {places.shape}")
+        given = as_array(values)
+        if given.ndim == 0 or len(given) != places.shape[-1]:
+            raise ShapeError(
+                f"expected as many values as indices, {places.shape[-1]}, got values of shape {given.shape}"
+            )
+        self.indices, self.values = places, values
+
+    def __repr__(self) -> str:
+        return f"Sparse({self.indices.shape[-1]} places)"
+
+    def fit(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, int, Array]:
+        """
+        For the tensor of that name: where each block of elements begins, counted in blocks, how many elements
+        a block has, and the values.
+
+        Raises
+        ------
+        ShapeError, DtypeError, UnknownElement
+            The tensor has no such places, or values of another shape or type.
+        """
+        places = np.atleast_2d(self.indices)
+        named, behind = shape[: len(places)], shape[len(places) :]
+        if len(named) < len(places):
+            raise ShapeError(f"`{name}` has {len(shape)} dimensions, got indices of {len(places)}")
+        for along, size in zip(places, named, strict=True):
+            wrong = np.flatnonzero((along < 0) | (along >= size))
+            if len(wrong):
+                place = int(wrong[0])
+                raise UnknownElement(
+                    f"`{name}`: expected indices from 0 to {size - 1}, got {along[place]} at place {place}",
+                    "indices count from 0, along the dimensions that they name",
+                    place=place,
+                )
+        units = np.zeros(places.shape[1], np.uint64)
+        for along, size in zip(places, named, strict=True):
+            units = units * np.uint64(size) + along.astype(np.uint64)
+        values = contribution(self.values, name, (places.shape[1], *behind), dtype)
+        return units, int(np.prod(behind, dtype=np.int64)), values
+
+
+def sparse_of(value: object) -> Sparse | None:
+    """
+    `value` as a sparse contribution, if it is one, or a sparse tensor of torch; None for all else.
+
+    Raises
+    ------
+    DtypeError
+        It is a sparse tensor of another layout than COO.
+    """
+    if isinstance(value, Sparse):
+        return value
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.layout == torch.strided:
+        return None
+    if value.layout != torch.sparse_coo:
+        raise DtypeError(
+            f"expected a dense tensor or a sparse one of layout torch.sparse_coo, got {value.layout}",
+            "call `to_sparse_coo()`",
+        )
+    given: Any = value.detach()
+    # As they stand: what is named twice is summed here.
+    return Sparse(given._indices().cpu().numpy(), given._values())
