@@ -12,6 +12,9 @@ writes.
 | `SSP(s)` | at least version t - s, and all own updates | only when more than s iterations ahead |
 | `ASP()` | all own updates, and whatever else has arrived | never for others |
 
+A value that is broadcast (`propagation="broadcast"`) holds own updates under SSP and ASP once they come back
+with the others'.
+
 Stale synchronous parallel: Ho et al. 2013, section 2.
 """
 
@@ -97,7 +100,7 @@ class SSP:
 @dataclass(frozen=True)
 class ASP:
     """
-    Asynchronous: own updates, and whatever else has arrived.
+    Asynchronous: own updates (but of a value that is broadcast), and whatever else has arrived.
 
     Examples
     --------

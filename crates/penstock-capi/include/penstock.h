@@ -305,8 +305,12 @@ typedef struct {
     double clip;
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     double timeout;
+    /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
+    /// updates before they are in a version, and under "asp" a worker's own come back with the others'). What is in no version
+    /// cannot be read from C, and a flush that Python's workers make waits for all workers. NULL: "pull".
+    const char *propagation;
     /// For later versions: 0.
-    uint64_t reserved[4];
+    uint64_t reserved[3];
 } penstock_tensor_options;
 
 /// More arguments of a single call. Zero all of it, set `struct_size`, then set what should differ from the default.
@@ -571,7 +575,7 @@ penstock_optimizer penstock_adamw(double lr);
 /// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
-/// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+/// consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
 penstock_status penstock_tensor_create(const penstock_job *job,
                                        const penstock_tensor_options *options,
                                        penstock_tensor **tensor);
@@ -626,7 +630,7 @@ penstock_status penstock_lane_with(const penstock_tensor *tensor,
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
 /// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
-/// of every live worker, and all of this worker's own.
+/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp".
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().

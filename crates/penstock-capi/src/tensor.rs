@@ -98,8 +98,9 @@ pub struct penstock_tensor_options {
     pub clip: f64,
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     pub timeout: f64,
-    /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them each version as soon as it is final, and
-    /// under "ssp" nobody sees updates before they are in one). NULL: "pull".
+    /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
+    /// updates before they are in a version, and under "asp" a worker's own come back with the others'). What is in no version
+    /// cannot be read from C, and a flush that Python's workers make waits for all workers. NULL: "pull".
     pub propagation: *const c_char,
     /// For later versions: 0.
     pub reserved: [u64; 3],
@@ -252,7 +253,7 @@ pub unsafe extern "C" fn penstock_lane_with(
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
 /// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
-/// of every live worker, and all of this worker's own.
+/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp".
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().

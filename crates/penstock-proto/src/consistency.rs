@@ -10,8 +10,9 @@
 //! | SSP(s) | each update when it arrives | at least t - s, and all own updates | a wait only when more than s ahead |
 //! | ASP | each update when it arrives | all own updates | never a wait for others |
 //!
-//! Stale synchronous parallel: Ho et al. 2013, section 2. The papers count differently by one: Lapser's `base_version` is
-//! the position, its `slack` ours (lapser.md, 3.1.3.C). With one worker all three give the same values.
+//! Own updates are seen at once where readers [pull](crate::propagation). Stale synchronous parallel: Ho et al. 2013, section
+//! 2. The papers count differently by one: Lapser's `base_version` is the position, its `slack` ours (lapser.md, 3.1.3.C). With
+//! one worker all three give the same values.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
