@@ -78,6 +78,71 @@ def test_own_updates_are_seen_with_the_version_that_holds_them_and_a_flush_or_an
     assert (first["pulled"], first["cast"], first["exact"]) == (5, 0, 5)
 
 
+@pytest.mark.parametrize("consistency", ["ssp:9", "asp"])
+def test_out_of_step_an_exact_pull_has_all_own_updates_and_a_flush_everybodys(
+    spawn_job: Any, consistency: str
+) -> None:
+    for transport in ("auto", "tcp"):
+        spawn_job(
+            2,
+            f"""
+            with ps.init() as job:
+                # Several chunks: a mixture of two states would show.
+                w = job.tensor(
+                    "w", shape=100_000, reduce="sum", consistency={consistency!r}, propagation="broadcast"
+                )
+                ones = np.ones(100_000, np.float32)
+                job.barrier()
+                for step in range(1, 15):
+                    w.push(ones)
+                    exact = w.pull(exact=True)
+                    assert exact.min() >= step, (step, exact.min())
+                    job.clock()
+                    job.barrier()
+                    w.flush()
+                    seen = w.pull()
+                    assert np.all(seen == 2 * step), (step, seen.min(), seen.max())
+                    job.barrier()
+            """,
+            options={"transport": transport},
+        )
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
+def test_what_nobody_pushes_costs_little_at_a_clock_and_a_push_comes_through(
+    spawn_job: Any, consistency: str
+) -> None:
+    saved = spawn_job(
+        2,
+        f"""
+        with ps.init() as job:
+            w = job.tensor(
+                "w", shape=1_000_000, reduce="sum", consistency={consistency!r}, propagation="broadcast"
+            )
+            ones = np.ones(1_000_000, np.float32)
+            w.push(ones)
+            job.clock()
+            assert w.pull(slack=0)[-1] == 2
+            job.barrier()
+            before = job.stats()["received_bytes"]
+            for _ in range(50):
+                job.clock()
+            assert np.all(w.pull(slack=0) == 2)
+            save(received=job.stats()["received_bytes"] - before)
+            job.barrier()
+            w.push(ones)
+            job.clock()
+            assert np.all(w.pull(slack=0) == 4)
+            assert w.version >= 52
+            job.barrier()
+        """,
+        options={"transport": "tcp"},
+    )
+    for result in saved:
+        # A frame for each shard and clock, and not 4 MB.
+        assert result["received"] < 1_000_000, result["received"]
+
+
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
 def test_a_pull_asks_servers_on_other_hosts_for_nothing(spawn_job: Any, consistency: str) -> None:
     saved = spawn_job(
@@ -148,7 +213,8 @@ def test_with_one_worker_a_value_that_is_broadcast_is_what_any_other_is(
         gradient = draw.standard_normal(30_001).astype(pulled.dtype)
         for tensor in (pulled, cast):
             tensor.push(gradient)
-        assert pulled.pull(slack=0).tobytes() == cast.pull(slack=0).tobytes()
+        # Whatever its slack: alone, a worker waits for nobody.
+        assert pulled.pull(slack=0).tobytes() == cast.pull().tobytes() == cast.pull(slack=9).tobytes()
         job.clock()
     states = [tensor.optimizer_state() for tensor in (pulled, cast)]
     assert states[0].keys() == states[1].keys()
