@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from . import own
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
-from .filters import HeldBack
+from .filters import Filters, HeldBack, OwnFilter
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
@@ -56,6 +57,7 @@ class Tensor(Sealed):
     __slots__ = (
         "__weakref__",
         "_core",
+        "_direct",
         "_dtype",
         "_job",
         "_lane",
@@ -64,6 +66,7 @@ class Tensor(Sealed):
         "_model",
         "_name",
         "_optimizer",
+        "_own",
         "_plain",
         "_shape",
         "_stable",
@@ -77,7 +80,13 @@ class Tensor(Sealed):
     }
 
     def __init__(
-        self, job: Job, core: _core.Tensor, shape: tuple[int, ...], dtype: str, optimizer: Optimizer
+        self,
+        job: Job,
+        core: _core.Tensor,
+        shape: tuple[int, ...],
+        dtype: str,
+        optimizer: Optimizer,
+        filters: Filters | None = None,
     ) -> None:
         self._job = job
         self._core = core
@@ -89,6 +98,10 @@ class Tensor(Sealed):
         self._optimizer = optimizer
         # Asked once: whether a pull that names no slack may hand out the model itself.
         self._stable = core.stable(None)
+        push = None if filters is None else filters.push
+        self._own = push if isinstance(push, OwnFilter) else None
+        # Whether a `pushpull` may be one call of the core.
+        self._direct = self._stable and self._own is None
         self._model: Array | None = None
         self._mirror: Array | None = None
         self._lane: Array | None = None
@@ -258,6 +271,9 @@ class Tensor(Sealed):
             The optimizer's settings were changed to invalid values.
         JobClosed
             The job has ended, or this worker was removed from it.
+        ShapeError, DtypeError, NonFiniteError
+            Likewise of what the `send` of the tensor's own filter (`ps.OwnFilter`) returned. What it raises
+            comes through as it is. What is held back, and parts in the lane, are as they were.
 
         Notes
         -----
@@ -272,7 +288,11 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
-        stamp = self._core.push(self._contribution(grad), settings, more, timeout)
+        data = self._contribution(grad)
+        if self._own is None or more:
+            stamp = self._core.push(data, settings, more, timeout)
+        else:
+            stamp = own.push(self, self._own, data, settings, timeout)
         unsent = self._job._unsent
         if more:
             unsent.add(self._name)
@@ -488,7 +508,7 @@ class Tensor(Sealed):
         settings = self._optimizer._packed
         # The usual case is one call of the core. Where the job has tensors that were pushed with `more=True`
         # alone, `_push` must note that this one has been pushed as ever.
-        if out is None and slack is None and self._stable and not self._job._unsent:
+        if out is None and slack is None and self._direct and not self._job._unsent:
             self._core.pushpull(self._contribution(grad), settings, timeout)
             return self._model if self._model is not None else self._model_view()
         return self._pushpull(grad, settings, out, slack, timeout)

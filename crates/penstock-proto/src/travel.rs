@@ -632,7 +632,7 @@ mod tests {
         let said = "expected a number of at least 0 for `low` of the filter `DVF`, got -1";
         assert_eq!(refused(bounded(-1.0)), said);
         let unknown = Travel { sums: Filtering { filter: 200, ..Filtering::NONE }, ..Travel::default() };
-        let said = "expected a filter of contributions among [0, 1, 2, 3, 4, 5, 6, 7, 8], got 200: a newer version may know it";
+        let said = "expected a filter of contributions among [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], got 200: a newer version may know it";
         assert_eq!(refused(unknown), said);
     }
 }

@@ -1,7 +1,9 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
 use super::carry::Sum;
+use super::divide::Divided;
 use super::{HomeShard, Tensor};
+use crate::turn::{Place, Taken};
 use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::link::{Link, Room, Rooms, Waited, lock, ring};
@@ -11,7 +13,9 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::remote::asking;
 use penstock_proto::submission::Submission;
+use penstock_proto::worker::Contribution;
 use std::ops::Range;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// Bytes that are copied into the lane before the shards hear of them: they fold the first while the next are copied.
@@ -24,11 +28,21 @@ const MOST: usize = CAPACITY as usize / 2;
 
 /// What a push brings.
 #[derive(Clone, Copy)]
-enum Given<'a> {
+pub(super) enum Given<'a> {
     /// A contribution, or what stands in the lane.
     New(Option<Foreign<'a>>),
     /// Nothing new: what was held back.
     HeldBack,
+    /// All that was due, as the program has divided it.
+    Divided(&'a Divided<'a>),
+}
+
+/// A contribution that may be made: nothing is changed yet, and nobody else changes anything meanwhile.
+pub(super) struct Ready<'a> {
+    pub(super) lane: MutexGuard<'a, OwnLane>,
+    pub(super) contribution: Contribution,
+    _stands_still: Place<'a>,
+    _turn: Taken<'a>,
 }
 
 impl Tensor {
@@ -77,6 +91,18 @@ impl Tensor {
         more: bool,
         deadline: Deadline,
     ) -> Result<u64, Error> {
+        let ready = self.ready(given, settings, more, deadline)?;
+        self.make(ready, given, settings, deadline)
+    }
+
+    /// All that may keep a contribution from being made is waited for or refused, but for room at the homes.
+    pub(super) fn ready(
+        &self,
+        given: Given<'_>,
+        settings: Settings,
+        more: bool,
+        deadline: Deadline,
+    ) -> Result<Ready<'_>, Error> {
         self.job.fate.check()?;
         self.job.touch();
         if let Given::New(Some(data)) = given {
@@ -85,10 +111,10 @@ impl Tensor {
         settings
             .check(self.spec.rule)
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
-        let _turn = self.take_turn(deadline)?;
-        let (clock, _stands_still) = self.job.clock(deadline)?;
+        let turn = self.take_turn(deadline)?;
+        let (clock, stands_still) = self.job.clock(deadline)?;
         let position = *lock(&self.position);
-        let mut lane = lock(&self.lane);
+        let lane = lock(&self.lane);
         let contribution = position.contribute(clock, more).map_err(|already| Error::AlreadyPushed {
             name: self.spec.name.clone(),
             rank: self.job.rank,
@@ -104,10 +130,23 @@ impl Tensor {
         if let Given::New(data) = given {
             self.check_finite(&lane, data)?;
         }
+        Ok(Ready { lane, contribution, _stands_still: stands_still, _turn: turn })
+    }
+
+    /// Makes it.
+    pub(super) fn make(
+        &self,
+        mut ready: Ready<'_>,
+        given: Given<'_>,
+        settings: Settings,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
+        let (lane, contribution) = (&mut *ready.lane, ready.contribution);
         let mut carry = self.carry.as_ref().filter(|_| contribution.leaves).map(lock);
         let sum = match given {
             Given::New(Some(data)) if !contribution.adds => Sum::Given(data),
             Given::HeldBack if !contribution.adds => Sum::None,
+            Given::Divided(parts) => Sum::Given(parts.sent),
             _ => Sum::Lane,
         };
         let is_written = carry.is_some() || !matches!(sum, Sum::Lane);
@@ -126,29 +165,35 @@ impl Tensor {
         }
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
+            if let (Given::Divided(parts), Some(carry)) = (given, &mut carry) {
+                carry.keep(parts.kept);
+            }
             let fill = |lane: &mut OwnLane, window: Range<usize>| match (&mut carry, sum) {
-                (Some(carry), sum) => {
+                (Some(carry), sum) if !matches!(given, Given::Divided(_)) => {
                     let all = matches!(given, Given::HeldBack);
                     for chunk in self.chunks_of(window) {
                         carry.pass(lane, chunk, sum, contribution.stamp, all);
                     }
                 }
-                (None, Sum::Given(data)) => lane.write(window.start, data.part(window)),
-                (None, Sum::Lane | Sum::None) => {}
+                (_, Sum::Given(data)) => lane.write(window.start, data.part(window)),
+                (_, Sum::Lane | Sum::None) => {}
             };
-            self.deliver(&mut lane, fill, window, contribution.stamp, settings, &mut rooms);
+            self.deliver(lane, fill, window, contribution.stamp, settings, &mut rooms);
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
         }
         if matches!(given, Given::HeldBack) {
             self.flushed.store(contribution.stamp + 1, Ordering::Relaxed);
         }
+        if self.carry.is_some() {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
         lock(&self.position).contributed(contribution);
         Ok(contribution.stamp)
     }
 
     /// The chunks in a window, in bytes.
-    fn chunks_of(&self, window: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn chunks_of(&self, window: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         let end = window.end;
         window.step_by(chunk_bytes).map(move |start| start..(start + chunk_bytes).min(end))
