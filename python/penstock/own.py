@@ -64,6 +64,8 @@ def divide(due: Array, given: ArrayLike, name: str, dtype: np.dtype[Any]) -> tup
         given = given.astype(np.float64 if given.dtype.itemsize > 8 else due.dtype)
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(due)
+        # `due * mask` has -0.0 where nothing is sent, which takes bytes between hosts as any other number.
+        given = np.where(due == 0, given, given + 0.0)
         sent = given.astype(dtype)
         # Of a number that the dtype cannot hold its largest is sent, and the rest kept.
         too_large = np.isfinite(given) & ~np.isfinite(sent)

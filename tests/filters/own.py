@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import reference
@@ -32,7 +33,7 @@ class Chosen(ps.OwnFilter):
 class Beyond(ps.OwnFilter):
     """Sends what is beyond a bound."""
 
-    def __init__(self, bound: float) -> None:
+    def __init__(self, bound: float | np.floating[Any]) -> None:
         self.bound = bound
 
     def send(self, due: reference.Array, _: int) -> reference.Array:

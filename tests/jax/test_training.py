@@ -138,7 +138,7 @@ def test_with_bounded_staleness_it_learns_and_takes_a_schedule_from_inside_jit(
         f"""{PRELUDE}
         PROPAGATION = {propagation!r}
         """
-         """
+        """
         with ps.init() as job:
             options = {"consistency": ps.SSP(slack=2), "propagation": PROPAGATION}
             served = ps.jax.distribute(start(0), ps.SGD(0.1), **options)

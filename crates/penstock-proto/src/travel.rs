@@ -559,13 +559,17 @@ mod tests {
     #[test]
     fn what_is_filtered_is_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
         let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        let own = Filtering::of_sums("Own", &[7.0]).unwrap();
+        assert_eq!(Filtering::of_values("Own", &[7.0]), None, "servers have none of a program's code");
         let top = Filtering::of_values("TopK", &[0.5]).unwrap();
         for (dtype, sparse) in [(Dtype::Bf16, 1), (Dtype::F16, 1), (Dtype::F32, 2), (Dtype::F64, 3)] {
-            let travel = Travel::filtered(bounded, Filtering::NONE, dtype);
-            assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
-            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
-            assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim() && terms.sums.is_some());
-            assert!(!terms.filter.holds_back());
+            for sums in [bounded, own] {
+                let travel = Travel::filtered(sums, Filtering::NONE, dtype);
+                assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
+                let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+                assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim());
+                assert!(terms.sums.is_some() && !terms.filter.holds_back());
+            }
             let travel = Travel::filtered(Filtering::NONE, top, dtype);
             assert_eq!(travel.values, [Encoding(sparse), Encoding::RAW]);
             let terms = travel.resolve(dtype, &Registry::ALL).unwrap();

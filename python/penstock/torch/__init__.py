@@ -249,7 +249,7 @@ def distribute(
         next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
         tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
         parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
-        of the gradients. Broadcasts are not filtered. Default: all is sent.
+        of the gradients. Broadcasts are not filtered, and no `ps.OwnFilter` is taken. Default: all is sent.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
