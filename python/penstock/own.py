@@ -63,30 +63,33 @@ def divide(due: Array, given: ArrayLike, name: str, dtype: np.dtype[Any]) -> tup
     if given.dtype not in (np.float32, np.float64):
         given = given.astype(np.float64 if given.dtype.itemsize > 8 else due.dtype)
     with np.errstate(all="ignore"):
-        is_finite = np.isfinite(due)
         # `due * mask` has -0.0 where nothing is sent, which takes bytes between hosts as any other number.
         given = np.where(due == 0, given, given + 0.0)
-        sent = given.astype(dtype)
-        # Of a number that the dtype cannot hold its largest is sent, and the rest kept.
-        too_large = np.isfinite(given) & ~np.isfinite(sent)
-        if too_large.any():
-            largest = ml_dtypes.finfo(dtype).max  # type: ignore[no-untyped-call]
-            sent[too_large] = np.copysign(due.dtype.type(largest), given[too_large]).astype(dtype)
-        kept: Array = due - sent.astype(due.dtype)
-        wrong = ~np.isfinite(kept) & is_finite
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise NonFiniteError(
-                f"{what} sends {given[at]} of {due[at]} (element {at} of the flattened array): what is left "
-                "would not be finite",
-                "send numbers where numbers are due; what is not finite is sent by itself",
-            )
+        sent: Array = given.astype(dtype)
+        kept: Array = due - sent.astype(due.dtype, copy=False)
+        if not np.isfinite(kept).all():
+            _correct(due, given, sent, kept, what)
         # An empty carry is -0.0, which changes no bit of what it is added to.
         kept[kept == 0] = -0.0
-        if not is_finite.all():
-            sent[~is_finite] = due[~is_finite].astype(dtype)
-            kept[~is_finite] = -0.0
     return sent, kept
+
+
+def _correct(due: Array, given: Array, sent: Array, kept: Array, what: str) -> None:
+    """Where something is not finite, or the dtype cannot hold it: what is sent, and what is kept."""
+    # Of a number that the dtype cannot hold its largest is sent, and the rest kept.
+    at = np.flatnonzero(np.isfinite(given) & ~np.isfinite(sent))
+    largest = due.dtype.type(ml_dtypes.finfo(sent.dtype).max)  # type: ignore[no-untyped-call]
+    sent[at] = np.copysign(largest, given[at]).astype(sent.dtype)
+    kept[at] = due[at] - sent[at].astype(due.dtype)
+    is_finite = np.isfinite(due)
+    for at in np.flatnonzero(~np.isfinite(kept) & is_finite)[:1]:
+        raise NonFiniteError(
+            f"{what} sends {given[at]} of {due[at]} (element {at} of the flattened array): what is left "
+            "would not be finite",
+            "send numbers where numbers are due; what is not finite is sent by itself",
+        )
+    sent[~is_finite] = due[~is_finite].astype(sent.dtype)
+    kept[~is_finite] = -0.0
 
 
 def which(own: OwnFilter) -> float:
