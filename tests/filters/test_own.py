@@ -357,6 +357,39 @@ def test_what_is_far_from_what_is_due_is_refused_where_the_rest_would_not_be_fin
     assert w.held_back.norm == pytest.approx(2e38)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_half_precision_cannot_hold_is_sent_in_part_and_the_rest_is_held_back(
+    job: ps.Job, dtype: str
+) -> None:
+    half = np.dtype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
+    largest = float(ml_dtypes.finfo(half).max)  # type: ignore[no-untyped-call]
+    most = 0.75 * largest
+    options: dict[str, Any] = {"shape": 2, "dtype": dtype, "optimizer": ps.Replace()}
+    theirs = job.tensor("theirs", filter=push(ps.DVF(most * 1.01, decay=None)), **options)
+    ours = job.tensor("ours", filter=push(beyond(most * 1.01)), **options)
+    values = []
+    for pushed in (most / 2, most / 2, most / 2, -most / 4):
+        for tensor in (theirs, ours):
+            tensor.push(np.array([pushed, -pushed]).astype(half))
+        values.append(ours.pull().astype(np.float64).tolist())
+        assert ours.pull().tobytes() == theirs.pull().tobytes()
+        assert ours.held_back == theirs.held_back
+        assert ours.held_back.elements == 2
+        job.clock()
+    assert values == [[0, 0], [0, 0], [largest, -largest], [0, 0]]
+
+
+def test_more_than_is_due_and_than_the_dtype_holds_may_be_sent_at_most_its_largest(job: ps.Job) -> None:
+    w = job.tensor(
+        "w", shape=1, optimizer=ps.Replace(), filter=push(Sends(lambda due, _: due.astype(np.float64) * 9))
+    )
+    largest = np.finfo(np.float32).max
+    assert w.pushpull(np.array([1e38], np.float32)).tolist() == [largest]
+    job.clock()
+    w.flush()
+    assert w.pull().tolist() == [np.float32(1e38) - largest]
+
+
 def test_a_push_that_is_refused_for_another_reason_does_not_ask_the_filter(job: ps.Job) -> None:
     mine = beyond(10)
     w = job.tensor("w", shape=4, refuse_nonfinite=True, filter=push(mine))
