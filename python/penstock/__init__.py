@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from . import torch as torch
     from .consistency import ASP, BSP, SSP
     from .exceptions import JobFailed, PenstockError, PullTimeout, ServerLost, WorkerLost
-    from .filters import DVF, Filters, Quantize, RandomK, TopK
+    from .filters import DVF, Filters, OwnFilter, Quantize, RandomK, TopK
     from .job import Job, init
     from .optim import SGD, Adagrad, Adam, AdamW, Add, Optimizer, Replace, RMSprop
     from .sparse import Sparse
@@ -56,6 +56,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "Optimizer",
+    "OwnFilter",
     "PenstockError",
     "PullTimeout",
     "Quantize",
@@ -76,7 +77,7 @@ _MODULES = {
     "consistency": ("ASP", "BSP", "SSP"),
     # What scripts catch to go on, or to end in order; the others are reached by `exceptions`.
     "exceptions": ("JobFailed", "PenstockError", "PullTimeout", "ServerLost", "WorkerLost"),
-    "filters": ("DVF", "Filters", "Quantize", "RandomK", "TopK"),
+    "filters": ("DVF", "Filters", "OwnFilter", "Quantize", "RandomK", "TopK"),
     "job": ("Job", "init"),
     "optim": ("SGD", "Adagrad", "Adam", "AdamW", "Add", "Optimizer", "RMSprop", "Replace"),
     "table": ("Table",),

@@ -286,6 +286,33 @@ class Tensor:
         `unit` times it on, whose values stand in `values` one after the other. Those named twice are summed.
         """
 
+    def due(
+        self,
+        data: Any | None,
+        out: Any,
+        settings: tuple[float, float, float, float, float],
+        timeout: float | None,
+    ) -> tuple[int, int]:
+        """
+        Fills `out`, a buffer with an accumulator for each element, with what would be due were `data` (None:
+        what is in the lane) the last contribution of the iteration: with the parts in the lane, and what is
+        carried. Changes nothing. Returns the clock that it would be stamped with, and what has changed so
+        far. For tensors with a filter of pushes.
+        """
+
+    def push_divided(
+        self,
+        sent: Any,
+        kept: Any,
+        due: tuple[int, int],
+        settings: tuple[float, float, float, float, float],
+        timeout: float | None,
+    ) -> int | None:
+        """
+        Contributes `sent`, `nbytes` bytes, of what was `due`, and carries `kept` from now on. None, and
+        nothing is changed, if something else is due by now.
+        """
+
     def flush(self, settings: tuple[float, float, float, float, float], timeout: float | None) -> int | None:
         """
         Pushes what a filter has held back. Returns the clock that it is stamped with; None, and pushes

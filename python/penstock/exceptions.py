@@ -88,7 +88,10 @@ class DeclarationConflict(PenstockError, ValueError):
 
 
 class NonFiniteError(PenstockError, ValueError):
-    """A NaN or an infinity was contributed to a tensor that refuses them."""
+    """
+    A NaN or an infinity was contributed to a tensor that refuses them, or made by a filter of the program's
+    own.
+    """
 
 
 class GatherConflict(PenstockError, ValueError):

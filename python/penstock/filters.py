@@ -15,16 +15,22 @@ the workers have of it. Elements that it lets pass are sent as they are now; the
 | `TopK(fraction)` | the largest |
 | `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
 | `Quantize(form)` | of pushes: all of them, in fewer bits; what rounding cuts off is held back |
+| a class of `OwnFilter` | of pushes: what the program says |
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
-from .exceptions import OptionError
+from .arrays import Array, ArrayLike
+from .exceptions import DeclarationConflict, OptionError
+from .own import told, which
 
 
 def _number(name: str, value: object, expected: str) -> float:
@@ -259,7 +265,77 @@ class Quantize:
 
 Filter: TypeAlias = DVF | TopK | RandomK
 """What chooses elements: of pushes and of broadcasts."""
-PushFilter: TypeAlias = Filter | Quantize
+
+
+class OwnFilter(ABC):
+    """
+    A filter of a program's own: a class with a method `send`, over NumPy arrays. For pushes of tensors of
+    `job.tensor`.
+
+    It is given all of a tensor, not a chunk, and holds what all filters of pushes do: nothing is lost, and
+    nothing counts twice; what is not finite is sent at once; a push that fails changes nothing of what is
+    held back.
+
+    Every worker declares the same filter: of the same class, by its module and name, with the same settings.
+    Those are the object's attributes whose names begin with no underscore: None, numbers, text, arrays, or
+    lists, sets and dicts of them. What is no setting, such as a generator of random numbers, has a name that
+    begins with an underscore. One object may be the filter of several tensors; what it keeps, they share.
+
+    Notes
+    -----
+    A push goes over the tensor some ten times in NumPy, beside what `send` does; built-in filters take one
+    pass. For as long as it takes there are what is due, what is sent and what is held back as arrays more.
+
+    Examples
+    --------
+    >>> class Beyond(ps.OwnFilter):
+    ...     def __init__(self, bound):
+    ...         self.bound = bound
+    ...
+    ...     def send(self, due, clock):
+    ...         return np.where(np.abs(due) > self.bound, due, 0)
+    >>> w = job.tensor("own", shape=3, filter=ps.Filters(push=Beyond(0.5)))
+    >>> w.pushpull(np.array([0.25, 0.5, 0.75], dtype=np.float32))
+    array([0.  , 0.  , 0.75], dtype=float32)
+    >>> w.held_back.elements
+    2
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def send(self, due: Array, clock: int) -> ArrayLike:
+        """
+        What is sent now of what is due; the rest is held back, and is due again with the worker's next push.
+
+        Called once for each push, of the sum of its parts if it has some (`more=True`), on the thread that
+        pushes; for a flush it is not called. Once more if meanwhile another thread has pushed a part, or has
+        called `Job.clock`; and a push may fail after it. So it is better to keep nothing from one call to the
+        next. It must not push the same tensor.
+
+        Parameters
+        ----------
+        due
+            What is pushed, and what was held back of earlier pushes: a read-only array of one dimension, of
+            all elements in C order; float64 for a tensor of float64, else float32.
+        clock
+            The iterations that this worker had completed, 0 in the first.
+
+        Returns
+        -------
+        ArrayLike
+            An array of the shape of `due`, of real floating point numbers, finite where `due` is: they are
+            rounded to the tensor's dtype, and what that cuts off, or what exceeds its largest number, is held
+            back as well. Where `due` is not finite it does not matter: that is sent.
+
+        Raises
+        ------
+        Exception
+            Whatever it raises, the push raises, and changes nothing.
+        """
+
+
+PushFilter: TypeAlias = Filter | Quantize | OwnFilter
 
 
 @dataclass(frozen=True)
@@ -299,6 +375,11 @@ class Filters:
     broadcast: Filter | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.broadcast, OwnFilter):
+            raise OptionError(
+                f"expected a filter that Penstock has for `broadcast`, got {self.broadcast!r}",
+                "it runs on the servers, which have none of the program's code: `push` may have it",
+            )
         if isinstance(self.broadcast, Quantize):
             raise OptionError(
                 f"expected a filter that chooses elements for `broadcast`, got {self.broadcast!r}",
@@ -307,6 +388,9 @@ class Filters:
         for name, given in (("push", self.push), ("broadcast", self.broadcast)):
             if given is not None and not isinstance(given, PushFilter):
                 raise OptionError(f"expected a filter for `{name}`, such as ps.DVF(low=1e-3), got {given!r}")
+        if isinstance(self.push, OwnFilter):
+            # What cannot be told to other workers is refused here already.
+            told(self.push)
 
 
 class HeldBack(NamedTuple):
@@ -328,6 +412,8 @@ def _named(given: PushFilter | None) -> _Named:
         case Quantize():
             # Each form is a filter of its own there.
             return f"Quantize {given.form}", given._settings()
+        case OwnFilter():
+            return "Own", (which(given),)
         case _:
             return type(given).__name__, given._settings()
 
@@ -341,6 +427,10 @@ def spelled(filters: object) -> tuple[_Named, _Named]:
     if filters is None:
         return _named(None), _named(None)
     if isinstance(filters, PushFilter):
+        if isinstance(filters, OwnFilter):
+            raise OptionError(
+                f"expected ps.Filters for `filter`, got {filters!r} alone", "give filter=ps.Filters(push=...)"
+            )
         also = "" if isinstance(filters, Quantize) else ", or the same with `broadcast`"
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
@@ -352,3 +442,14 @@ def spelled(filters: object) -> tuple[_Named, _Named]:
             "such as filter=ps.Filters(push=ps.DVF(low=1e-3))",
         )
     return _named(filters.push), _named(filters.broadcast)
+
+
+@contextlib.contextmanager
+def explained(filters: Filters | None) -> Iterator[None]:
+    """Notes on a conflict what this worker's own filter is, of which the core knows a number only."""
+    try:
+        yield
+    except DeclarationConflict as error:
+        if isinstance(filters, Filters) and isinstance(filters.push, OwnFilter):
+            error.add_note(f"this worker's own filter, of which `which` is a number, is {told(filters.push)}")
+        raise

@@ -383,28 +383,29 @@ class Job(Sealed):
         limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)
         # Declared again, it gives the same tensor, or says what differs.
-        core = self._core.declare(
-            name,
-            dimensions,
-            element,
-            rule.rule(),
-            rule.flags(),
-            rule.settings(),
-            spelled(consistency),
-            propagation,
-            flag("sparse", sparse),
-            reduce == "mean",
-            _number("rescale", rescale),
-            None if clip is None else _number("clip", clip),
-            flag("refuse_nonfinite", refuse_nonfinite),
-            *filters.spelled(filter),
-            limit.left(),
-        )
+        with filters.explained(filter):
+            core = self._core.declare(
+                name,
+                dimensions,
+                element,
+                rule.rule(),
+                rule.flags(),
+                rule.settings(),
+                spelled(consistency),
+                propagation,
+                flag("sparse", sparse),
+                reduce == "mean",
+                _number("rescale", rescale),
+                None if clip is None else _number("clip", clip),
+                flag("refuse_nonfinite", refuse_nonfinite),
+                *filters.spelled(filter),
+                limit.left(),
+            )
         if self.rank == 0 and name not in self._tensors:
             core.initialize(None if array is None else _as_buffer(array), limit.left())
         # Another thread may have declared it meanwhile: then there is one already.
         first = self._tensors.setdefault(
-            name, _Declared(rule.copy(), Tensor(self, core, dimensions, element, rule), owner)
+            name, _Declared(rule.copy(), Tensor(self, core, dimensions, element, rule, filter), owner)
         )
         refuse_other(first)
         # The numbers travel with pushes, so the core does not compare them.

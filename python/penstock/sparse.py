@@ -93,6 +93,13 @@ class Sparse:
         values = contribution(self.values, name, (places.shape[1], *behind), dtype)
         return units, int(np.prod(behind, dtype=np.int64)), values
 
+    def dense(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """All of it, for that tensor; raises as `fit`."""
+        units, unit, values = self.fit(name, shape, dtype)
+        whole = np.zeros(shape, dtype)
+        np.add.at(whole.reshape(-1, unit), units.astype(np.intp), values.reshape(-1, unit))
+        return whole
+
 
 def sparse_of(value: object) -> Sparse | None:
     """

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from . import own
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
-from .filters import HeldBack
+from .filters import Filters, HeldBack, OwnFilter
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
@@ -57,6 +58,7 @@ class Tensor(Sealed):
     __slots__ = (
         "__weakref__",
         "_core",
+        "_direct",
         "_dtype",
         "_job",
         "_lane",
@@ -65,6 +67,7 @@ class Tensor(Sealed):
         "_model",
         "_name",
         "_optimizer",
+        "_own",
         "_plain",
         "_shape",
         "_stable",
@@ -78,7 +81,13 @@ class Tensor(Sealed):
     }
 
     def __init__(
-        self, job: Job, core: _core.Tensor, shape: tuple[int, ...], dtype: str, optimizer: Optimizer
+        self,
+        job: Job,
+        core: _core.Tensor,
+        shape: tuple[int, ...],
+        dtype: str,
+        optimizer: Optimizer,
+        filters: Filters | None = None,
     ) -> None:
         self._job = job
         self._core = core
@@ -90,6 +99,10 @@ class Tensor(Sealed):
         self._optimizer = optimizer
         # Asked once: whether a pull that names no slack may hand out the model itself.
         self._stable = core.stable(None)
+        push = None if filters is None else filters.push
+        self._own = push if isinstance(push, OwnFilter) else None
+        # Whether a `pushpull` may be one call of the core.
+        self._direct = self._stable and self._own is None
         self._model: Array | None = None
         self._mirror: Array | None = None
         self._lane: Array | None = None
@@ -263,6 +276,9 @@ class Tensor(Sealed):
             The optimizer's settings were changed to invalid values.
         JobClosed
             The job has ended, or this worker was removed from it.
+        ShapeError, DtypeError, NonFiniteError
+            Likewise of what the `send` of the tensor's own filter (`ps.OwnFilter`) returned. What it raises
+            comes through as it is. What is held back, and parts in the lane, are as they were.
 
         Notes
         -----
@@ -277,7 +293,13 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
-        if self._is_dense(grad) or (sparse := sparse_of(grad)) is None:
+        sparse = None if self._is_dense(grad) else sparse_of(grad)
+        if self._own is not None and not more:
+            data = self._contribution(
+                grad if sparse is None else sparse.dense(self._name, self._shape, self._dtype)
+            )
+            stamp = own.push(self, self._own, data, settings, timeout)
+        elif sparse is None:
             stamp = self._core.push(self._contribution(grad), settings, more, timeout)
         else:
             units, unit, values = sparse.fit(self._name, self._shape, self._dtype)
@@ -503,7 +525,7 @@ class Tensor(Sealed):
         # The usual case is one call of the core. Where the job has tensors that were pushed with `more=True`
         # alone, `_push` must note that this one has been pushed as ever.
         is_dense = self._is_dense(grad) or sparse_of(grad) is None
-        if out is None and slack is None and self._stable and is_dense and not self._job._unsent:
+        if out is None and slack is None and self._direct and is_dense and not self._job._unsent:
             self._core.pushpull(self._contribution(grad), settings, timeout)
             return self._model if self._model is not None else self._model_view()
         return self._pushpull(grad, settings, out, slack, timeout)

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 
-MODULES = ["job", "tensor", "table", "optim", "consistency", "arrays"]
+MODULES = ["job", "tensor", "table", "optim", "consistency", "filters", "arrays"]
 if importlib.util.find_spec("torch"):
     MODULES += ["torch", "torch.data"]
 

@@ -36,8 +36,13 @@ def test_nothing_is_lost_where_pushes_are_folded_one_by_one(spawn_job: Any, cons
     saved = spawn_job(
         3,
         f"""
+        class Own(ps.OwnFilter):
+            def send(self, due, clock):
+                # More than is due of some, and less of others.
+                return np.rint(due * np.where(np.arange(due.size) % 3 == clock % 3, 1.5, 0.25))
+
         given = {{"bounded": ps.DVF(5.0), "top": ps.TopK(0.05), "random": ps.RandomK(0.2, seed=3)}}
-        given["two bits"] = ps.Quantize("2bit", threshold=4.0)
+        given |= {{"two bits": ps.Quantize("2bit", threshold=4.0), "own": Own()}}
         draw = np.random.default_rng(7 + int(os.environ["PENSTOCK_RANK"]))
         with ps.init() as job:
             options = dict(shape=9000, reduce="sum", consistency={consistency!r})

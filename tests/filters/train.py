@@ -5,6 +5,8 @@ compares every value with the reference's. Whole numbers, so that no order of su
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import reference
 
@@ -26,19 +28,21 @@ def gradient(rank: int, step: int) -> reference.Array:
     return np.rint(numbers * 4).astype(np.float32)
 
 
-def main() -> None:
-    """Train, and compare."""
+def main(
+    filters: Mapping[str, tuple[ps.filters.PushFilter, reference.Chooses]] = FILTERS, chunk: int = CHUNK
+) -> None:
+    """Train through each, and compare with what is chosen of so many elements at once."""
     with ps.init() as job:
         tensors = {
             name: job.tensor(name, shape=SIZE, reduce="sum", filter=ps.Filters(push=given))
-            for name, (given, _) in FILTERS.items()
+            for name, (given, _) in filters.items()
         }
         plain = job.tensor("plain", shape=SIZE, reduce="sum")
         workers = {
-            name: [reference.Worker(SIZE, CHUNK, choose) for _ in range(WORKERS)]
-            for name, (_, choose) in FILTERS.items()
+            name: [reference.Worker(SIZE, chunk, choose) for _ in range(WORKERS)]
+            for name, (_, choose) in filters.items()
         }
-        values = {name: np.zeros(SIZE, np.float32) for name in FILTERS}
+        values = {name: np.zeros(SIZE, np.float32) for name in filters}
         for step in range(STEPS):
             plain.push(gradient(job.rank, step))
             for name, tensor in tensors.items():

@@ -227,3 +227,28 @@ with ps.init() as job:
         # And of these the numbers alone.
         assert rows < fewer < 2 * rows + 8000
         assert 2 * rows < less < 4 * rows + 20_000
+
+
+class _Half(ps.OwnFilter):
+    """Sends what is above a bound."""
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+
+    def send(self, due: Any, clock: int) -> Any:
+        return np.where(due >= self.bound, due, 0)
+
+
+def test_a_filter_of_the_programs_own_sees_the_whole_array(job: ps.Job) -> None:
+    w = job.tensor("w", shape=(50, 2), filter=ps.Filters(push=_Half(3.0)))
+    w.push(ps.Sparse([7, 7, 3], [[1.0, 4.0], [1.0, 0.0], [2.0, 2.0]]))
+    expected = np.zeros((50, 2), np.float32)
+    expected[7] = (0, 4)
+    np.testing.assert_array_equal(w.pull(), expected)
+    assert w.held_back.elements == 3
+    job.clock()
+    w.push(ps.Sparse([7], [[1.0, 0.0]]), more=True)
+    w.push(ps.Sparse([3], [[1.0, 0.0]]))
+    expected[7, 0], expected[3, 0] = 3, 3
+    np.testing.assert_array_equal(w.pull(), expected)
+    assert w.held_back.elements == 1

@@ -441,6 +441,41 @@ def test_averages_of_gradients_take_no_filter(job: ps.Job, where: str | None) ->
     ps.torch.distribute(model, sgd(model.parameters()), job=job, where=where, filter=ps.Filters())
 
 
+def test_a_filter_of_the_programs_own_is_refused_before_workers_wait_for_each_other(spawn_job: Any) -> None:
+    """Gradients go past the code that would ask it."""
+    spawn_job(
+        2,
+        """
+        import torch
+
+        class Whole(ps.OwnFilter):
+            def send(self, due, clock):
+                return due
+
+        with ps.init() as job:
+            model = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            # The other has not called it, and calls it with none.
+            if job.rank == 0:
+                for where in ("servers", "gradients"):
+                    for options in ({}, {"clip_norm": 1.0}):
+                        try:
+                            own = ps.Filters(push=Whole())
+                            ps.torch.distribute(model, optimizer, where=where, filter=own, **options)
+                        except ps.exceptions.OptionError as error:
+                            said = str(error)
+                            assert "filter" in said, said
+                            assert where == "gradients" or "a filter that Penstock has" in said, said
+                            assert where == "gradients" or "job.tensor" in error.hint, error.hint
+                        else:
+                            raise AssertionError("it was taken")
+            model, optimizer = ps.torch.distribute(model, optimizer, where="servers")
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        """,
+    )
+
+
 def test_broadcasts_take_no_filter(job: ps.Job) -> None:
     model = nn.Linear(2, 2)
     both = ps.Filters(push=ps.TopK(0.5), broadcast=ps.TopK(0.5))

@@ -578,13 +578,17 @@ mod tests {
     #[test]
     fn what_is_filtered_is_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
         let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        let own = Filtering::of_sums("Own", &[7.0]).unwrap();
+        assert_eq!(Filtering::of_values("Own", &[7.0]), None, "servers have none of a program's code");
         let top = Filtering::of_values("TopK", &[0.5]).unwrap();
         for (dtype, sparse) in [(Dtype::Bf16, 1), (Dtype::F16, 1), (Dtype::F32, 2), (Dtype::F64, 3)] {
-            let travel = Travel::filtered(bounded, Filtering::NONE, dtype);
-            assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
-            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
-            assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim() && terms.sums.is_some());
-            assert!(!terms.filter.holds_back());
+            for sums in [bounded, own] {
+                let travel = Travel::filtered(sums, Filtering::NONE, dtype);
+                assert_eq!(travel.contributions, [Encoding(sparse), Encoding::RAW]);
+                let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+                assert!(terms.values.is_verbatim() && !terms.contributions.is_verbatim());
+                assert!(terms.sums.is_some() && !terms.filter.holds_back());
+            }
             let travel = Travel::filtered(Filtering::NONE, top, dtype);
             assert_eq!(travel.values, [Encoding(sparse), Encoding::RAW]);
             let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
@@ -658,7 +662,7 @@ mod tests {
         let said = "expected a number of at least 0 for `low` of the filter `DVF`, got -1";
         assert_eq!(refused(bounded(-1.0)), said);
         let unknown = Travel { sums: Filtering { filter: 200, ..Filtering::NONE }, ..Travel::default() };
-        let said = "expected a filter of contributions among [0, 1, 2, 3, 4, 5, 6, 7, 8], got 200: a newer version may know it";
+        let said = "expected a filter of contributions among [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], got 200: a newer version may know it";
         assert_eq!(refused(unknown), said);
     }
 }

@@ -3,7 +3,7 @@
 use crate::buffers::{Held, Memory};
 use crate::detach::{Core, Quick, detached, let_go};
 use crate::seconds::{Seconds, span};
-use penstock::worker::{Error, Tensor as CoreTensor};
+use penstock::worker::{Divided, Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
 use penstock_proto::adaptive::Adaptive;
@@ -204,6 +204,41 @@ impl Tensor {
         let held = Held::new(values)?;
         detached(py, |free| {
             self.tensor.on(free).push_sparse(&units, unit, held.bytes(), settings.0, more, timeout)
+        })
+    }
+
+    fn due(
+        &self,
+        py: Python<'_>,
+        data: Option<&Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+        settings: GivenSettings,
+        timeout: Option<Seconds>,
+    ) -> PyResult<(u64, u64)> {
+        let timeout = span(timeout)?;
+        let held = data.map(Held::new).transpose()?;
+        let mut out = Held::new(out)?;
+        let out = out.bytes_mut(py)?;
+        detached(py, |free| {
+            let data = held.as_ref().map(Held::bytes);
+            self.tensor.on(free).due(data, out, settings.0, timeout)
+        })
+    }
+
+    fn push_divided(
+        &self,
+        py: Python<'_>,
+        sent: &Bound<'_, PyAny>,
+        kept: &Bound<'_, PyAny>,
+        due: (u64, u64),
+        settings: GivenSettings,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Option<u64>> {
+        let timeout = span(timeout)?;
+        let (sent, kept) = (Held::new(sent)?, Held::new(kept)?);
+        detached(py, |free| {
+            let parts = Divided { sent: sent.bytes(), kept: kept.bytes() };
+            self.tensor.on(free).push_divided(parts, due, settings.0, timeout)
         })
     }
 

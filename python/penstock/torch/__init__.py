@@ -45,7 +45,7 @@ except ModuleNotFoundError as error:
 from .. import _core, filters
 from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
-from ..filters import Filters
+from ..filters import Filters, OwnFilter
 from ..gather import Gathering
 from ..job import Job, after_the_last, before_leaving, current, flag
 from .arrivals import look_away
@@ -242,7 +242,7 @@ def distribute(
         next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
         tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
         parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
-        of the gradients. Broadcasts are not filtered. Default: all is sent.
+        of the gradients. Broadcasts are not filtered, and no `ps.OwnFilter` is taken. Default: all is sent.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -827,6 +827,13 @@ def _filters_of(given: Filters | None, where: str) -> Filters:
             "the script clips, unscales and skips as such; with a filter it would lack what is held back, "
             "and have what was held back of earlier ones, in whatever scale those were",
             'pass where="servers": the servers take the steps, and each worker\'s pushes are filtered',
+        )
+    if given is not None and isinstance(given.push, OwnFilter):
+        raise OptionError(
+            f"expected a filter that Penstock has, got {given.push!r}: gradients go to the servers without "
+            "the program's code",
+            "a tensor of job.tensor may have it; for parameters there are ps.DVF, ps.TopK, ps.RandomK and "
+            "ps.Quantize",
         )
     if given is not None and given.broadcast is not None:
         raise OptionError(

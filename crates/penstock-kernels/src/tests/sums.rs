@@ -274,6 +274,8 @@ fn settings_out_of_their_range_are_refused_by_their_place_and_those_that_hold_no
         ("RandomK", &[0.5, 0.5], 1),
         ("RandomK", &[0.5, 9_007_199_254_740_992.0], 1),
         ("RandomK", &[2.0, 0.0], 0),
+        ("Own", &[-1.0], 0),
+        ("Own", &[0.5], 0),
     ] {
         let refused = make(name, settings).unwrap_err();
         assert!(matches!(refused, Unfit::Setting { place, .. } if place == at), "{name} {settings:?}");
@@ -282,6 +284,21 @@ fn settings_out_of_their_range_are_refused_by_their_place_and_those_that_hold_no
         [("everything", &[][..]), ("DVF", &[0.0, 1.0, 1.0]), ("TopK", &[1.0]), ("RandomK", &[1.0, 3.0])]
     {
         assert!(make(name, settings).unwrap().is_none(), "{name}");
+    }
+}
+
+/// The program's word is not heard here.
+#[test]
+fn a_programs_own_filter_holds_back_by_itself_only_what_rounding_cuts_off() {
+    for dtype in Dtype::ALL {
+        let own = filter("Own", dtype, &[281_474_976_710_655.0]);
+        let mut carry = fresh(dtype, 3);
+        for sum in [[1.5, -0.25, 1e-3], [0.0, 0.5, -3.0]] {
+            let sum = encode(dtype, &sum);
+            assert_eq!(split(&*own, NONE, &sum, &mut carry), sum, "{dtype:?}");
+            assert_eq!(held_back(dtype, &carry).elements, 0, "{dtype:?}");
+        }
+        assert_eq!(own.codec(), None, "most of what is sent is 0");
     }
 }
 

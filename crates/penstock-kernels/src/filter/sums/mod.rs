@@ -12,6 +12,7 @@
 //! | `top.rs` | the largest |
 //! | `random.rs` | some, drawn at random |
 //! | `quantize.rs` | all, each rounded to a number that takes few bits |
+//! | `own.rs` | those that a program says |
 //! | `split.rs` | the arithmetic that they share |
 //!
 //! - **Exact where there is nothing to round.** For float32 and float64 what is sent of an element that was chosen is all that is
@@ -24,6 +25,7 @@
 //! A new filter is a file here and a row of [`ALL`].
 
 mod bounded;
+mod own;
 mod quantize;
 mod random;
 mod split;
@@ -31,11 +33,12 @@ mod top;
 
 pub use super::Coordinates;
 pub use bounded::Bounded;
+pub use own::Own;
 pub use quantize::Quantize;
 pub use random::Random;
 #[cfg(test)]
 pub(crate) use split::split_on;
-pub use split::{HeldBack, empty, held_back, release};
+pub use split::{HeldBack, collect, empty, held_back, release};
 pub use top::Top;
 
 use super::Unfit;
@@ -70,6 +73,7 @@ pub const ALL: &[Entry] = &[
     Entry { number: 6, name: "Quantize int8", settings: &[], make: Quantize::int8 },
     Entry { number: 7, name: "Quantize 2bit", settings: &["threshold"], make: Quantize::two_bits },
     Entry { number: 8, name: "Quantize 1bit", settings: &[], make: Quantize::one_bit },
+    Entry { number: 9, name: "Own", settings: &["which"], make: Own::make },
 ];
 
 /// Splits sums. Slices in, slices out: no allocation, no waiting.

@@ -135,8 +135,12 @@ pub(crate) fn split_on(
     arch::compute_on(arch, splitting(dtype, sum, sent, carry, limit))
 }
 
-/// Adds `sum` to `carry`, which is then all that is due.
-pub(super) fn collect(dtype: Dtype, sum: Foreign<'_>, carry: &mut [u8]) {
+/// Adds `sum` to `carry`, which is then all that is due. For callers that are [`settled`].
+///
+/// # Panics
+///
+/// As [`SumFilter::split`](super::SumFilter::split).
+pub fn collect(dtype: Dtype, sum: Foreign<'_>, carry: &mut [u8]) {
     arch::compute_on_best(Work { dtype, what: What::Collect { sum }, carry });
 }
 

@@ -45,6 +45,26 @@ impl Carry {
         Ok(Self { filter, dtype: spec.dtype, bytes })
     }
 
+    /// Bytes of it.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Adds what is carried to a chunk's sum: all that is due of it then stands in `due`, an accumulator for each element.
+    pub(super) fn add_to(&self, chunk: Range<usize>, sum: Foreign<'_>, due: &mut Vec<u8>) -> Range<usize> {
+        let size = self.dtype.accumulator_size();
+        let accumulators = chunk.start / self.dtype.size() * size..chunk.end / self.dtype.size() * size;
+        due.clear();
+        due.extend_from_slice(&self.bytes[accumulators.clone()]);
+        settled(|| sums::collect(self.dtype, sum, due));
+        accumulators
+    }
+
+    /// From now on this is carried.
+    pub(super) fn keep(&mut self, kept: Foreign<'_>) {
+        kept.copy_to(&mut self.bytes);
+    }
+
     /// Puts into the lane what is sent of a chunk's sum, which may stand there: what the filter chooses, or all of it.
     pub(super) fn pass(
         &mut self,

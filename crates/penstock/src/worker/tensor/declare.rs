@@ -254,6 +254,7 @@ impl Draft {
             is_given: AtomicBool::new(false),
             has_value: AtomicBool::new(false),
             flushed: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             loads: AtomicU64::new(0),
             seen_loads: AtomicU64::new(0),
             state_turn: Turn::default(),

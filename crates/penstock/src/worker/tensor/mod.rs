@@ -10,11 +10,13 @@
 //! | `declare.rs` | declaring it on every server, mapping its memory |
 //! | `push.rs` | contributions |
 //! | `carry.rs` | what a filter holds back of them |
+//! | `divide.rs` | contributions of which the program itself says what is sent |
 //! | `pull.rs` | values, in place or copied |
 //! | `state.rs` | first values, the optimizer's state, and putting them back |
 
 mod carry;
 mod declare;
+mod divide;
 mod pull;
 mod push;
 mod sparse;
@@ -22,6 +24,7 @@ mod state;
 
 pub use declare::Declaration;
 pub(super) use declare::Progress;
+pub use divide::Divided;
 pub use pull::Asked;
 
 use self::carry::Carry;
@@ -93,6 +96,8 @@ pub struct Tensor {
     has_value: AtomicBool,
     /// The stamp + 1 of the last push that was a flush; 0: none.
     flushed: AtomicU64,
+    /// How often what is due, or the lane, has changed where there is a carry: for who looks at it and comes back.
+    changes: AtomicU64,
     /// How often this worker has loaded something. Of interest for other hosts only, as below.
     loads: AtomicU64,
     /// The same, and barriers passed, when the value was last fetched from every home.

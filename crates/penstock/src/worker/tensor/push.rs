@@ -1,8 +1,10 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
 use super::carry::Sum;
+use super::divide::Divided;
 use super::sparse::{MOST_RUNS, Run, Scattered, runs};
 use super::{HomeShard, Tensor};
+use crate::turn::{Place, Taken};
 use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::link::{Link, Room, Rooms, Waited, lock, ring};
@@ -12,7 +14,9 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::remote::asking;
 use penstock_proto::submission::Submission;
+use penstock_proto::worker::Contribution;
 use std::ops::Range;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// Bytes that are copied into the lane before the shards hear of them: they fold the first while the next are copied.
@@ -31,6 +35,16 @@ pub(super) enum Given<'a> {
     Sparse(&'a mut Scattered),
     /// Nothing new: what was held back.
     HeldBack,
+    /// All that was due, as the program has divided it.
+    Divided(&'a Divided<'a>),
+}
+
+/// A contribution that may be made: nothing is changed yet, and nobody else changes anything meanwhile.
+pub(super) struct Ready<'a> {
+    pub(super) lane: MutexGuard<'a, OwnLane>,
+    pub(super) contribution: Contribution,
+    _stands_still: Place<'a>,
+    _turn: Taken<'a>,
 }
 
 /// What is added to the parts of a contribution that stand in the lane.
@@ -80,11 +94,23 @@ impl Tensor {
 
     pub(super) fn contribute(
         &self,
-        mut given: Given<'_>,
+        given: Given<'_>,
         settings: Settings,
         more: bool,
         deadline: Deadline,
     ) -> Result<u64, Error> {
+        let ready = self.ready(&given, settings, more, deadline)?;
+        self.make(ready, given, settings, deadline)
+    }
+
+    /// All that may keep a contribution from being made is waited for or refused, but for room at the homes.
+    pub(super) fn ready(
+        &self,
+        given: &Given<'_>,
+        settings: Settings,
+        more: bool,
+        deadline: Deadline,
+    ) -> Result<Ready<'_>, Error> {
         self.job.fate.check()?;
         self.job.touch();
         if let Given::New(Some(data)) = given {
@@ -93,10 +119,10 @@ impl Tensor {
         settings
             .check(self.spec.rule)
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
-        let _turn = self.take_turn(deadline)?;
-        let (clock, _stands_still) = self.job.clock(deadline)?;
+        let turn = self.take_turn(deadline)?;
+        let (clock, stands_still) = self.job.clock(deadline)?;
         let position = *lock(&self.position);
-        let mut lane = lock(&self.lane);
+        let lane = lock(&self.lane);
         let contribution = position.contribute(clock, more).map_err(|already| Error::AlreadyPushed {
             name: self.spec.name.clone(),
             rank: self.job.rank,
@@ -109,19 +135,32 @@ impl Tensor {
         if self.wait_long(deadline, position.at(0), |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        match &given {
+        match given {
             Given::New(data) => self.check_finite(&lane, *data)?,
             Given::Sparse(scattered) => self.check_finite(&lane, Some(scattered.values()))?,
-            Given::HeldBack => {}
+            Given::HeldBack | Given::Divided(_) => {}
         }
+        Ok(Ready { lane, contribution, _stands_still: stands_still, _turn: turn })
+    }
+
+    /// Makes it.
+    pub(super) fn make(
+        &self,
+        mut ready: Ready<'_>,
+        mut given: Given<'_>,
+        settings: Settings,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
+        let (lane, contribution) = (&mut *ready.lane, ready.contribution);
         let mut carry = self.carry.as_ref().filter(|_| contribution.leaves).map(lock);
+        let mut kept = None;
         if let Given::Sparse(scattered) = &mut given
             && contribution.leaves
             && !contribution.adds
             && carry.is_none()
             && self.spec.rule.ignores_zeros(&settings)
         {
-            self.deliver_touched(&mut lane, scattered, contribution.stamp, settings, deadline)?;
+            self.deliver_touched(lane, scattered, contribution.stamp, settings, deadline)?;
             let mut position = lock(&self.position);
             position.contributed(contribution);
             // Of chunks that were not touched whatever was there before.
@@ -129,7 +168,12 @@ impl Tensor {
             return Ok(contribution.stamp);
         }
         let (all, is_sparse) = (matches!(given, Given::HeldBack), matches!(given, Given::Sparse(_)));
+        let is_divided = matches!(given, Given::Divided(_));
+        if let (Given::Divided(parts), Some(_)) = (&given, &carry) {
+            kept = Some(parts.kept);
+        }
         let (sum, mut written, added) = match (given, contribution.adds) {
+            (Given::Divided(parts), _) => (Sum::Given(parts.sent), None, None),
             (Given::New(Some(data)), false) => (Sum::Given(data), None, None),
             (Given::Sparse(scattered), false) => (Sum::Lane, Some(scattered), None),
             (Given::HeldBack, false) => (Sum::None, None, None),
@@ -148,33 +192,39 @@ impl Tensor {
         };
         match added {
             Some(Added::Dense(data)) => lane.add(self.spec.dtype, 0, data),
-            Some(Added::Sparse(scattered)) => scattered.add(&mut lane),
+            Some(Added::Sparse(scattered)) => scattered.add(lane),
             None => {}
         }
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
+            if let (Some(kept), Some(carry)) = (kept, &mut carry) {
+                carry.keep(kept);
+            }
             let fill = |lane: &mut OwnLane, window: Range<usize>| {
                 if let Some(scattered) = &mut written {
                     self.places_of(window.clone()).for_each(|chunk| scattered.write(lane, chunk));
                 }
                 match (&mut carry, sum) {
-                    (Some(carry), sum) => {
+                    (Some(carry), sum) if !is_divided => {
                         for chunk in self.chunks_of(window) {
                             carry.pass(lane, chunk, sum, contribution.stamp, all);
                         }
                     }
-                    (None, Sum::Given(data)) => lane.write(window.start, data.part(window)),
-                    (None, Sum::Lane | Sum::None) => {}
+                    (_, Sum::Given(data)) => lane.write(window.start, data.part(window)),
+                    (_, Sum::Lane | Sum::None) => {}
                 }
             };
-            self.deliver(&mut lane, fill, window, contribution.stamp, settings, &mut rooms);
+            self.deliver(lane, fill, window, contribution.stamp, settings, &mut rooms);
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
         } else if let Some(scattered) = written {
-            (0..self.chunks()).for_each(|chunk| scattered.write(&mut lane, chunk));
+            (0..self.chunks()).for_each(|chunk| scattered.write(lane, chunk));
         }
         if all {
             self.flushed.store(contribution.stamp + 1, Ordering::Relaxed);
+        }
+        if self.carry.is_some() {
+            self.changes.fetch_add(1, Ordering::Relaxed);
         }
         let mut position = lock(&self.position);
         position.contributed(contribution);
@@ -232,7 +282,7 @@ impl Tensor {
     }
 
     /// The chunks in a window, in bytes.
-    fn chunks_of(&self, window: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn chunks_of(&self, window: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         let end = window.end;
         window.step_by(chunk_bytes).map(move |start| start..(start + chunk_bytes).min(end))

@@ -102,6 +102,7 @@ impl Tensor {
     /// All workers have loaded together. What this one wrote into its lane before is no contribution: on worker 0 the load went
     /// through the lane, and no worker contributes what another cannot.
     pub fn loaded(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
         lock(&self.position).loaded();
     }
 

@@ -1,0 +1,7 @@
+"""The equations in a few lines of NumPy, for tests as for their workers."""
+
+import sys
+from pathlib import Path
+
+# Behind all others: the workers here have names that modules of other tests may have.
+sys.path.append(str(Path(__file__).parent))
