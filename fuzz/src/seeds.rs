@@ -34,6 +34,7 @@ pub fn all() -> Vec<Seeds> {
         Submission::Zero { tensor: 1 },
         Submission::Flush { tensor: 1 },
         Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
+        Submission::Skip { tensor: 1, first: 2, count: 3, stamp: 3, settings },
     ];
     let job = job_number("job");
     let mut frames: Vec<Vec<u8>> = Vec::new();
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Seeds> {
         Notice::Folded { tensor: 1, count: 5 },
         Notice::Fetched { tensor: 1, ticket: 8 },
         Notice::Taken,
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5 },
     ] {
         frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
     }

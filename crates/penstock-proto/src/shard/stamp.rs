@@ -11,7 +11,7 @@ pub(super) struct Stamp(u64);
 impl Stamp {
     /// A contribution of the iteration `stamp`.
     pub(super) fn of(stamp: u64, in_lane: bool) -> Self {
-        Self(stamp + 1 | if in_lane { 0 } else { SKIPPED })
+        Self((stamp + 1) | if in_lane { 0 } else { SKIPPED })
     }
 
     /// Its stamp + 1; 0: there was none.
