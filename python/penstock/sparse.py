@@ -41,10 +41,12 @@ class Sparse:
     Sparse(2 places)
     """
 
-    __slots__ = ("indices", "values")
+    __slots__ = ("indices", "shape", "values")
 
     indices: Array
     values: ArrayLike
+    shape: tuple[int, ...] | None
+    """Of the whole array, where it says so."""
 
     def __init__(self, indices: ArrayLike, values: ArrayLike) -> None:
         places = as_array(indices)
@@ -59,7 +61,7 @@ class Sparse:
             raise ShapeError(
                 f"expected as many values as indices, {places.shape[-1]}, got values of shape {given.shape}"
             )
-        self.indices, self.values = places, values
+        self.indices, self.values, self.shape = places, values, None
 
     def __repr__(self) -> str:
         return f"Sparse({self.indices.shape[-1]} places)"
@@ -74,6 +76,8 @@ class Sparse:
         ShapeError, DtypeError, UnknownElement
             The tensor has no such places, or values of another shape or type.
         """
+        if self.shape is not None and self.shape != shape:
+            raise ShapeError(f"`{name}` has shape {shape}, got {self.shape}")
         places = np.atleast_2d(self.indices)
         named, behind = shape[: len(places)], shape[len(places) :]
         if len(named) < len(places):
@@ -90,7 +94,10 @@ class Sparse:
         units = np.zeros(places.shape[1], np.uint64)
         for along, size in zip(places, named, strict=True):
             units = units * np.uint64(size) + along.astype(np.uint64)
-        values = contribution(self.values, name, (places.shape[1], *behind), dtype)
+        expected = (places.shape[1], *behind)
+        if (given := as_array(self.values)).shape != expected:
+            raise ShapeError(f"`{name}`: expected values of shape {expected}, got {given.shape}")
+        values = contribution(self.values, name, expected, dtype)
         return units, int(np.prod(behind, dtype=np.int64)), values
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -103,23 +110,40 @@ class Sparse:
 
 def sparse_of(value: object) -> Sparse | None:
     """
-    `value` as a sparse contribution, if it is one, or a sparse tensor of torch; None for all else.
+    `value` as a sparse contribution, if it is one, or a sparse tensor of torch or matrix of SciPy; None for
+    all else.
 
     Raises
     ------
     DtypeError
-        It is a sparse tensor of another layout than COO.
+        It is a sparse tensor of torch of another layout than COO.
     """
     if isinstance(value, Sparse):
         return value
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor) or value.layout == torch.strided:
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_torch(value, torch)
+    if hasattr(value, "tocoo"):
+        given: Any = value.tocoo()
+        found = Sparse(np.stack([given.row, given.col]), given.data)
+        found.shape = tuple(given.shape)
+        return found
+    return None
+
+
+def _of_torch(value: Any, torch: Any) -> Sparse | None:
+    layout = value.layout
+    if layout == torch.strided or value.is_nested or value.is_meta:
         return None
-    if value.layout != torch.sparse_coo:
+    if layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         raise DtypeError(
-            f"expected a dense tensor or a sparse one of layout torch.sparse_coo, got {value.layout}",
+            f"expected a dense tensor or a sparse one of layout torch.sparse_coo, got {layout}",
             "call `to_sparse_coo()`",
         )
-    given: Any = value.detach()
+    if layout != torch.sparse_coo:
+        return None
+    value = value.detach()
     # As they stand: what is named twice is summed here.
-    return Sparse(given._indices().cpu().numpy(), given._values())
+    found = Sparse(value._indices().cpu().numpy(), value._values())
+    found.shape = tuple(value.shape)
+    return found

@@ -240,10 +240,10 @@ class Tensor(Sealed):
             Array of the tensor's `shape` and `dtype`, or any object that supports the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
             `lane()` returned: then nothing is copied. Default: the lane. None is refused: without a gradient
-            there is nothing to push. A `ps.Sparse`, or a sparse tensor of torch (layout COO), means zeros for
-            all elements that it does not name. After a `load` or such a push, or where parts that were pushed
-            with `more=True` were lost with their iteration, the lane holds no gradient: call `lane()` again,
-            and fill it.
+            there is nothing to push. A `ps.Sparse`, or a sparse tensor of torch (layout COO) or matrix of
+            SciPy, means zeros for all elements that it does not name. After a `load` or such a push, or where
+            parts that were pushed with `more=True` were lost with their iteration, the lane holds no
+            gradient: call `lane()` again, and fill it.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum; `push()`, or a push of the lane, adds nothing and
@@ -320,9 +320,9 @@ class Tensor(Sealed):
         servers apply their rule once more. What is held back of pushes is not in the value: flush before an
         evaluation or a checkpoint that should have it, and before `Job.close`, after which it is gone.
 
-        With a filter of broadcasts, or for a value that is broadcast under SSP, it is collective, as `load`
-        is: once every worker has called it, each of them reads the value itself, with all that has been
-        folded. Under BSP all workers call it in the same iteration, and all of them have pushed in it by
+        With a filter of broadcasts, or for a value that is broadcast under SSP or ASP, it is collective, as
+        `load` is: once every worker has called it, each of them reads the value itself, with all that has
+        been folded. Under BSP all workers call it in the same iteration, and all of them have pushed in it by
         then, or none has.
 
         A call that raised can be made again. In one iteration each flush after the first pushes nothing more.
@@ -346,7 +346,7 @@ class Tensor(Sealed):
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
         BarrierTimeout
-            With a filter of broadcasts: not every worker called it in time. What was pushed, was.
+            Where it is collective: not every worker called it in time. What was pushed, was.
         CircularWait
             Likewise: another worker stands elsewhere, such as at a barrier, and waits for this one there.
         FirstFailed, WorkerLost
@@ -420,7 +420,7 @@ class Tensor(Sealed):
             The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
         exact
             Read the value itself, with this worker's pushes: a filter of broadcasts may hold back something
-            of it, and a broadcast under SSP what is in no version yet. It takes an array of the value's size,
+            of it, and what is broadcast under SSP or ASP comes later. It takes an array of the value's size,
             and all of the value comes from other hosts: for evaluations and checkpoints. Without these two
             every pull is exact, and this one copies. Default False.
         timeout

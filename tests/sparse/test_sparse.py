@@ -80,7 +80,7 @@ def test_indices_along_any_number_of_dimensions_name_what_numpy_names(
         np.testing.assert_array_equal(w.pull(), whole)
 
 
-def test_chunks_that_nobody_touches_are_not_folded_and_get_their_version(job: ps.Job) -> None:
+def test_chunks_that_nobody_touches_get_their_version_and_their_step(job: ps.Job) -> None:
     w = job.tensor("w", shape=1_000_000, optimizer=ps.SGD(1.0))
     for step in range(3):
         w.push(ps.Sparse([step, 999_999], [1.0, 1.0]))
@@ -120,13 +120,17 @@ def test_a_push_that_fails_changes_nothing_and_what_stands_in_the_lane_is_no_con
             "expected indices from 0 to 2, got 3 at place 0",
         ),
         (lambda: ps.Sparse([[0], [0], [0]], [1.0]), ShapeError, "has 2 dimensions, got indices of 3"),
-        (lambda: ps.Sparse([0], np.ones((1, 2), np.float32)), ShapeError, "has shape"),
+        (
+            lambda: ps.Sparse([0], np.ones((1, 2), np.float32)),
+            ShapeError,
+            "expected values of shape (1, 3), got (1, 2)",
+        ),
         (lambda: ps.Sparse([0], np.ones((1, 3), np.float64)), DtypeError, "has dtype float32, got float64"),
         (lambda: ps.Sparse([0.5], good), DtypeError, "expected indices as whole numbers, got dtype float64"),
         (lambda: ps.Sparse([0, 1], good), ShapeError, "expected as many values as indices, 2, got"),
         (lambda: ps.Sparse(0, good), ShapeError, "expected indices of shape"),
         (lambda: ps.Sparse([[[0]]], good), ShapeError, "expected indices of shape"),
-        (lambda: ps.Sparse([0], [[1.0, np.nan, 1.0]]), NonFiniteError, "1"),
+        (lambda: ps.Sparse([2], [[1.0, np.nan, 1.0]]), NonFiniteError, "element 7 of the flattened array"),
     ):
         with pytest.raises(error) as raised:
             w.push(wrong())
@@ -186,6 +190,11 @@ def test_sparse_tensors_of_torch_are_taken(job: ps.Job) -> None:
         alone.step()
         np.testing.assert_array_equal(w.pull(), embedding.weight.detach().numpy())
         job.clock()
+    for wrong in (torch.zeros(500, 8).to_sparse(), torch.zeros(8, 1000).to_sparse()):
+        with pytest.raises(ShapeError, match=r"has shape \(1000, 8\), got"):
+            w.push(wrong)
+    with pytest.raises(DtypeError, match="to_dense"):
+        w.push(torch.zeros(1000, 8).to_sparse().to("meta"))
     with pytest.raises(DtypeError, match="to_sparse_coo"):
         w.push(torch.zeros(1000, 8).to_sparse_csr())
 
@@ -252,3 +261,105 @@ def test_a_filter_of_the_programs_own_sees_the_whole_array(job: ps.Job) -> None:
     expected[7, 0], expected[3, 0] = 3, 3
     np.testing.assert_array_equal(w.pull(), expected)
     assert w.held_back.elements == 1
+
+
+def test_sums_that_are_not_finite_are_refused_where_values_are(job: ps.Job) -> None:
+    w = job.tensor("w", shape=(1000, 4), dtype="float16", refuse_nonfinite=True)
+    row = np.full((1, 4), 60000, np.float16)
+    with pytest.raises(NonFiniteError) as refused:
+        w.push(ps.Sparse([700, 3, 700], np.concatenate([row, row, row])))
+    assert refused.value.index == 2800
+    w.push(ps.Sparse([700], row))
+    assert w.pull()[700, 0] == 60000
+
+
+def test_a_filter_of_broadcasts_chooses_as_after_a_push_of_all_of_it(job: ps.Job) -> None:
+    tensors = [
+        job.tensor(how, shape=50_000, filter=ps.Filters(broadcast=ps.DVF(4.0))) for how in ("dense", "sparse")
+    ]
+    draw = np.random.default_rng(3)
+    for _ in range(12):
+        places = draw.integers(0, 50_000, 300)
+        values = draw.integers(-3, 4, 300).astype(np.float32)
+        whole = np.zeros(50_000, np.float32)
+        np.add.at(whole, places, values)
+        tensors[0].push(whole)
+        tensors[1].push(ps.Sparse(places, values))
+        assert tensors[0].pull().tobytes() == tensors[1].pull().tobytes()
+        job.clock()
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:9", "asp"])
+def test_each_sparse_push_is_a_step_whoever_comes_when(
+    spawn_job: Any, consistency: str, transport: str
+) -> None:
+    """Steps of what was skipped were lost where a worker ran ahead, and told late where another stood."""
+    spawn_job(
+        2,
+        f"""
+        import time
+        with ps.init() as job:
+            w = job.tensor(
+                "w",
+                shape=30_000,
+                optimizer=ps.Adagrad(1.0, lr_decay=1.0),
+                reduce="sum",
+                consistency={consistency!r},
+            )
+            job.barrier()
+            if job.rank == 0:
+                for step in range(40):
+                    w.push(ps.Sparse([] if step % 3 else [5], [] if step % 3 else [1.0]))
+                    job.clock()
+                if {consistency!r} != "bsp":
+                    assert w.optimizer_state()["step"] == 40
+                job.barrier()
+            else:
+                for step in range(40):
+                    if step % 7 == 0 and {consistency!r} == "bsp":
+                        time.sleep(0.01)
+                    job.clock()
+                job.barrier()
+            assert w.optimizer_state()["step"] == 40
+            job.barrier()
+        """,
+        options={"transport": transport, "chunk_bytes": "4KiB"},
+    )
+
+
+def test_the_optimizers_state_after_a_push_is_that_of_a_version(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        """
+        import time
+        with ps.init() as job:
+            w = job.tensor("w", shape=30_000, optimizer=ps.Adagrad(1.0), reduce="sum")
+            ones = np.ones(1, np.float32)
+            for step in range(5):
+                if job.rank:
+                    time.sleep(0.1)
+                    w.push(np.ones(30_000, np.float32))
+                else:
+                    w.push(ps.Sparse([0], ones))
+                state = w.optimizer_state()
+                assert state["step"] == step + 1
+                assert np.all(state["sum"][1:] == step + 1), (step, state["sum"])
+                job.clock()
+                job.barrier()
+        """,
+    )
+
+
+def test_matrices_of_scipy_are_taken(job: ps.Job) -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    whole = np.zeros((30, 7), np.float32)
+    whole[[3, 3, 29], [0, 6, 2]] = (1, 2, 3)
+    w = job.tensor("w", shape=(30, 7))
+    for made in (scipy.csr_matrix, scipy.coo_array, scipy.csc_matrix):
+        before = w.pull().copy()
+        w.push(made(whole))
+        np.testing.assert_array_equal(w.pull() - before, whole)
+        job.clock()
+    with pytest.raises(ShapeError, match="has shape"):
+        w.push(scipy.csr_matrix(whole.T))

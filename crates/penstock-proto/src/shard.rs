@@ -592,21 +592,15 @@ impl Shard {
             }
             *slot = Stamp::of(stamp, in_lane);
             tensor.cover(writer, stamp + 1);
-            if !in_lane {
-                // As one that was folded: what a worker has contributed to a home is all of its chunks.
-                tensor.folded[writer as usize] += 1;
-                tensor.moved[writer as usize] = true;
-            }
             let mut step = Step { id, clocks, writers, home };
             result = match (tensor.spec.consistency.folds_together(), in_lane) {
                 (false, true) => step.fold_alone(tensor, local, writer),
                 (false, false) => {
-                    tensor.states[local].steps += 1;
-                    step.advance_alone(tensor, local);
+                    step.skip_alone(tensor, local, writer);
                     Ok(())
                 }
                 (true, _) => {
-                    tensor.pending[writer as usize] += usize::from(in_lane);
+                    tensor.pending[writer as usize] += 1;
                     tensor.states[local].arrived += u32::from(tensor.states[local].version == stamp);
                     step.advance_together(tensor, local)
                 }
@@ -858,6 +852,18 @@ impl<H: Home> Step<'_, H> {
         Ok(())
     }
 
+    /// SSP and ASP: a contribution of zeros, which change nothing: a step, and no fold.
+    fn skip_alone(&mut self, tensor: &mut Tensor, local: usize, writer: Rank) {
+        tensor.states[local].steps += 1;
+        tensor.folded[writer as usize] += 1;
+        tensor.moved[writer as usize] = true;
+        if !tensor.stands_still(local) {
+            let before = tensor.states[local].version;
+            self.raise_alone(tensor, local);
+            self.publish(tensor, local, before);
+        }
+    }
+
     fn committed_alone(&mut self, tensor: &mut Tensor, local: usize) {
         self.count(tensor, local);
         let before = tensor.states[local].version;
@@ -906,10 +912,8 @@ impl<H: Home> Step<'_, H> {
             self.writers.extend((0..self.clocks.size()).filter(contributes));
             let mut next = version + 1;
             if self.writers.is_empty() {
-                if stamps.iter().any(|stamp| stamp.reached() == next) {
-                    // Somebody contributed zeros, which change nothing: a step all the same.
-                    tensor.states[local].steps += 1;
-                } else {
+                // Unless somebody skipped it, it is passed by.
+                if !stamps.iter().any(|stamp| stamp.reached() == next) {
                     let Some(due) = self.next_due(tensor, local) else { break };
                     next = due;
                 }
@@ -926,10 +930,22 @@ impl<H: Home> Step<'_, H> {
 
     /// The chunk reaches version `next` with the update of the writers, if there are any.
     fn committed_together(&mut self, tensor: &mut Tensor, local: usize, next: u64) {
+        let version = tensor.states[local].version;
+        let mut skipped = false;
+        for rank in 0..self.clocks.size() as usize {
+            if tensor.stamped[local * self.clocks.size() as usize + rank].is_skipped(version) {
+                skipped = true;
+                tensor.pending[rank] -= 1;
+                tensor.folded[rank] += 1;
+                tensor.moved[rank] = true;
+            }
+        }
         if !self.writers.is_empty() {
             self.count(tensor, local);
+        } else if skipped {
+            // By zeros, which change nothing: a step all the same.
+            tensor.states[local].steps += 1;
         }
-        let version = tensor.states[local].version;
         tensor.set_version(local, next);
         tensor.states[local].arrived = tensor.arrivals(self.clocks, local);
         self.publish(tensor, local, version);

@@ -332,7 +332,10 @@ pub(crate) mod tests {
         assert_eq!(ours.difference(&theirs), Some(("clip", "none".into(), "1.5".into())));
         let mut theirs = ours.clone();
         theirs.travel.values.insert(0, Encoding(9));
-        assert_eq!(ours.difference(&theirs), Some(("encodings of values", "[0]".into(), "[9, 0]".into())));
+        assert_eq!(
+            ours.difference(&theirs),
+            Some(("encodings of values (as `sparse` says)", "[0]".into(), "[9, 0]".into()))
+        );
     }
 
     #[test]

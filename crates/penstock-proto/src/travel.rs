@@ -405,8 +405,12 @@ impl Travel {
         let pairs = [
             ("filter of values", of_values(self.filter), of_values(other.filter)),
             ("filter of contributions", of_sums(self.sums), of_sums(other.sums)),
-            ("encodings of values", numbers(&self.values), numbers(&other.values)),
-            ("encodings of contributions", numbers(&self.contributions), numbers(&other.contributions)),
+            ("encodings of values (as `sparse` says)", numbers(&self.values), numbers(&other.values)),
+            (
+                "encodings of contributions (as `sparse` says)",
+                numbers(&self.contributions),
+                numbers(&other.contributions),
+            ),
         ];
         pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
     }
@@ -567,8 +571,11 @@ mod tests {
                 ("filter of values", "4 with [0.5, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0]"),
             ),
             (travel(&BY, &[0], 0, [0.0; 2]), ("filter of values", "4 with [0.5, 0.0, 0.0]", "none")),
-            (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values", "[1, 0]", "[0]")),
-            (travel(&BY, &[1, 0], 4, [0.5, 0.0]), ("encodings of contributions", "[0]", "[1, 0]")),
+            (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values (as `sparse` says)", "[1, 0]", "[0]")),
+            (
+                travel(&BY, &[1, 0], 4, [0.5, 0.0]),
+                ("encodings of contributions (as `sparse` says)", "[0]", "[1, 0]"),
+            ),
         ] {
             let (what, mine, its) = what;
             assert_eq!(ours.difference(&theirs), Some((what, mine.to_owned(), its.to_owned())));

@@ -29,6 +29,8 @@ pub enum Observation<'a> {
         rank: Rank,
         /// The tensor.
         tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
         /// The stamp of the update that it has for others.
         stamp: u64,
     },
@@ -350,6 +352,7 @@ impl Observation<'_> {
     fn place(&self) -> String {
         match self {
             Self::Submitted { tensor, chunk, .. }
+            | Self::Skipped { tensor, chunk, .. }
             | Self::Folded { tensor, chunk, .. }
             | Self::Published { tensor, chunk, .. }
             | Self::Came { tensor, chunk, .. }
@@ -357,8 +360,7 @@ impl Observation<'_> {
             | Self::Stated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
-            Self::Skipped { tensor, .. }
-            | Self::Asked { tensor, .. }
+            Self::Asked { tensor, .. }
             | Self::Wanted { tensor, .. }
             | Self::Returned { tensor, .. }
             | Self::Loads { tensor, .. }

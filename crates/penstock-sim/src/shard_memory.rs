@@ -123,8 +123,6 @@ struct Chunk {
     held: Vec<u8>,
     /// How far that is behind.
     behind: Behind,
-    /// Whether it was folded since it was published.
-    folded: bool,
     /// What is sent instead of that: of use to [`Sabotage`] alone.
     leaked: Option<Rc<[u8]>>,
     /// Publications so far.
@@ -202,7 +200,6 @@ impl Memory {
                     loaded: [None, None],
                     held: vec![0; if terms.holds_back() { bytes } else { 0 }],
                     behind: Behind::default(),
-                    folded: false,
                     leaked: None,
                     sequence: 0,
                     changed: 0,
@@ -320,9 +317,9 @@ impl Memory {
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
         let plan = self.tensors[&id].plan;
-        let Chunk { value, state, lanes, behind, folded, held, changes, .. } = self.chunk(id, chunk);
+        let Chunk { value, state, lanes, behind, held, changes, .. } = self.chunk(id, chunk);
         behind.falls();
-        (*folded, *changes) = (true, *changes || held.is_empty());
+        *changes |= held.is_empty();
         fold_lanes(&plan, fold, lanes, writers, value, state)
     }
 }
@@ -443,20 +440,8 @@ impl Home for Memory {
         let Tensor { chunks, homed, filter, streams, shows_versions_only, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk {
-            value,
-            mirror,
-            before,
-            undone,
-            held,
-            behind,
-            folded,
-            leaked,
-            sequence,
-            changed,
-            changes,
-            ..
-        } = chunks.get_mut(&chunk).expect("the chunk is homed here");
+        let Chunk { value, mirror, before, undone, held, behind, leaked, sequence, changed, changes, .. } =
+            chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams
             && let Some(Mirror { value, .. }) = mirror
         {
@@ -466,7 +451,7 @@ impl Home for Memory {
             *before = Some(held);
         }
         let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
-        let unseen = std::mem::take(folded) && same && *shows_versions_only && !impatient;
+        let unseen = same && *shows_versions_only && !*changes && !impatient;
         if !held.is_empty() && !unseen {
             *changes |= 0 < behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
         }

@@ -43,11 +43,12 @@ impl Rule {
     /// but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the same (Adagrad's rate may
     /// fall with their count).
     pub fn ignores_zeros(self, settings: &Settings) -> bool {
-        let [_, second, _, decay, _] = settings.0;
+        let [_, second, third, decay, _] = settings.0;
         match self {
             Self::Add => true,
             Self::Sgd { momentum, .. } => decay == 0.0 && (!momentum || second == 0.0),
-            Self::Adagrad { .. } => decay == 0.0,
+            // Without it 0 is divided by 0, where nothing has come so far; in the accumulators' type.
+            Self::Adagrad { .. } => decay == 0.0 && third as f32 > 0.0,
             Self::Replace | Self::RmsProp { .. } | Self::Adam { .. } | Self::AdamW { .. } => false,
         }
     }

@@ -274,6 +274,7 @@ fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_do
         (momentum, [0.1, 0.0, 0.0, 0.5, 0.0], minding),
         (Rule::Adagrad { maximize }, [0.1, 0.5, 1e-3, 0.0, 0.0], ignoring),
         (Rule::Adagrad { maximize }, [0.1, 0.0, 1e-3, 0.5, 0.0], minding),
+        (Rule::Adagrad { maximize }, [0.1, 0.0, 1e-30, 0.0, 0.0], ignoring),
         (Rule::RmsProp { momentum: false, centered: false, maximize }, [0.1, 0.9, 1e-3, 0.0, 0.0], minding),
         (Rule::Adam { amsgrad: false, maximize }, adam, minding),
         (Rule::AdamW { amsgrad: true, maximize }, adam, minding),
@@ -285,7 +286,9 @@ fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_do
             let numbers: Vec<f64> = (1..40).map(|at| f64::from(at) / 8.0).collect();
             let mut value = Aligned::new(&encode(dtype, &numbers));
             let one = dtype.accumulator_size() / dtype.size() * value.len();
-            let state: Vec<u8> = std::iter::repeat_n(1.5_f64, numbers.len() * rule.slots().count())
+            // Some as they were at the start.
+            let state: Vec<u8> = (0..numbers.len() * rule.slots().count())
+                .map(|at| if at % 3 == 0 { 0.0 } else { 1.5_f64 })
                 .flat_map(|number| match dtype {
                     Dtype::F64 => number.to_le_bytes().to_vec(),
                     _ => (number as f32).to_le_bytes().to_vec(),
@@ -300,5 +303,12 @@ fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_do
             let same = *value == *value_before && *state == *state_before;
             assert_eq!(same, ignores, "{rule} {settings:?} {dtype:?}");
         }
+    }
+}
+
+#[test]
+fn adagrad_without_an_epsilon_makes_something_of_zeros() {
+    for eps in [0.0, 1e-46] {
+        assert!(!Rule::Adagrad { maximize: false }.ignores_zeros(&Settings([0.1, 0.0, eps, 0.0, 0.0])));
     }
 }

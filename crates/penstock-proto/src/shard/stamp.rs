@@ -19,6 +19,11 @@ impl Stamp {
         self.0 & !SKIPPED
     }
 
+    /// Whether it is one of the iteration `stamp` of which nothing does.
+    pub(super) fn is_skipped(self, stamp: u64) -> bool {
+        self.0 == Self::of(stamp, false).0
+    }
+
     /// Whether it is one of the iteration `stamp` that stands in the lane.
     pub(super) fn is_in_lane(self, stamp: u64) -> bool {
         self.0 == stamp + 1
@@ -36,6 +41,7 @@ mod tests {
         for stamp in [0, 1, 7, MAX_CLOCK] {
             let (pushed, skipped) = (Stamp::of(stamp, true), Stamp::of(stamp, false));
             assert_eq!((pushed.reached(), skipped.reached()), (stamp + 1, stamp + 1));
+            assert!(skipped.is_skipped(stamp) && !pushed.is_skipped(stamp) && !skipped.is_skipped(stamp + 1));
             assert!(pushed.is_in_lane(stamp) && !skipped.is_in_lane(stamp) && !pushed.is_in_lane(stamp + 1));
         }
     }

@@ -597,11 +597,11 @@ fn skipped(first: u32, count: u32, stamp: u64) -> Submission {
 }
 
 #[test]
-fn what_a_worker_skips_counts_as_contributed_at_once_and_is_folded_by_nobody() {
+fn what_a_worker_skips_counts_as_contributed_and_is_folded_by_nobody() {
     let mut rig = Rig::new(2, 3, Bsp);
     rig.push(0, (0, 1), 0, 1.0);
     rig.submit(0, skipped(1, 2, 0));
-    assert_eq!(rig.home.folded.get(&(W, 0)), Some(&2), "nothing of these stands in its lane");
+    assert_eq!(rig.home.folded.get(&(W, 0)), None, "as a push, until all have come");
     rig.push(1, (1, 1), 0, 10.0);
     rig.submit(1, skipped(0, 1, 0));
     rig.submit(1, skipped(2, 1, 0));
@@ -627,11 +627,11 @@ fn out_of_step_a_skip_moves_the_version_and_the_count_of_steps_and_is_no_fold() 
     for consistency in [Ssp(2), Asp] {
         let mut rig = Rig::new(2, 1, consistency);
         rig.submit(0, skipped(0, 1, 0));
-        assert_eq!(rig.chunk(0), Published { version: 0, steps: 0, value: 0.0 }, "worker 1 is not there");
-        let published = rig.home.publications.len();
+        assert_eq!(rig.chunk(0), Published { version: 0, steps: 1, value: 0.0 }, "worker 1 is not there");
         rig.clock(0, 1);
         rig.submit(0, skipped(0, 1, 1));
-        assert_eq!(rig.home.publications.len(), published, "nothing new to be sent");
+        assert_eq!(rig.chunk(0), Published { version: 0, steps: 2, value: 0.0 });
+        assert_eq!(rig.home.folded, BTreeMap::from([((W, 0), 2)]), "{consistency}");
         rig.push(1, (0, 1), 0, 4.0);
         assert_eq!(rig.chunk(0), Published { version: 1, steps: 3, value: 4.0 }, "{consistency}");
         assert_eq!(rig.folds(), [[1]]);
@@ -675,4 +675,27 @@ fn what_is_skipped_where_zeros_count_or_out_of_its_iteration_is_refused() {
         matches!(conflict, SubmissionRefused::Failure(JobFailure::SettingsConflict { .. })),
         "{conflict}"
     );
+}
+
+// The next contribution took the place of the one that was skipped, and a step was lost.
+#[test]
+fn a_skip_is_a_step_whoever_moves_the_version_and_whenever() {
+    for last in ["a clock", "a loss"] {
+        let mut rig = Rig::new(2, 1, Bsp);
+        rig.submit(0, skipped(0, 1, 0));
+        rig.clock(0, 1);
+        let pending = rig.refuse(0, skipped(0, 1, 1)).to_string();
+        assert!(pending.contains("before its update of iteration 0 was folded"), "{pending}");
+        match last {
+            "a clock" => rig.clock(1, 5),
+            _ => rig.remove(1),
+        }
+        assert_eq!(rig.chunk(0), Published { version: 1, steps: 1, value: 0.0 }, "{last}");
+        assert_eq!(rig.home.folded, BTreeMap::from([((W, 0), 1)]));
+        rig.submit(0, skipped(0, 1, 1));
+        assert_eq!(rig.chunk(0), Published { version: 2, steps: 2, value: 0.0 }, "{last}");
+        rig.clock(0, 2);
+        rig.push(0, (0, 1), 2, 4.0);
+        assert_eq!(rig.chunk(0), Published { version: 3, steps: 3, value: 4.0 }, "{last}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Exactly once: version v of a chunk holds every update stamped < v of every worker that is live at its home (C-2), no update is
 //! in it twice (C-3), none that was never submitted, and under BSP none stamped >= v (C-4). What is in stays in. A reader outside
-//! BSP finds all of its own, unless versions are broadcast. And at the end no update of a worker that was not lost is missing.
+//! BSP finds all of its own, unless versions are broadcast. And at the end no update of a worker that was not lost is missing,
+//! and each chunk has as many steps behind it as it was given, those by zeros that were skipped among them.
 
 use super::{Checker, End};
 use crate::encodings::holds_back;
@@ -31,6 +32,8 @@ pub struct ExactlyOnce {
     /// Tensors to which nobody contributes: [`super::loads`] judges them.
     loaded: BTreeSet<TensorId>,
     submitted: BTreeSet<(TensorId, u32, Rank, u64)>,
+    /// What was skipped, likewise.
+    skipped: BTreeSet<(TensorId, u32, Rank, u64)>,
     /// Workers that a shard no longer listens to, though they did not leave.
     removed: BTreeSet<(usize, Rank)>,
     lost: BTreeSet<Rank>,
@@ -68,6 +71,7 @@ impl ExactlyOnce {
             filtered: workload.ids().filter(|&tensor| holds_back(workload.spec(tensor))).collect(),
             loaded: workload.ids().filter(|&tensor| workload.is_loaded(tensor)).collect(),
             submitted: BTreeSet::new(),
+            skipped: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),
             hostile: BTreeSet::new(),
@@ -79,6 +83,25 @@ impl ExactlyOnce {
         let first = u64::from(chunk) * self.chunk_elements;
         let values = decode(Dtype::F64, value);
         self.marks.read(first, values).map_err(|error| format!("t{tensor}[{chunk}]: {error}"))
+    }
+
+    /// Where everybody came through: each contribution out of step is a step, and in step each iteration to which there was one.
+    fn judge_steps(&self, tensor: TensorId, chunk: u32, steps: u64) -> Result<(), String> {
+        if !(self.lost.is_empty() && self.removed.is_empty() && self.hostile.is_empty()) {
+            return Ok(());
+        }
+        let all = self.submitted.iter().chain(&self.skipped);
+        let given = all
+            .filter(|(of, at, ..)| (*of, *at) == (tensor, chunk))
+            .map(|&(_, _, rank, stamp)| (rank, stamp));
+        let expected = match self.together[tensor as usize] {
+            true => given.map(|(_, stamp)| stamp).collect::<BTreeSet<_>>().len(),
+            false => given.count(),
+        };
+        if steps == expected as u64 {
+            return Ok(());
+        }
+        Err(format!("t{tensor}[{chunk}] ended with {steps} steps, expected {expected}"))
     }
 
     fn is_removed(&self, rank: Rank) -> bool {
@@ -161,6 +184,9 @@ impl Checker for ExactlyOnce {
             Observation::Submitted { rank, tensor, chunk, stamp } => {
                 self.submitted.insert((tensor, chunk, rank, stamp));
             }
+            Observation::Skipped { rank, tensor, chunk, stamp } => {
+                self.skipped.insert((tensor, chunk, rank, stamp));
+            }
             Observation::Removed { shard, rank, clean: false } => {
                 self.removed.insert((shard, rank));
             }
@@ -193,6 +219,7 @@ impl Checker for ExactlyOnce {
             let (what, version) = ("the job ended with".to_owned(), mirror.version);
             let case = Case { what, tensor: *tensor, chunk: *chunk, version, counts: &counts };
             self.judge(&case, |rank, _| !self.lost.contains(&rank))?;
+            self.judge_steps(*tensor, *chunk, mirror.steps)?;
         }
         Ok(())
     }
@@ -217,6 +244,7 @@ mod tests {
             filtered: BTreeSet::new(),
             loaded: BTreeSet::new(),
             submitted: BTreeSet::new(),
+            skipped: BTreeSet::new(),
             removed: BTreeSet::new(),
             lost: BTreeSet::new(),
             hostile: BTreeSet::new(),
@@ -307,7 +335,7 @@ mod tests {
             if let Some(rank) = lost {
                 checker.see(&Observation::Crashed { rank }).unwrap();
             }
-            let mirror = crate::shard_memory::Mirror { version: 2, steps: 0, value: sum(updates).into() };
+            let mirror = crate::shard_memory::Mirror { version: 2, steps: 2, value: sum(updates).into() };
             checker.finish(&End { failed, last: &[(0, 0, mirror)] })
         };
         finish(&SUBMITTED, None, false).unwrap();

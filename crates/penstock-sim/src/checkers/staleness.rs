@@ -86,7 +86,7 @@ impl Checker for Staleness {
                 self.clocks.insert(rank, clock);
             }
             Observation::Submitted { rank, tensor, stamp, .. }
-            | Observation::Skipped { rank, tensor, stamp } => {
+            | Observation::Skipped { rank, tensor, stamp, .. } => {
                 self.pushed.insert((rank, tensor), stamp + 1);
             }
             Observation::Published { tensor, chunk, version, .. } => {

@@ -427,10 +427,9 @@ impl Cluster<'_> {
             for chunk in chunks {
                 if let Some(stamp) = stamp {
                     self.see(Observation::Submitted { rank, tensor, chunk, stamp })?;
+                } else if let Submission::Skip { stamp, .. } = submission {
+                    self.see(Observation::Skipped { rank, tensor, chunk, stamp })?;
                 }
-            }
-            if let Submission::Skip { stamp, .. } = submission {
-                self.see(Observation::Skipped { rank, tensor, stamp })?;
             }
         }
         if self.is_remote(rank) {

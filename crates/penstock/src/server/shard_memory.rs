@@ -389,7 +389,8 @@ impl Home for Memory {
         let TensorMemory { plan, terms, home, behind, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");
         // Readers see what they saw, under a count of steps that goes with the optimizer's state.
-        let unseen = terms.shows_versions_only && folded && version == tensor.published[local].version;
+        let again = home.sequence(local) > 0 && version == tensor.published[local].version;
+        let unseen = terms.shows_versions_only && again && !changed;
         let mut filtered = 0;
         if behind[local] != Behind::Not && !unseen {
             let first = home.start(chunk) / plan.dtype.size() as u64;

@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// A push of what stands in the lane, where that is lost, or was loaded.
     #[error(
-        "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, or what was loaded"
+        "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, what was loaded, or what a sparse one has left"
     )]
     StaleLane {
         /// The tensor.

@@ -245,6 +245,7 @@ impl Draft {
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
             carry: carry.map(Mutex::new),
             holds_back: self.terms.holds_back(),
+            filtered: self.terms.filter.holds_back(),
             spec,
             memory,
             homes,

@@ -90,6 +90,8 @@ pub struct Tensor {
     carry: Option<Mutex<Carry>>,
     /// Whether a filter may hold back some of the values.
     holds_back: bool,
+    /// Whether it does so by a filter.
+    filtered: bool,
     /// Whether this worker has given the tensor its first value, which is given once.
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.

@@ -137,7 +137,8 @@ impl Tensor {
         }
         match given {
             Given::New(data) => self.check_finite(&lane, *data)?,
-            Given::Sparse(scattered) => self.check_finite(&lane, Some(scattered.values()))?,
+            Given::Sparse(scattered) if self.spec.refuse_nonfinite => self.check_sums(scattered)?,
+            Given::Sparse(_) => {}
             Given::HeldBack | Given::Divided(_) => {}
         }
         Ok(Ready { lane, contribution, _stands_still: stands_still, _turn: turn })
@@ -158,6 +159,7 @@ impl Tensor {
             && contribution.leaves
             && !contribution.adds
             && carry.is_none()
+            && !self.filtered
             && self.spec.rule.ignores_zeros(&settings)
         {
             self.deliver_touched(lane, scattered, contribution.stamp, settings, deadline)?;
@@ -309,6 +311,14 @@ impl Tensor {
         }
         let data = data.unwrap_or_else(|| lane.contribution(self.spec.bytes() as usize));
         match penstock_kernels::first_nonfinite(self.spec.dtype, data) {
+            None => Ok(()),
+            Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
+        }
+    }
+
+    /// The same of what the values come to.
+    fn check_sums(&self, scattered: &Scattered) -> Result<(), Error> {
+        match scattered.first_nonfinite() {
             None => Ok(()),
             Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
         }

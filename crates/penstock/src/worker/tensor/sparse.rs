@@ -2,13 +2,14 @@
 //!
 //! In the lane each chunk that is touched stands whole. Of one that is not nothing does, where zeros change nothing by the tensor's
 //! rule: then the homes are told that it is skipped, and time and memory traffic go with the chunks that are touched. Elsewhere
-//! (momentum, Adam, a filter that carries, parts of one contribution) all chunks are filled, and it is a push like any other.
+//! (momentum, Adam, filters, parts of one contribution) all chunks are filled, and it is a push like any other: a filter of values
+//! chooses whenever a chunk was contributed to.
 
 use super::Tensor;
 use super::push::{Given, MOST};
 use crate::worker::Error;
 use penstock_fabric::memory::OwnLane;
-use penstock_kernels::{Dtype, Foreign, Settings, scatter_add};
+use penstock_kernels::{Dtype, Foreign, Settings, first_nonfinite, scatter_add};
 use penstock_proto::chunk::Cut;
 use std::ops::Range;
 use std::time::Duration;
@@ -57,10 +58,6 @@ impl Scattered {
         Self { dtype, cut, pieces, values, scratch: vec![0; cut.chunk_bytes() as usize] }
     }
 
-    pub(super) fn values(&self) -> Foreign<'_> {
-        Foreign::of(&self.values)
-    }
-
     /// Bytes of the values.
     pub(super) fn bytes(&self) -> usize {
         self.values.len()
@@ -71,9 +68,18 @@ impl Scattered {
         self.pieces.chunk_by(|one, next| one.chunk == next.chunk).map(|pieces| pieces[0].chunk).collect()
     }
 
-    /// Puts a chunk together, and gives it to `with`.
-    fn chunk(&mut self, chunk: u32, with: impl FnOnce(usize, Foreign<'_>)) {
-        let Self { dtype, cut, pieces, values, scratch } = self;
+    /// The first element of the tensor that is NaN or infinite in what is given, in their sums where it is named twice.
+    pub(super) fn first_nonfinite(&self) -> Option<usize> {
+        let mut scratch = vec![0; self.cut.chunk_bytes() as usize];
+        self.touched().into_iter().find_map(|chunk| {
+            let (at, bytes) = self.put_together(chunk, &mut scratch);
+            Some(at / self.dtype.size() + first_nonfinite(self.dtype, bytes)?)
+        })
+    }
+
+    /// Puts a chunk together: where it starts in the tensor, and what is given of it among zeros.
+    fn put_together<'a>(&self, chunk: u32, scratch: &'a mut [u8]) -> (usize, Foreign<'a>) {
+        let Self { dtype, cut, pieces, values, .. } = self;
         let range = cut.range(chunk);
         let scratch = &mut scratch[..(range.end - range.start) as usize];
         scratch.fill(0);
@@ -81,20 +87,25 @@ impl Scattered {
         let runs = pieces[first..].iter().take_while(|piece| piece.chunk == chunk);
         let runs = runs.map(|piece| (piece.from..piece.from + piece.len as usize, piece.at as usize));
         scatter_add(*dtype, scratch, values, runs);
-        with(range.start as usize, Foreign::of(scratch));
+        (range.start as usize, Foreign::of(scratch))
     }
 
     /// Writes a chunk into the lane: zeros, and what is given of it.
     pub(super) fn write(&mut self, lane: &mut OwnLane, chunk: u32) {
-        self.chunk(chunk, |at, bytes| lane.write(at, bytes));
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let (at, bytes) = self.put_together(chunk, &mut scratch);
+        lane.write(at, bytes);
+        self.scratch = scratch;
     }
 
     /// Adds what is given to what stands in the lane.
     pub(super) fn add(&mut self, lane: &mut OwnLane) {
-        let dtype = self.dtype;
+        let mut scratch = std::mem::take(&mut self.scratch);
         for chunk in self.touched() {
-            self.chunk(chunk, |at, bytes| lane.add(dtype, at, bytes));
+            let (at, bytes) = self.put_together(chunk, &mut scratch);
+            lane.add(self.dtype, at, bytes);
         }
+        self.scratch = scratch;
     }
 }
 

@@ -24,8 +24,6 @@ pub(super) struct Mirrored {
     /// How its chunks travel, both ways.
     pub(super) terms: Arc<Terms>,
     pub(super) share: Share,
-    /// Where what comes whole is decoded that was encoded.
-    scratch: Vec<u8>,
 }
 
 impl Mirrored {
@@ -38,7 +36,7 @@ impl Mirrored {
         terms: Arc<Terms>,
     ) -> Self {
         let bytes = home.chunks().iter().map(|&chunk| home.range(chunk).len() as u64).sum();
-        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes), scratch: Vec::new() }
+        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes) }
     }
 }
 
@@ -91,8 +89,8 @@ impl remote_shard::Mirrored for Mirrored {
         let decoded = if !value.codec.is_verbatim() && value.header.base() == Base::Zeros {
             // A decoder begins with zeros, and a script may be looking at the value, which then is the same: what comes on a new
             // connection was here before.
-            self.scratch.resize(place.seen.len(), 0);
-            value.decode(&mut self.scratch).map(|()| place.seen.copy_from_slice(&self.scratch))
+            let mut aside = vec![0; place.seen.len()];
+            value.decode(&mut aside).map(|()| place.seen.copy_from_slice(&aside))
         } else if self.share.bypasses_caches() {
             value.decode_past_cache(place.seen)
         } else {
