@@ -56,7 +56,7 @@ impl Pace {
         Self::new(REQUESTS_A_SECOND, 20_000.0, now)
     }
 
-    /// For what clocks, flushes and first values have a shard go over, in seconds of its time. What is contributed is not in it:
+    /// For what clocks, flushes, skips and first values have a shard go over, in seconds of its time. What is contributed is not in it:
     /// folding and filtering that is what a shard is for. With a quarter of a core for each of two shards a neighbour took 1.8 times
     /// as long on two cores, with a twentieth 1.16 times (when a look was priced lower than now). So all `shards` of the job
     /// have a fiftieth of all `cores`, and each at most a twentieth of one: shards of other jobs may stand on the same.
