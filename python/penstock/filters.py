@@ -284,7 +284,8 @@ class OwnFilter(ABC):
     Notes
     -----
     A push goes over the tensor some ten times in NumPy, beside what `send` does; built-in filters take one
-    pass. For as long as it takes there are what is due, what is sent and what is held back as arrays more.
+    pass. For as long as it takes there are arrays of five times the tensor's size more, of ten times for half
+    precision.
 
     Examples
     --------

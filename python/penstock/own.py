@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from .arrays import Array, ArrayLike, as_array, is_float
-from .exceptions import DtypeError, NonFiniteError, OptionError, ShapeError
+from .exceptions import DtypeError, LaneTimeout, NonFiniteError, OptionError, ShapeError
 from .limit import Limit
 
 if TYPE_CHECKING:
@@ -31,13 +31,20 @@ def push(tensor: Tensor, own: OwnFilter, data: Any | None, settings: Any, timeou
     while True:
         due = np.empty(core.elements, tensor._accumulator())
         seen = core.due(data, due, settings, limit.left())
-        due.flags.writeable = False
-        sent, kept = divide(due, own.send(due, seen[0]), tensor.name, tensor.dtype)
+        # A copy: that it is read-only does not keep all libraries from writing it.
+        shown = due.copy()
+        shown.flags.writeable = False
+        sent, kept = divide(due, own.send(shown, seen[0]), tensor.name, tensor.dtype)
         # The buffer protocol does not know bfloat16, only its bits.
         stamp = core.push_divided(sent.view(np.uint8), kept, seen, settings, limit.left())
         if stamp is not None:
             return stamp
         # Another thread has pushed a part meanwhile, or completed the iteration: now something else is due.
+        if timeout is not None and limit.left() == 0:
+            raise LaneTimeout(
+                f"`{tensor.name}`: other threads have pushed parts of it all the time, {timeout} s long",
+                "push from one thread, or raise `timeout`",
+            )
 
 
 def divide(due: Array, given: ArrayLike, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -58,12 +65,13 @@ def divide(due: Array, given: ArrayLike, name: str, dtype: np.dtype[Any]) -> tup
     if not is_float(given.dtype):
         raise DtypeError(
             f"expected {what} to return real floating point numbers, got dtype {given.dtype.name}",
-            "such as `due * mask`, or numpy.where(mask, due, 0)",
+            "such as numpy.where(mask, due, 0)",
         )
-    if given.dtype not in (np.float32, np.float64):
-        given = given.astype(np.float64 if given.dtype.itemsize > 8 else due.dtype)
     with np.errstate(all="ignore"):
-        # `due * mask` has -0.0 where nothing is sent, which takes bytes between hosts as any other number.
+        if given.dtype not in (np.float32, np.float64):
+            given = given.astype(np.float64 if given.dtype.itemsize > 8 else due.dtype)
+        # `due * mask` has -0.0 where nothing is sent of a negative number, which would take bytes between
+        # hosts as any other number does. Where -0.0 is due it may be meant.
         given = np.where(due == 0, given, given + 0.0)
         sent: Array = given.astype(dtype)
         kept: Array = due - sent.astype(due.dtype, copy=False)
@@ -112,7 +120,9 @@ def told(own: OwnFilter) -> str:
     settings = ", ".join(
         f"{name}={_text(value, f'`{name}` of {kind.__qualname__}')}" for name, value in _settings(own)
     )
-    return f"{kind.__module__}.{kind.__qualname__}({settings})"
+    # The main script of a process that multiprocessing has spawned is called so.
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    return f"{module}.{kind.__qualname__}({settings})"
 
 
 def _settings(own: OwnFilter) -> list[tuple[str, Any]]:
@@ -141,7 +151,7 @@ def _text(value: Any, what: str) -> str:
         case dict():
             pairs = sorted((_text(key, what), _text(one, what)) for key, one in value.items())
             return f"{{{', '.join(f'{key}: {one}' for key, one in pairs)}}}"
-        case np.ndarray() if not value.dtype.hasobject:
+        case np.ndarray() if not value.dtype.hasobject and not isinstance(value, np.ma.MaskedArray):
             digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return f"array({value.dtype}, {value.shape}, {digest})"
         case _:

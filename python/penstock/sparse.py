@@ -104,7 +104,8 @@ class Sparse:
         """All of it, for that tensor; raises as `fit`."""
         units, unit, values = self.fit(name, shape, dtype)
         whole = np.zeros(shape, dtype)
-        np.add.at(whole.reshape(-1, unit), units.astype(np.intp), values.reshape(-1, unit))
+        with np.errstate(all="ignore"):
+            np.add.at(whole.reshape(-1, unit), units.astype(np.intp), values.reshape(-1, unit))
         return whole
 
 

@@ -299,6 +299,9 @@ class Tensor(Sealed):
                 grad if sparse is None else sparse.dense(self._name, self._shape, self._dtype)
             )
             stamp = own.push(self, self._own, data, settings, timeout)
+            if sparse is not None:
+                # As the core says of it where there is no such filter.
+                self._core.loaded()
         elif sparse is None:
             stamp = self._core.push(self._contribution(grad), settings, more, timeout)
         else:

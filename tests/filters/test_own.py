@@ -652,3 +652,38 @@ def test_an_asynchronous_push_that_its_filter_fails_is_heard_of_by_the_clock(job
     with pytest.raises(ZeroDivisionError, match="mine"):
         job.clock()
     assert w.held_back == (0.0, 0)
+
+
+class _Written(ps.OwnFilter):
+    """Writes into what it is shown, past NumPy."""
+
+    def send(self, due: Any, clock: int) -> Any:
+        due.flags.writeable = True
+        due[np.abs(due) < 1] = 0
+        return due
+
+
+def test_what_writes_into_what_is_due_loses_nothing(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3, filter=ps.Filters(push=_Written()))
+    w.push(np.array([0.5, 0.75, 2.0], np.float32))
+    assert w.held_back.elements == 2
+    np.testing.assert_array_equal(w.pull(), [0, 0, 2])
+    job.clock()
+    w.flush()
+    np.testing.assert_array_equal(w.pull(), [0.5, 0.75, 2.0])
+
+
+def test_after_a_sparse_push_the_lane_holds_no_contribution(job: ps.Job) -> None:
+    w = job.tensor("w", shape=4, filter=ps.Filters(push=_Written()))
+    w.push(ps.Sparse([1], [2.0]))
+    job.clock()
+    with pytest.raises(OptionError, match="no contribution"):
+        w.push()
+    assert w.pull()[1] == 2
+
+
+def test_a_mask_is_no_setting_that_can_be_compared(job: ps.Job) -> None:
+    given = _Written()
+    given.limits = np.ma.masked_array([1.0, 2.0], [True, False])  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="something that workers can compare"):
+        job.tensor("w", shape=4, filter=ps.Filters(push=given))

@@ -145,12 +145,51 @@ mod tests {
     use penstock_fabric::net::remote_shard::{Heard, Limits, Mirrored as _, Over, RemoteShard};
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
+    use penstock_kernels::codec::Codec;
     use penstock_proto::encoding::{Encoding, Sent, Shadow, Source};
     use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
     use penstock_proto::job::job_number;
     use penstock_proto::submission::Submission;
     use std::collections::VecDeque;
     use std::io::{self, IoSliceMut};
+
+    /// Notes where it decoded last, and gives the payload.
+    #[derive(Debug)]
+    struct Traced(std::sync::atomic::AtomicUsize);
+
+    impl Codec for Traced {
+        fn lengths(&self, bytes: usize) -> std::ops::RangeInclusive<usize> {
+            bytes..=bytes
+        }
+
+        fn encode(&self, _: Foreign<'_>, _: Option<&[u8]>, _: &mut [u8]) -> Option<usize> {
+            None
+        }
+
+        fn decode(&self, payload: &[u8], _: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
+            self.0.store(chunk.as_ptr() as usize, Ordering::Relaxed);
+            chunk.copy_from_slice(payload);
+            Ok(())
+        }
+    }
+
+    // A script may be looking at the value in place, and what comes whole on a new connection is what it sees: a decoder that filled
+    // it with zeros first was seen.
+    #[test]
+    fn what_comes_whole_is_decoded_aside_and_a_difference_in_place() {
+        let codec = Traced(0.into());
+        let (mut mirrored, seen) = rig::tensor(Agreed::RAW);
+        let place = mirrored.home.chunk(0).seen.as_ptr() as usize;
+        for (version, base, in_place) in [(0, 0, false), (1, 7, true), (1, 0, false)] {
+            let notice = Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 9, base };
+            let header = Header::bare(job_number(JOB), 1, Body::Notice(notice));
+            let payload = vec![version as u8 + 1; CHUNK];
+            let value = Value { header: &header, payload: &payload, codec: &codec };
+            mirrored.publish(0, &value, Published { version, steps: 0 }).unwrap();
+            assert_eq!(codec.0.load(Ordering::Relaxed) == place, in_place, "version {version}, base {base}");
+            assert_eq!((seen.what().0, seen.what().1), (payload, version));
+        }
+    }
 
     /// A link in memory: brings what the shard says and keeps what it is told, so many bytes a call.
     struct Memory {
