@@ -126,7 +126,8 @@ def sparse_of(value: object) -> Sparse | None:
         return _of_torch(value, torch)
     if hasattr(value, "tocoo"):
         given: Any = value.tocoo()
-        found = Sparse(np.stack([given.row, given.col]), given.data)
+        # Arrays of SciPy may have one dimension, and more than two.
+        found = Sparse(np.stack(getattr(given, "coords", None) or (given.row, given.col)), given.data)
         found.shape = tuple(given.shape)
         return found
     return None

@@ -363,3 +363,6 @@ def test_matrices_of_scipy_are_taken(job: ps.Job) -> None:
         job.clock()
     with pytest.raises(ShapeError, match="has shape"):
         w.push(scipy.csr_matrix(whole.T))
+    line = job.tensor("line", shape=30)
+    line.push(scipy.coo_array(whole[:, 0]))
+    np.testing.assert_array_equal(line.pull(), whole[:, 0])

@@ -17,8 +17,8 @@
 //! replicas, for what a rack's other servers have, the chunk stands still until [`Shard::commit`] is called: its contributions
 //! stay in their lanes, which are not free, and later ones stand in line behind them.
 //!
-//! A worker that has nothing for a chunk may skip it: where a contribution of zeros changes nothing, it counts as one that was
-//! folded, and nothing is.
+//! A worker that has nothing for a chunk may skip it: where a contribution of zeros changes nothing, that is one, and
+//! nothing is folded for it.
 //!
 //! Cost of a push, each chunk: one look at the worker's stamp and a count. Cost of a fold: O(workers) beside the fold itself.
 //! Memory: 8 bytes for each worker and chunk, 24 for each chunk. No allocation after a tensor is declared.

@@ -234,7 +234,7 @@ impl Line {
             }
             _ => {}
         }
-        self.subscriber.take(&submission).unwrap();
+        self.subscriber.take().unwrap();
         true
     }
 

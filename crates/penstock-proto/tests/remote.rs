@@ -165,7 +165,7 @@ impl Line {
     fn take(&mut self) -> bool {
         let Some(frame) = self.to_home.pop_front() else { return false };
         self.subscriber.expect(frame.sequence).unwrap();
-        self.subscriber.take(&frame.submission).unwrap();
+        self.subscriber.take().unwrap();
         self.taken.push(frame);
         // Every push asks for its result.
         self.ask(PeerId::worker(0), &frame.submission, true).unwrap();
@@ -548,7 +548,7 @@ fn nothing_is_sent_before_the_shard_has_spoken_and_nothing_follows_a_goodbye() {
     line.cut();
     line.settle();
     assert_eq!(line.taken.len(), 3, "who has left asks for nothing again");
-    assert!(line.subscriber.take(&Submission::Leave).is_err());
+    assert!(line.subscriber.take().is_err());
 }
 
 // Found by the simulator: the fetch that had not been taken went first on the new connection, and its ticket
@@ -833,4 +833,24 @@ fn what_was_not_sent_cannot_be_raised() {
     assert!(matches!(raise(&mut line, 2, 1, 2), Err(Broken::Fell { chunk: 2, version: 2 })));
     assert!(matches!(raise(&mut line, 2, 1, LATEST + 1), Err(Broken::TooNew { .. })));
     assert!(raise(&mut line, 2, 2, 4).is_ok());
+}
+
+// A worker that had skipped a tensor of many chunks was taken for one far ahead, and was not read.
+#[test]
+fn what_was_skipped_brings_nobody_ahead() {
+    let mut line = Line::new(&[0, 1, 2, 3, 4]);
+    let settings = Settings([0.5, 0.0, 0.0, 0.0, 0.0]);
+    let ask = |line: &mut Line, submission| line.ask(PeerId::worker(0), &submission, false).unwrap();
+    ask(&mut line, Submission::Skip { tensor: W, first: 0, count: 3, stamp: 0, settings });
+    assert_eq!(line.subscriber.lead(), 0);
+    for first in [3, 4] {
+        ask(&mut line, Submission::Push { tensor: W, first, count: 1, stamp: 0, settings });
+    }
+    assert_eq!(line.subscriber.lead(), 2);
+    line.subscriber.folded(W, 2, &line.home);
+    assert_eq!(line.subscriber.lead(), 0, "which of them is not known");
+    line.subscriber.folded(W, 5, &line.home);
+    assert_eq!(line.subscriber.lead(), 0);
+    ask(&mut line, Submission::Push { tensor: W, first: 0, count: 1, stamp: 1, settings });
+    assert_eq!(line.subscriber.lead(), 1, "and what is pushed then counts as ever");
 }

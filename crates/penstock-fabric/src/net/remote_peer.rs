@@ -271,7 +271,7 @@ impl<L: Link> RemotePeer<L> {
                 {
                     return Heard::Broke(undecodable.to_string());
                 }
-                if let Err(broken) = self.subscriber.take(judged.submission()) {
+                if let Err(broken) = self.subscriber.take() {
                     return Heard::Broke(broken.to_string());
                 }
                 let Header { body, length: bytes, encoding, .. } = header;

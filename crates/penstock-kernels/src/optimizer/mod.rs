@@ -43,12 +43,14 @@ impl Rule {
     /// but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the same (Adagrad's rate may
     /// fall with their count).
     pub fn ignores_zeros(self, settings: &Settings) -> bool {
-        let [_, second, third, decay, _] = settings.0;
+        let [lr, second, third, decay, _] = settings.0;
+        // In the accumulators' type: an infinite rate makes NaN of zeros.
+        let moves_nothing = decay == 0.0 && (lr as f32).is_finite();
         match self {
             Self::Add => true,
-            Self::Sgd { momentum, .. } => decay == 0.0 && (!momentum || second == 0.0),
-            // Without it 0 is divided by 0, where nothing has come so far; in the accumulators' type.
-            Self::Adagrad { .. } => decay == 0.0 && third as f32 > 0.0,
+            Self::Sgd { momentum, .. } => moves_nothing && (!momentum || second == 0.0),
+            // Without an epsilon 0 is divided by 0, where nothing has come so far.
+            Self::Adagrad { .. } => moves_nothing && third as f32 > 0.0,
             Self::Replace | Self::RmsProp { .. } | Self::Adam { .. } | Self::AdamW { .. } => false,
         }
     }

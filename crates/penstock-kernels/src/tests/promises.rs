@@ -307,8 +307,9 @@ fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_do
 }
 
 #[test]
-fn adagrad_without_an_epsilon_makes_something_of_zeros() {
-    for eps in [0.0, 1e-46] {
-        assert!(!Rule::Adagrad { maximize: false }.ignores_zeros(&Settings([0.1, 0.0, eps, 0.0, 0.0])));
+fn what_the_accumulators_cannot_hold_makes_something_of_zeros() {
+    let rule = Rule::Adagrad { maximize: false };
+    for (lr, eps) in [(0.1, 0.0), (0.1, 1e-46), (1e300, 1e-3)] {
+        assert!(!rule.ignores_zeros(&Settings([lr, 0.0, eps, 0.0, 0.0])), "{lr}, {eps}");
     }
 }

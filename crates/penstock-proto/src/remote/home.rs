@@ -208,6 +208,9 @@ struct Owed {
     /// Contributions that were folded, and whether that is due to be told.
     count: u64,
     folded: bool,
+    /// Contributions that came, and how many of those that may wait are skips.
+    contributed: u64,
+    skips: u64,
 }
 
 /// A fetch that is taken up when so many of the subscriber's contributions were folded. A later one goes with it.
@@ -256,6 +259,8 @@ pub struct Subscriber {
     due: VecDeque<Due>,
     /// Contributions that came, and how many of them were folded.
     contributed: (u64, u64),
+    /// Of all tensors, the skips among those that may wait.
+    skips: u64,
     left: bool,
 }
 
@@ -292,15 +297,12 @@ impl Subscriber {
         self.inbox.expect(sequence)
     }
 
-    /// The frame that was expected is here, whole and verified, with this submission.
-    pub fn take(&mut self, submission: &Submission) -> Result<(), WentOn> {
+    /// The frame that was expected is here, whole and verified.
+    pub fn take(&mut self) -> Result<(), WentOn> {
         if self.left {
             return Err(WentOn);
         }
         self.inbox.take();
-        if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
-            self.contributed.0 += 1;
-        }
         Ok(())
     }
 
@@ -332,17 +334,29 @@ impl Subscriber {
             }
             _ => {}
         }
-        if let Submission::Skip { tensor, first, count, .. } = *submission {
-            // Counted as folded at once.
-            self.contributed.0 +=
-                (first..first + count).filter_map(|chunk| home.local(tensor, chunk)).count() as u64;
+        let contribution = match *submission {
+            Submission::Push { tensor, .. } | Submission::Load { tensor, .. } => Some((tensor, 1, 0)),
+            Submission::Skip { tensor, first, count, .. } => {
+                let skips =
+                    (first..first + count).filter(|&chunk| home.local(tensor, chunk).is_some()).count();
+                Some((tensor, skips as u64, skips as u64))
+            }
+            _ => None,
+        };
+        if let Some((tensor, count, skips)) = contribution {
+            let owed = self.owed(tensor, home);
+            owed.contributed += count;
+            owed.skips += skips;
+            self.contributed.0 += count;
+            self.skips += skips;
         }
         Ok(())
     }
 
-    /// Contributions that wait for other workers'.
+    /// Contributions that wait for other workers', those that brought bytes: of a tensor of which both wait all are counted as skips
+    /// first.
     pub fn lead(&self) -> u64 {
-        self.contributed.0 - self.contributed.1
+        (self.contributed.0 - self.contributed.1).saturating_sub(self.skips)
     }
 
     /// It wants this chunk's `version` as soon as it is published.
@@ -397,6 +411,8 @@ impl Subscriber {
         let owed = self.owed(id, home);
         let new = !std::mem::replace(&mut owed.folded, true);
         let before = std::mem::replace(&mut owed.count, count);
+        let over = if count >= owed.contributed { std::mem::take(&mut owed.skips) } else { 0 };
+        self.skips -= over;
         self.contributed.1 += count - before;
         if new {
             self.due.push_back(Due::Folded { tensor: id });
