@@ -111,19 +111,24 @@ class Sparse:
 
 def sparse_of(value: object) -> Sparse | None:
     """
-    `value` as a sparse contribution, if it is one, or a sparse tensor of torch or matrix of SciPy; None for
-    all else.
+    `value` as a sparse contribution, if it is one, or a sparse tensor of torch, array of JAX or SciPy; None
+    for all else.
 
     Raises
     ------
     DtypeError
-        It is a sparse tensor of torch of another layout than COO.
+        It is a sparse tensor of torch of another layout than COO, or of JAX of another than BCOO.
+    ShapeError
+        It is one of JAX with batch dimensions.
     """
     if isinstance(value, Sparse):
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_torch(value, torch)
+    jax = sys.modules.get("jax.experimental.sparse")
+    if jax is not None and isinstance(value, jax.JAXSparse):
+        return _of_jax(value, jax)
     if hasattr(value, "tocoo"):
         given: Any = value.tocoo()
         # Arrays of SciPy may have one dimension, and more than two.
@@ -147,5 +152,26 @@ def _of_torch(value: Any, torch: Any) -> Sparse | None:
     value = value.detach()
     # As they stand: what is named twice is summed here.
     found = Sparse(value._indices().cpu().numpy(), value._values())
+    found.shape = tuple(value.shape)
+    return found
+
+
+def _of_jax(value: Any, jax: Any) -> Sparse:
+    if not isinstance(value, jax.BCOO):
+        raise DtypeError(
+            f"expected a dense array or a sparse one of layout BCOO, got {type(value).__name__}",
+            "make it with `jax.experimental.sparse.BCOO`, or of a BCSR array with its `to_bcoo()`",
+        )
+    if value.n_batch:
+        raise ShapeError(
+            f"expected a BCOO array without batch dimensions, got {value.n_batch}",
+            "call `jax.experimental.sparse.bcoo_update_layout(value, n_batch=0)`",
+        )
+    places, values = as_array(value.indices), as_array(value.data)
+    # JAX fills up to a fixed number of places with some that are beyond the array.
+    inside = np.all(places < np.asarray(value.shape[: value.n_sparse]), axis=1)
+    if not inside.all():
+        places, values = places[inside], values[inside]
+    found = Sparse(places.T, values)
     found.shape = tuple(value.shape)
     return found

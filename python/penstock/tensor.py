@@ -240,10 +240,10 @@ class Tensor(Sealed):
             Array of the tensor's `shape` and `dtype`, or any object that supports the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
             `lane()` returned: then nothing is copied. Default: the lane. None is refused: without a gradient
-            there is nothing to push. A `ps.Sparse`, or a sparse tensor of torch (layout COO) or matrix of
-            SciPy, means zeros for all elements that it does not name. After a `load` or such a push, or where
-            parts that were pushed with `more=True` were lost with their iteration, the lane holds no
-            gradient: call `lane()` again, and fill it.
+            there is nothing to push. A `ps.Sparse`, or a sparse tensor of torch (layout COO) or array of
+            JAX (BCOO) or SciPy, means zeros for all elements that it does not name. After a `load` or such a
+            push, or where parts that were pushed with `more=True` were lost with their iteration, the lane
+            holds no gradient: call `lane()` again, and fill it.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum; `push()`, or a push of the lane, adds nothing and
