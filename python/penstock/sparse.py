@@ -132,7 +132,8 @@ def sparse_of(value: object) -> Sparse | None:
     if hasattr(value, "tocoo"):
         given: Any = value.tocoo()
         # Arrays of SciPy may have one dimension, and more than two.
-        found = Sparse(np.stack(getattr(given, "coords", None) or (given.row, given.col)), given.data)
+        places = getattr(given, "coords", None)
+        found = Sparse(np.stack((given.row, given.col) if places is None else places), given.data)
         found.shape = tuple(given.shape)
         return found
     return None

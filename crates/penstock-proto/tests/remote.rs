@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 
 const W: TensorId = 3;
+const OTHER: TensorId = 5;
 /// The latest version that a fetch may ask for.
 const LATEST: u64 = MAX_CLOCK + 1;
 
@@ -60,7 +61,7 @@ impl Chunks for Home {
 
     /// Worker 0 has declared `W`, and nobody anything else.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool {
-        (tensor, rank) == (W, 0)
+        matches!(tensor, W | OTHER) && rank == 0
     }
 }
 
@@ -849,7 +850,11 @@ fn what_was_skipped_brings_nobody_ahead() {
     assert_eq!(line.subscriber.lead(), 2);
     line.subscriber.folded(W, 2, &line.home);
     assert_eq!(line.subscriber.lead(), 0, "which of them is not known");
+    ask(&mut line, Submission::Push { tensor: OTHER, first: 0, count: 1, stamp: 0, settings });
+    assert_eq!(line.subscriber.lead(), 1, "skips of one tensor hide nothing of another");
     line.subscriber.folded(W, 5, &line.home);
+    assert_eq!(line.subscriber.lead(), 1);
+    line.subscriber.folded(OTHER, 1, &line.home);
     assert_eq!(line.subscriber.lead(), 0);
     ask(&mut line, Submission::Push { tensor: W, first: 0, count: 1, stamp: 1, settings });
     assert_eq!(line.subscriber.lead(), 1, "and what is pushed then counts as ever");

@@ -308,8 +308,12 @@ fn where_a_rule_ignores_zeros_a_step_by_them_changes_nothing_and_elsewhere_it_do
 
 #[test]
 fn what_the_accumulators_cannot_hold_makes_something_of_zeros() {
-    let rule = Rule::Adagrad { maximize: false };
+    let adagrad = Rule::Adagrad { maximize: false };
     for (lr, eps) in [(0.1, 0.0), (0.1, 1e-46), (1e300, 1e-3)] {
-        assert!(!rule.ignores_zeros(&Settings([lr, 0.0, eps, 0.0, 0.0])), "{lr}, {eps}");
+        assert!(!adagrad.ignores_zeros(&Settings([lr, 0.0, eps, 0.0, 0.0])), "{lr}, {eps}");
+    }
+    let sgd = Rule::Sgd { momentum: false, nesterov: false, maximize: false };
+    for (lr, ignores) in [(0.1, true), (1e300, false)] {
+        assert_eq!(sgd.ignores_zeros(&Settings([lr, 0.0, 0.0, 0.0, 0.0])), ignores, "{lr}");
     }
 }

@@ -208,7 +208,7 @@ struct Owed {
     /// Contributions that were folded, and whether that is due to be told.
     count: u64,
     folded: bool,
-    /// Contributions that came, and how many of those that may wait are skips.
+    /// Contributions that came, and how many of those that wait may be skips.
     contributed: u64,
     skips: u64,
 }
@@ -259,7 +259,7 @@ pub struct Subscriber {
     due: VecDeque<Due>,
     /// Contributions that came, and how many of them were folded.
     contributed: (u64, u64),
-    /// Of all tensors, the skips among those that may wait.
+    /// Of all tensors, those that wait and may be skips.
     skips: u64,
     left: bool,
 }
@@ -353,10 +353,10 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Contributions that wait for other workers', those that brought bytes: of a tensor of which both wait all are counted as skips
-    /// first.
+    /// Contributions that wait for other workers', those that brought bytes: of each tensor, what waits is counted as skips as far as
+    /// it had any.
     pub fn lead(&self) -> u64 {
-        (self.contributed.0 - self.contributed.1).saturating_sub(self.skips)
+        self.contributed.0 - self.contributed.1 - self.skips
     }
 
     /// It wants this chunk's `version` as soon as it is published.
@@ -411,7 +411,8 @@ impl Subscriber {
         let owed = self.owed(id, home);
         let new = !std::mem::replace(&mut owed.folded, true);
         let before = std::mem::replace(&mut owed.count, count);
-        let over = if count >= owed.contributed { std::mem::take(&mut owed.skips) } else { 0 };
+        let skips = owed.skips.min(owed.contributed.saturating_sub(count));
+        let over = std::mem::replace(&mut owed.skips, skips) - skips;
         self.skips -= over;
         self.contributed.1 += count - before;
         if new {
