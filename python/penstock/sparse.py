@@ -126,9 +126,10 @@ def sparse_of(value: object) -> Sparse | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_torch(value, torch)
-    jax = sys.modules.get("jax.experimental.sparse")
-    if jax is not None and isinstance(value, jax.JAXSparse):
-        return _of_jax(value, jax)
+    # Another thread may just be importing it.
+    jax = getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", None)
+    if jax is not None and isinstance(value, jax):
+        return _of_jax(value)
     if hasattr(value, "tocoo"):
         given: Any = value.tocoo()
         # Arrays of SciPy may have one dimension, and more than two.
@@ -157,22 +158,21 @@ def _of_torch(value: Any, torch: Any) -> Sparse | None:
     return found
 
 
-def _of_jax(value: Any, jax: Any) -> Sparse:
-    if not isinstance(value, jax.BCOO):
+def _of_jax(value: Any) -> Sparse:
+    if type(value).__name__ != "BCOO":
         raise DtypeError(
             f"expected a dense array or a sparse one of layout BCOO, got {type(value).__name__}",
-            "make it with `jax.experimental.sparse.BCOO`, or of a BCSR array with its `to_bcoo()`",
+            "call `to_bcoo()` of a BCSR array; make others with `BCOO.fromdense(it.todense())`",
         )
     if value.n_batch:
         raise ShapeError(
             f"expected a BCOO array without batch dimensions, got {value.n_batch}",
-            "call `jax.experimental.sparse.bcoo_update_layout(value, n_batch=0)`",
+            "call `update_layout(n_batch=0)`",
         )
-    places, values = as_array(value.indices), as_array(value.data)
+    found = Sparse(as_array(value.indices).T, as_array(value.data))
     # JAX fills up to a fixed number of places with some that are beyond the array.
-    inside = np.all(places < np.asarray(value.shape[: value.n_sparse]), axis=1)
+    inside = np.all(found.indices.T < np.asarray(value.shape[: value.n_sparse]), axis=1)
     if not inside.all():
-        places, values = places[inside], values[inside]
-    found = Sparse(places.T, values)
+        found = Sparse(found.indices[:, inside], found.values[inside])
     found.shape = tuple(value.shape)
     return found

@@ -49,6 +49,12 @@ def test_sparse_arrays_of_jax_are_taken(spawn_job: Any) -> None:
                 (w.push, sparse.BCSR.fromdense(whole), exceptions.DtypeError, "got BCSR"),
                 (w.push, made(whole.T), exceptions.ShapeError, "has shape"),
                 (w.push, made(whole.astype(jnp.float16)), exceptions.DtypeError, "got float16"),
+                (w.push, jax.grad(lambda b: b.data.sum(), allow_int=True)(made(whole)), exceptions.DtypeError,
+                    "expected indices as whole numbers"),
+                (w.push, jax.tree.map(lambda x: -0.1 * x, made(whole)), exceptions.DtypeError,
+                    "expected indices as whole numbers"),
+                (w.push, jax.tree.map(lambda x: x[:2] if x.ndim == 1 else x, made(whole)),
+                    exceptions.ShapeError, "expected as many values as indices"),
                 (jitted, made(whole), exceptions.DtypeError, "expected an array of numbers"),
             ):
                 try:
