@@ -171,7 +171,8 @@ def _of_jax(value: Any) -> Sparse:
         )
     found = Sparse(as_array(value.indices).T, as_array(value.data))
     # JAX fills up to a fixed number of places with some that are beyond the array.
-    inside = np.all(found.indices.T < np.asarray(value.shape[: value.n_sparse]), axis=1)
+    sizes = np.asarray(value.shape[: value.n_sparse])
+    inside = np.all(sizes > found.indices.T, axis=1)
     if not inside.all():
         found = Sparse(found.indices[:, inside], found.values[inside])
     found.shape = tuple(value.shape)
