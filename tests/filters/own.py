@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import reference
 import train
+import ways
 
 import penstock as ps
 
@@ -46,14 +47,7 @@ def sent() -> None:
     with ps.init() as job:
         for name, given in {"own": ps.Filters(push=Beyond(3.0)), "whole": None}.items():
             w = job.tensor(name, shape=ELEMENTS, filter=given)
-            draw = np.random.default_rng(1)
-            w.pull()
-            before = job.stats()["sent_bytes"]
-            for _ in range(PUSHES):
-                w.push(draw.standard_normal(ELEMENTS).astype(np.float32))
-                w.pull()
-                job.clock()
-            taken[name] = int(job.stats()["sent_bytes"] - before)
+            taken[name] = ways.sent_by_pushes(job, w, PUSHES)
     print(json.dumps({"taken": taken, "whole": 4 * ELEMENTS * PUSHES}))
 
 

@@ -12,7 +12,7 @@ import stat
 import struct
 from pathlib import Path
 
-import numpy as np
+import ways
 
 import penstock as ps
 
@@ -55,14 +55,7 @@ def main() -> None:
                 w = job.tensor(
                     f"{form} {dtype}", shape=ELEMENTS, dtype=dtype, filter=ps.Filters(push=ps.Quantize(form))
                 )
-                draw = np.random.default_rng(1)
-                w.pull()
-                before = job.stats()["sent_bytes"]
-                for _ in range(PUSHES):
-                    w.push(draw.standard_normal(ELEMENTS).astype(w.dtype))
-                    w.pull()
-                    job.clock()
-                taken[dtype][form] = int(job.stats()["sent_bytes"] - before)
+                taken[dtype][form] = ways.sent_by_pushes(job, w, PUSHES)
         told = {"sent": sent(), "told": job.stats()["sent_bytes"], "received": job.stats()["received_bytes"]}
     print(json.dumps({"elements": ELEMENTS * PUSHES, "taken": taken, **told}))
 

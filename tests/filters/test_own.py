@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
+import ways
 from hypothesis import given, settings
 
 import penstock as ps
@@ -107,7 +108,7 @@ def test_one_that_does_as_a_built_in_one_gives_the_same_bits(
         gradient[::3] *= 100
         gradient[step % 10, :4] = [-0.0, np.inf, np.nan, 1e-7]
         for tensor in (theirs, ours):
-            give(tensor, gradient, step)
+            ways.push(tensor, gradient, step)
         assert ours.pull().tobytes() == theirs.pull().tobytes()
         assert ours.held_back == theirs.held_back
         assert ours.held_back.elements > 0
@@ -115,29 +116,6 @@ def test_one_that_does_as_a_built_in_one_gives_the_same_bits(
     assert ours.flush() == theirs.flush() == 12
     assert ours.pull().tobytes() == theirs.pull().tobytes()
     assert ours.held_back == theirs.held_back
-
-
-def give(tensor: ps.Tensor, numbers: Array, step: int) -> None:
-    """Push them, in this step's way."""
-    with np.errstate(invalid="ignore"):
-        part = (numbers - tensor.dtype.type(1)).astype(tensor.dtype)
-    match step % 6:
-        case 0:
-            tensor.push(numbers)
-        case 1:
-            tensor.lane()[:] = numbers
-            tensor.push()
-        case 2:
-            tensor.push(part, more=True)
-            tensor.push(np.ones_like(part))
-        case 3:
-            tensor.push_async(numbers).result()
-        case 4:
-            tensor.pushpull(numbers)
-        case _:
-            tensor.push(part, more=True)
-            tensor.push(np.ones_like(part), more=True)
-            tensor.push()
 
 
 @pytest.mark.parametrize("consistency", [ps.BSP(), ps.SSP(2), ps.ASP()])
@@ -157,7 +135,7 @@ def test_one_that_sends_everything_changes_no_bit(
         gradient = draw.standard_normal(500).astype(tensors[0].dtype)
         gradient[::7] = -0.0
         for tensor in tensors:
-            give(tensor, gradient, step)
+            ways.push(tensor, gradient, step)
         job.clock()
     plain, filtered = (tensor.pull(slack=0).tobytes() for tensor in tensors)
     assert plain == filtered
@@ -275,7 +253,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(dtype: str, rounds: list[list[
         w = job.tensor("w", shape=5, dtype=dtype, optimizer=ps.Replace(), filter=push(beyond(bound)))
         arrived = np.zeros(5)
         for number, numbers in enumerate(rounds):
-            give(w, np.array(numbers).astype(w.dtype), number % 5)
+            ways.push(w, np.array(numbers).astype(w.dtype), number % 5)
             arrived += w.pull().astype(np.float64)
             job.clock()
         for _ in range(3):
@@ -330,7 +308,7 @@ def test_a_push_that_its_filter_fails_changes_nothing(
     now[0] = make
     numbers = np.array([0.5, 1.5, 2.5, 3.5], np.float32)
     with pytest.raises(error, match=said):
-        give(w, numbers, way)
+        ways.push(w, numbers, way)
     assert w.held_back == held
     assert job.stats()["pushes"] == pushes
     # And it can be made again: with parts, the last of them; of the lane, what stands there.
@@ -340,7 +318,7 @@ def test_a_push_that_its_filter_fails_changes_nothing(
     elif way == 2:
         w.push(np.ones(4, np.float32))
     else:
-        give(w, numbers, way)
+        ways.push(w, numbers, way)
     if way == 3:
         # `Job.clock` says once what an asynchronous push raised.
         with pytest.raises(error, match=said):

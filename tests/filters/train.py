@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import reference
+import ways
 
 import penstock as ps
 
@@ -46,7 +47,7 @@ def main(
         for step in range(STEPS):
             plain.push(gradient(job.rank, step))
             for name, tensor in tensors.items():
-                push(tensor, gradient(job.rank, step), step)
+                ways.push(tensor, gradient(job.rank, step), step)
                 for rank, worker in enumerate(workers[name]):
                     values[name] += worker.push(gradient(rank, step), step)
             for name, tensor in tensors.items():
@@ -65,21 +66,6 @@ def main(
             assert tensor.held_back == (0.0, 0)
         job.clock()
         job.barrier()
-
-
-def push(tensor: ps.Tensor, numbers: reference.Array, step: int) -> None:
-    """Push them, in this step's way."""
-    match step % 4:
-        case 0:
-            tensor.push(numbers)
-        case 1:
-            tensor.lane()[:] = numbers
-            tensor.push()
-        case 2:
-            tensor.push(numbers - 1, more=True)
-            tensor.push(np.ones(SIZE, np.float32))
-        case _:
-            tensor.push_async(numbers).result()
 
 
 if __name__ == "__main__":
