@@ -282,8 +282,8 @@ impl Shard {
         }
     }
 
-    /// What clocks, flushes and skips, whoever sent them, had it go over since the last call of this: how far some worker is, so many times.
-    /// A chunk is as many such looks as there are workers, and [`BESIDE_WORKERS`]; a tensor is [`A_TENSOR`], beside its chunks.
+    /// What clocks, flushes and skips, whoever sent them, had it go over since the last call of this: how far some worker is, so many
+    /// times. A chunk is as many such looks as there are workers, and [`BESIDE_WORKERS`]; a tensor is [`A_TENSOR`], beside its chunks.
     pub fn take_gone_over(&mut self) -> usize {
         std::mem::take(&mut self.gone_over)
     }

@@ -61,7 +61,8 @@ pub const KNOWN: Registry =
 pub const ANOTHER: Registry =
     Registry { codecs: &codecs(&Differs { turn: 1 }), filters: FILTERS, sums: sums::ALL };
 
-/// Declares of each tensor how it travels, and who moves its values. It is drawn beside everything else that the seed decides, which it leaves as it is.
+/// Declares of each tensor how it travels, and who moves its values. It is drawn beside everything else that the seed decides,
+/// which it leaves as it is.
 pub fn declare(seed: u64, workload: &mut Workload) {
     let mut rng = Rng::new(seed ^ 0xe0c0de);
     let mut which = Rng::new(seed ^ 0x5fa25e);

@@ -40,8 +40,8 @@ pub(crate) trait Runs<V: Vector> {
 
 impl Rule {
     /// Whether a step by a gradient of zeros leaves value and state as they are, whatever they are: of finite numbers (and sums that
-    /// are squares'), bit for bit but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the same (Adagrad's rate may
-    /// fall with their count).
+    /// are squares'), bit for bit but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the
+    /// same (Adagrad's rate may fall with their count).
     pub fn ignores_zeros(self, settings: &Settings) -> bool {
         let [lr, second, third, decay, _] = settings.0;
         // In the accumulators' type: an infinite rate makes NaN of zeros.
