@@ -332,6 +332,14 @@ class Tensor:
     def held_back(self) -> tuple[float, int]:
         """The norm of what a filter holds back of this worker's pushes, and of how many elements."""
 
+    def pushes_followed(self) -> list[tuple[int, float, float, float | None]]:
+        """When the filter of this worker's pushes changed its bound: see `filters.Pressed`."""
+
+    def values_followed(
+        self, timeout: float | None
+    ) -> list[tuple[int, int, list[tuple[int, float, float, float | None]]]]:
+        """The same of the value: server, shard, changes."""
+
     def pull(self, slack: int | None, timeout: float | None) -> int:
         """
         Waits until `model()` is fresh enough to be read in place (BSP with slack 0 only, else ValueError).

@@ -11,7 +11,7 @@ the workers have of it. Elements that it lets pass are sent as they are now; the
 
 | | sent now |
 |---|---|
-| `DVF(low)` | elements beyond a bound |
+| `DVF(low)` | elements beyond a bound, which may follow the network: `DVF(low, up=...)` |
 | `TopK(fraction)` | the largest |
 | `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
 | `Quantize(form)` | of pushes: all of them, in fewer bits; what rounding cuts off is held back |
@@ -28,6 +28,7 @@ from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
+from . import units
 from .arrays import Array, ArrayLike
 from .exceptions import DeclarationConflict, OptionError
 from .own import told, which
@@ -67,6 +68,17 @@ def _seed(value: object) -> int:
     return seed
 
 
+def _bandwidth(value: object) -> float:
+    """Bytes a second."""
+    if isinstance(value, str):
+        return units.parse_rate(value, "sufficient") / 8
+    expected = 'a bandwidth such as "50mbit", or a number of bytes a second above 0,'
+    number = _number("sufficient", value, expected)
+    if number <= 0:
+        raise OptionError(f"expected {expected} for `sufficient`, got {value!r}")
+    return number
+
+
 @dataclass(frozen=True)
 class DVF:
     """
@@ -78,35 +90,51 @@ class DVF:
     low
         The bound, 0 or above, in units of what is pushed: gradients; for broadcasts, of the value. 0 holds
         nothing back.
+    up
+        The bound where the network presses the sender: `low` or above. Whoever sends, a worker its pushes, a
+        shard its values, looks at its own connections while it trains, and goes from `low` to `up` and back,
+        in four steps; `Tensor.pressure` says when and why. Default None: `low`, always.
+    sufficient
+        The bandwidth that suffices, such as "50mbit", or in bytes a second: while each connection of the
+        sender has as much it uses `low`, else `up`, nothing between (section 3.3.3). Default None: the bound
+        rises while sending takes a noticeable part of the time, a tenth where all wait for it (BSP), four
+        fifths where it hides behind computing (SSP and ASP); this is not in the paper.
     decay
         "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
         what convergence is proved with; for broadcasts, of the version, and a value that rests is looked at
         again whenever the bound has halved. None: it stays. Default "sqrt".
     relative
-        `low` is multiplied by the root mean square of what is due of the chunk, so that it fits updates of
-        any size; 1 holds back some two thirds of numbers that are normally distributed. This is not in the
-        paper. Default False.
+        `low` and `up` are multiplied by the root mean square of what is due of the chunk, so that they fit
+        updates of any size; 1 holds back some two thirds of numbers that are normally distributed. At most
+        7/8 of the largest of them is the bound: something is always sent. This is not in the paper. Default
+        False.
 
     Raises
     ------
     OptionError
-        `low` is not a number of 0 or above, `decay` is neither "sqrt" nor None, or `relative` is no bool.
+        `low` is not a number of 0 or above, `up` is not one of `low` or above, `sufficient` is no bandwidth,
+        or given without `up`, `decay` is neither "sqrt" nor None, or `relative` is no bool.
 
     Notes
     -----
     Parameter Flow, section 3.3, equations 10 and 11. Where the rule is linear in the update, as `Add` and
     SGD without momentum are, and its rate is constant, the value of a tensor of d elements that n workers
     push is at most rate n low sqrt(d) away from what the same pushes give without a filter (after Lemma 1;
-    `low` is that of the last push's clock). For momentum and Adam there is no such bound.
+    `low` is that of the last push's clock; with `up`, `up`). For momentum and Adam there is no such bound.
+    What follows the network is not the same in each run, under BSP neither.
 
     Examples
     --------
     >>> DVF(low=1e-3)
-    DVF(low=0.001, decay='sqrt', relative=False)
+    DVF(low=0.001, up=None, sufficient=None, decay='sqrt', relative=False)
+    >>> DVF(low=1e-4, up=2e-4, sufficient="50mbit")
+    DVF(low=0.0001, up=0.0002, sufficient=6250000.0, decay='sqrt', relative=False)
     """
 
     low: float
+    up: float | None = None
     _: KW_ONLY
+    sufficient: float | str | None = None
     decay: str | None = "sqrt"
     relative: bool = False
 
@@ -119,9 +147,24 @@ class DVF:
         _check_flag("relative", self.relative)
         # -0.0 is the same bound.
         object.__setattr__(self, "low", low + 0.0)
+        if self.up is not None:
+            expected = f"a number of {low:g}, which is `low`, or above"
+            up = _number("up", self.up, expected)
+            if up < low:
+                raise OptionError(f"expected {expected} for `up`, got {self.up!r}")
+            object.__setattr__(self, "up", up + 0.0)
+        if self.sufficient is not None:
+            object.__setattr__(self, "sufficient", _bandwidth(self.sufficient))
+            if self.up is None:
+                raise OptionError(
+                    f"expected `up` beside `sufficient`, got {self.sufficient!r} alone",
+                    "there is no other bound to go to where the bandwidth does not suffice",
+                )
 
     def _settings(self) -> tuple[float, ...]:
-        return (self.low, 0.0 if self.decay is None else 1.0, float(self.relative))
+        up = self.low if self.up is None else self.up
+        enough = self.sufficient or 0.0
+        return (self.low, float(self.decay is not None), float(self.relative), up, float(enough))
 
 
 @dataclass(frozen=True)
@@ -401,6 +444,41 @@ class HeldBack(NamedTuple):
     """The Euclidean norm of it."""
     elements: int
     """Elements of which something is held back."""
+
+
+class Pressed(NamedTuple):
+    """When a filter that follows the network changed its bound, and why."""
+
+    at: int
+    """From where on: a worker's clock; of values, a version."""
+    share: float
+    """Which part of the way from `low` to `up`: 0, a quarter, half, three quarters or 1."""
+    busy: float
+    """The part of the time before for which the busiest connection was at work."""
+    slowest: float | None
+    """Bytes a second that the slowest connection made, if that was known."""
+
+
+class Pressure(NamedTuple):
+    """How the filters of a tensor have followed the network."""
+
+    push: list[Pressed]
+    """The last changes, 16 at most, of this worker's pushes, the newest last. Empty: at `low` since the start."""
+    broadcast: dict[tuple[int, int], list[Pressed]]
+    """The same of the value, by server and shard; empty where its filter does not follow the network."""
+
+
+_AUTO = DVF(0.0, 2.0, decay=None, relative=True)
+"""What `filter="auto"` is, in each direction: at most all within twice the root mean square is held back."""
+
+
+def meant(given: Filters | str | None, *, broadcast: bool = True) -> Filters | None:
+    """What "auto" stands for: filters that follow the network, of pushes alone if so asked; else `given`."""
+    if isinstance(given, str) and given == "auto":
+        return Filters(push=_AUTO, broadcast=_AUTO if broadcast else None)
+    if isinstance(given, str):
+        raise OptionError(f'expected ps.Filters or "auto" for `filter`, got {given!r}')
+    return given
 
 
 _Named: TypeAlias = tuple[str, tuple[float, ...]]

@@ -233,7 +233,7 @@ class Job(Sealed):
         rescale: float = 1.0,
         clip: float | None = None,
         refuse_nonfinite: bool = False,
-        filter: Filters | None = None,  # noqa: A002 (what users call it)
+        filter: Filters | str | None = None,  # noqa: A002 (what users call it)
         timeout: float | None = None,
     ) -> Tensor:
         """
@@ -279,7 +279,8 @@ class Job(Sealed):
             Refuse contributions that hold a NaN or an infinity. Default False.
         filter
             What of a push, and of the value, is sent now, and what later, such as
-            `ps.Filters(push=ps.DVF(low=1e-3))`. Default: all is sent.
+            `ps.Filters(push=ps.DVF(low=1e-3))`. "auto": all, unless the network holds training up; then what
+            matters least waits, in both directions. Default: all is sent.
         timeout
             Seconds to wait in total. Default: the job's `deadline` for each answer of a server.
 
@@ -352,7 +353,7 @@ class Job(Sealed):
         rescale: float = 1.0,
         clip: float | None = None,
         refuse_nonfinite: bool = False,
-        filter: Filters | None = None,  # noqa: A002 (what users call it)
+        filter: Filters | str | None = None,  # noqa: A002 (what users call it)
         timeout: float | None = None,
     ) -> Tensor:
         """
@@ -379,11 +380,12 @@ class Job(Sealed):
                 "for a torch optimizer use ps.torch.distribute; give an instance, not a class",
             )
         refuse_other(self._tensors.get(name))
+        chosen = filters.meant(filter)
         rule = (optimizer or Add()).copy()
         limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)
         # Declared again, it gives the same tensor, or says what differs.
-        with filters.explained(filter):
+        with filters.explained(chosen):
             core = self._core.declare(
                 name,
                 dimensions,
@@ -398,14 +400,14 @@ class Job(Sealed):
                 _number("rescale", rescale),
                 None if clip is None else _number("clip", clip),
                 flag("refuse_nonfinite", refuse_nonfinite),
-                *filters.spelled(filter),
+                *filters.spelled(chosen),
                 limit.left(),
             )
         if self.rank == 0 and name not in self._tensors:
             core.initialize(None if array is None else _as_buffer(array), limit.left())
         # Another thread may have declared it meanwhile: then there is one already.
         first = self._tensors.setdefault(
-            name, _Declared(rule.copy(), Tensor(self, core, dimensions, element, rule, filter), owner)
+            name, _Declared(rule.copy(), Tensor(self, core, dimensions, element, rule, chosen), owner)
         )
         refuse_other(first)
         # The numbers travel with pushes, so the core does not compare them.

@@ -19,7 +19,7 @@ from . import own
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
-from .filters import Filters, HeldBack, OwnFilter
+from .filters import Filters, HeldBack, OwnFilter, Pressed, Pressure
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
@@ -389,6 +389,39 @@ class Tensor(Sealed):
         self._job._await_pushes()
         norm, elements = self._core.held_back()
         return HeldBack(norm, elements)
+
+    def pressure(self, *, timeout: float | None = None) -> Pressure:
+        """
+        How the tensor's filters have followed the network, if they do, as `ps.DVF(low, up)` and "auto": when
+        each changed its bound, and why. The servers are asked for theirs.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the servers. Default: the job's `deadline`.
+
+        Returns
+        -------
+        Pressure
+            `push`: of this worker; `broadcast`: of each shard that is home to a part of the tensor.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A server did not answer.
+
+        Examples
+        --------
+        >>> w = job.tensor("follows", shape=3, filter=ps.Filters(push=ps.DVF(0.0, 0.5)))
+        >>> w.pressure()
+        Pressure(push=[], broadcast={})
+        """
+        self._job._await_pushes()
+        values = self._core.values_followed(timeout)
+        return Pressure(
+            [Pressed(*change) for change in self._core.pushes_followed()],
+            {(server, shard): [Pressed(*change) for change in changes] for server, shard, changes in values},
+        )
 
     @staticmethod
     def _is_dense(grad: ArrayLike) -> bool:

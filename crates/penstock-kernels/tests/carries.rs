@@ -4,7 +4,7 @@
 mod travel;
 
 use penstock_kernels::codec::{Base, Codec, Raw, Sparse};
-use penstock_kernels::filter::{self, Coordinates, Everything, Filter};
+use penstock_kernels::filter::{self, Coordinates, Everything, Filter, Pressure};
 use penstock_kernels::{Dtype, Foreign};
 use proptest::prelude::*;
 use travel::changes::{Changes, ENTRY};
@@ -12,7 +12,7 @@ use travel::loud::Loud;
 
 const CODECS: [&dyn Codec; 5] = [&Raw, &Changes, &Sparse::<2>, &Sparse::<4>, &Sparse::<8>];
 const LOUD: Loud = Loud { quiet: 2 };
-const AT: Coordinates = Coordinates { clock: 3, first: 0 };
+const AT: Coordinates = Coordinates { clock: 3, first: 0, pressure: Pressure::NONE };
 
 /// A chunk and what its receiver holds, which differ in a few bytes.
 fn chunks() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
@@ -175,13 +175,16 @@ proptest! {
         low in prop::sample::select(&[0.25, 1.0, 9.0]),
         clock in 0_u64..20,
     ) {
-        let filter = made("DVF", dtype, &[low, 1.0, f64::from(relative)]);
-        let passed = passed(&*filter, dtype, &pairs, Coordinates { clock, first: 0 });
+        let filter = made("DVF", dtype, &[low, 1.0, f64::from(relative), low, 0.0]);
+        let passed = passed(&*filter, dtype, &pairs, Coordinates { clock, first: 0, pressure: Pressure::NONE });
         let squares = |each: &Option<(f64, bool)>| {
             each.map_or(0.0, |(by, _)| if by.is_finite() { by * by } else { 0.0 })
         };
         let mean = passed.iter().map(squares).sum::<f64>() / passed.len().max(1) as f64;
-        let bound = low / (clock as f64 + 1.0).sqrt() * if relative { mean.sqrt() } else { 1.0 };
+        let size = |each: &Option<(f64, bool)>| each.map_or(0.0, |(by, _)| if by.is_finite() { by } else { 0.0 });
+        let most = passed.iter().map(size).fold(0.0, f64::max) * 0.875;
+        let low = low / (clock as f64 + 1.0).sqrt();
+        let bound = if relative { (low * mean.sqrt()).min(most) } else { low };
         for (by, passes) in passed.into_iter().flatten() {
             // The bound is a number of the accumulator's.
             if by.is_nan() || (by - bound).abs() > 1e-5 * bound {
@@ -215,7 +218,7 @@ proptest! {
     ) {
         let filter = made("RandomK", dtype, &[0.1, seed.into()]);
         let draw = |clock| -> Vec<usize> {
-            let passed = passed(&*filter, dtype, &vec![(2.0, 1.0); elements], Coordinates { clock, first: 5 });
+            let passed = passed(&*filter, dtype, &vec![(2.0, 1.0); elements], Coordinates { clock, first: 5, pressure: Pressure::NONE });
             (0..elements).filter(|&at| passed[at].unwrap().1).collect()
         };
         prop_assert_eq!(draw(3).len(), (elements as f64 * 0.1).round() as usize);
@@ -230,13 +233,13 @@ proptest! {
 fn a_filter_of_values_that_never_holds_back_keeps_no_copy() {
     for dtype in Dtype::ALL {
         for (name, settings) in [
-            ("DVF", &[0.0, 1.0, 0.0][..]),
-            ("DVF", &[0.0, 0.0, 1.0]),
+            ("DVF", &[0.0, 1.0, 0.0, 0.0, 0.0][..]),
+            ("DVF", &[0.0, 0.0, 1.0, 0.0, 0.0]),
             ("TopK", &[1.0]),
             ("RandomK", &[1.0, 7.0]),
         ] {
             assert!(!made(name, dtype, settings).holds_back(), "{name} with {settings:?}");
         }
-        assert!(made("DVF", dtype, &[1e-300, 1.0, 0.0]).holds_back());
+        assert!(made("DVF", dtype, &[1e-300, 1.0, 0.0, 1e-300, 0.0]).holds_back());
     }
 }

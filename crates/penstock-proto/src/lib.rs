@@ -29,6 +29,7 @@
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`propagation`] | who moves values, and when they are seen |
 //! | [`travel`] | what a tensor's declaration says of how its chunks travel |
+//! | [`pressure`] | how hard the network presses a sender |
 //! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
 //! | [`stream`] | what those hold that receive values |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
@@ -71,6 +72,7 @@ pub mod outbox;
 pub mod overlay;
 pub mod peer;
 pub mod placement;
+pub mod pressure;
 pub mod progress;
 pub mod propagation;
 pub mod record;

@@ -11,12 +11,13 @@ use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
 use crate::peer::PeerId;
 use crate::placement::Extent;
+use crate::pressure::Change;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -116,6 +117,13 @@ pub enum Ask {
     },
     /// The clocks of all workers.
     Clocks,
+    /// How a shard's filter of a tensor's values has followed the network.
+    Followed {
+        /// The tensor.
+        tensor: TensorId,
+        /// The shard, among those of this server.
+        shard: u32,
+    },
     /// The optimizer's state of a tensor.
     State {
         /// The tensor.
@@ -215,6 +223,11 @@ pub enum Answer {
     Clocks {
         /// Iterations completed.
         clocks: Vec<i64>,
+    },
+    /// To `Followed`: the last changes, the oldest first.
+    Followed {
+        /// Each with its reason.
+        changes: Vec<Change>,
     },
     /// To `State`. Descriptor: the state's region, read-only.
     State,

@@ -341,7 +341,7 @@ pub(crate) mod tests {
     #[test]
     fn a_filter_of_values_is_refused_where_values_are_replaced_unless_it_holds_nothing_back() {
         let filtered = |rule, low| {
-            let filter = Filtering::of_values("DVF", &[low, 1.0, 0.0]).unwrap();
+            let filter = Filtering::of_values("DVF", &[low, 1.0, 0.0, low, 0.0]).unwrap();
             let travel = Travel::filtered(Filtering::NONE, filter, Dtype::F32);
             check(&TensorSpec { rule, travel, ..spec(Consistency::Bsp) })
         };

@@ -584,7 +584,7 @@ mod tests {
 
     #[test]
     fn what_is_filtered_is_sent_sparse_where_that_is_shorter_and_the_rest_raw() {
-        let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0]).unwrap();
+        let bounded = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0, 0.5, 0.0]).unwrap();
         let own = Filtering::of_sums("Own", &[7.0]).unwrap();
         assert_eq!(Filtering::of_values("Own", &[7.0]), None, "servers have none of a program's code");
         let top = Filtering::of_values("TopK", &[0.5]).unwrap();

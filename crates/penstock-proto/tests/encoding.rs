@@ -5,7 +5,7 @@
 mod travel;
 
 use penstock_kernels::codec::{Base, Sparse};
-use penstock_kernels::filter::{Coordinates, Filter, sums};
+use penstock_kernels::filter::{Coordinates, Filter, Pressure, sums};
 use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::encoding::{
     Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
@@ -87,7 +87,7 @@ impl Home {
         place.version += newer;
         place.sequence += 2;
         place.changed = place.sequence;
-        self.filter.next(Coordinates::of_version(place.version, 0), value, &mut self.held[local]);
+        self.filter.next(Coordinates::of_version(place.version, 0, Pressure::NONE), value, &mut self.held[local]);
     }
 }
 

@@ -7,6 +7,7 @@ use penstock::worker::{Divided, Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
 use penstock_proto::adaptive::Adaptive;
+use penstock_proto::pressure::Change;
 use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -78,6 +79,14 @@ impl<'a> Quick<'a, Arc<CoreTensor>> {
     fn staleness(&self) -> u64 {
         self.0.staleness()
     }
+}
+
+/// A clock or version, the share of the way between two bounds, how busy the busiest link was, and bytes a second of the slowest.
+type Followed = (u64, f64, f64, Option<f64>);
+
+fn followed(change: &Change) -> Followed {
+    let Change { at, pressure, busy, slowest } = *change;
+    (at, pressure.share(), busy, slowest)
 }
 
 #[pymethods]
@@ -278,6 +287,26 @@ impl Tensor {
     fn held_back(&self, py: Python<'_>) -> PyResult<(f64, u64)> {
         let held = detached(py, |free| self.tensor.on(free).held_back())?;
         Ok((held.norm(), held.elements))
+    }
+
+    /// How this worker's filter of pushes has followed the network.
+    fn pushes_followed(&self, py: Python<'_>) -> PyResult<Vec<Followed>> {
+        let changes = detached(py, |free| self.tensor.on(free).pushes_followed())?;
+        Ok(changes.iter().map(followed).collect())
+    }
+
+    /// The same of the servers' filter of the value: of each shard.
+    fn values_followed(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Vec<(usize, u32, Vec<Followed>)>> {
+        let timeout = span(timeout)?;
+        let shards = detached(py, |free| self.tensor.on(free).values_followed(timeout))?;
+        let shard = |(server, shard, changes): (_, _, Vec<Change>)| {
+            (server, shard, changes.iter().map(followed).collect())
+        };
+        Ok(shards.into_iter().map(shard).collect())
     }
 
     /// A push, then a pull in place.

@@ -284,7 +284,7 @@ mod tests {
     fn about_a_quarter_of_what_has_changed_is_held_back_and_what_is_the_same_stays_so() {
         let value: Vec<u8> = (0..8000u32).flat_map(|number| f64::from(number).to_le_bytes()).collect();
         let mut held = vec![0; value.len()];
-        let at = Coordinates::of_version(0, 0);
+        let at = Coordinates::of_version(0, 0, filter::Pressure::NONE);
         Reluctant.next(at, &value, &mut held);
         let same = value.chunks(8).zip(held.chunks(8)).filter(|(now, held)| now == held).count();
         assert!((5600..6400).contains(&same), "{same} of 8000 passed");

@@ -6,7 +6,7 @@
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
-use penstock_kernels::filter::{Behind, Coordinates, Filter};
+use penstock_kernels::filter::{Behind, Coordinates, Filter, Pressure};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
@@ -453,7 +453,7 @@ impl Home for Memory {
         let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
         let unseen = same && *shows_versions_only && !*changes && !impatient;
         if !held.is_empty() && !unseen {
-            *changes |= 0 < behind.publish(&**filter, Coordinates::of_version(version, 0), value, held);
+            *changes |= 0 < behind.publish(&**filter, Coordinates::of_version(version, 0, Pressure::NONE), value, held);
         }
         *sequence += 1;
         // What is sent on purpose instead of what is seen differs each time.

@@ -461,7 +461,7 @@ fn a_flush_has_what_a_server_folds_that_hears_later_that_a_worker_was_lost() {
     let given = [("lease", "2"), ("deadline", "30"), ("on_worker_loss", "continue")];
     let cluster = Cluster::over(Way::Line, 2, 2, &given);
     let (a, b) = (cluster.join(0), cluster.join(1));
-    let held_back = Filtering::of_values("DVF", &[1000.0, 0.0, 0.0]).unwrap();
+    let held_back = Filtering::of_values("DVF", &[1000.0, 0.0, 0.0, 1000.0, 0.0]).unwrap();
     let [w, _] = [&a, &b].map(|job| {
         let mut declaration = Declaration::new("w", &[1 << 16], Rule::Add);
         declaration.spec.dtype = Dtype::F64;

@@ -173,7 +173,7 @@ def distribute(
     clip: float | None = None,
     clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
-    filter: Filters | None = None,  # noqa: A002 (as for tensors)
+    filter: Filters | str | None = None,  # noqa: A002 (as for tensors)
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
     patience: float = PATIENCE,
@@ -818,8 +818,9 @@ def _refuse_others(where: str, **given: object) -> None:
             raise OptionError(f'expected no {name} with where="{where}", got {value!r}')
 
 
-def _filters_of(given: Filters | None, where: str) -> Filters:
+def _filters_of(asked: Filters | str | None, where: str) -> Filters:
     """What `filter` means; raises OptionError if it is no filter, or one in a mode that has none."""
+    given = filters.meant(asked, broadcast=False)
     filters.spelled(given)
     if where == "gradients" and given not in (None, Filters()):
         raise OptionError(

@@ -14,6 +14,7 @@
 //! them between these and the threads that poll them names [`Stream`](super::stream::Stream) as well.
 
 use penstock_kernels::Foreign;
+use penstock_proto::pressure::Flow;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 
@@ -39,6 +40,11 @@ pub trait Link {
 
     /// Sizes what may be under way, each way, in bytes: a wish, which the link meets as far as it can.
     fn resize(&self, bytes: usize) -> io::Result<()>;
+
+    /// What it has carried from here, and how fast; `None`: it does not know.
+    fn flow(&self) -> Option<Flow> {
+        None
+    }
 
     /// What to wait for before the link can go on. `more`: the caller has bytes that the link did not take.
     fn interest(&self, more: bool) -> Interest {

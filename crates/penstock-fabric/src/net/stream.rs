@@ -5,7 +5,9 @@
 
 use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
+use super::tcp_info;
 use penstock_proto::handshake::PLAIN_BINDING;
+use penstock_proto::pressure::Flow;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -166,6 +168,10 @@ impl Stream {
 }
 
 impl Link for Stream {
+    fn flow(&self) -> Option<Flow> {
+        tcp_info::flow(&self.socket)
+    }
+
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
         let Self { socket, tls, traffic, failed } = self;
         let mut looks = 0;

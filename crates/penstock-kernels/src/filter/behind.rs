@@ -55,7 +55,7 @@ impl Behind {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ALL;
+    use super::super::{ALL, Pressure};
     use super::*;
     use crate::Dtype;
     use proptest::prelude::*;
@@ -74,7 +74,7 @@ mod tests {
     fn rested(filter: &dyn Filter, value: &[u8], first: u64, then: &[u64]) -> (Vec<u8>, u32) {
         let (mut behind, mut held) = (Behind::Changed, vec![0; value.len()]);
         let clocks = std::iter::once(&first).chain(then);
-        let choose = |&clock| behind.publish(filter, Coordinates { clock, first: 0 }, value, &mut held);
+        let choose = |&clock| behind.publish(filter, Coordinates { clock, first: 0, pressure: Pressure::NONE }, value, &mut held);
         let choices = clocks.map(choose).sum();
         (held, choices)
     }
@@ -86,8 +86,8 @@ mod tests {
         for (name, settings) in [
             ("TopK", &[0.25][..]),
             ("RandomK", &[0.25, 3.0]),
-            ("DVF", &[6.5, 0.0, 0.0]),
-            ("DVF", &[1.2, 0.0, 1.0]),
+            ("DVF", &[6.5, 0.0, 0.0, 6.5, 0.0]),
+            ("DVF", &[1.2, 0.0, 1.0, 1.2, 0.0]),
         ] {
             let filter = filter(name, settings);
             let (held, choices) = rested(&*filter, &value, 0, &clocks);
@@ -95,7 +95,7 @@ mod tests {
             assert!(held != value && held != [0; 32], "{name}");
             // And the next change finds what was held back.
             let (mut behind, mut held) = (Behind::Changed, held);
-            behind.publish(&*filter, Coordinates { clock: 100, first: 0 }, &value, &mut held);
+            behind.publish(&*filter, Coordinates { clock: 100, first: 0, pressure: Pressure::NONE }, &value, &mut held);
             assert_eq!(behind, Behind::Since(100));
             assert!(behind.catches_up() && !behind.catches_up());
         }
@@ -105,7 +105,7 @@ mod tests {
     fn a_bound_that_shrinks_lets_all_pass_at_last_in_as_many_choices_as_it_has_halves() {
         let value = bytes(&[1.0, 2.0, 3.0, 4.0]);
         for relative in [0.0, 1.0] {
-            let filter = filter("DVF", &[8.0, 1.0, relative]);
+            let filter = filter("DVF", &[8.0, 1.0, relative, 8.0, 0.0]);
             let (held, choices) = rested(&*filter, &value, 0, &(1..2000).collect::<Vec<_>>());
             assert_eq!(choices, 6, "at clocks 0, 3, 15, 63, 255 and 1023");
             assert_eq!(held, value);
@@ -124,7 +124,7 @@ mod tests {
             first in 0_u64..20,
             skipped in prop::collection::vec(any::<bool>(), 0..300),
         ) {
-            let filter = filter("DVF", &[low, 1.0, f64::from(u8::from(relative))]);
+            let filter = filter("DVF", &[low, 1.0, f64::from(u8::from(relative)), low, 0.0]);
             let value = bytes(&value);
             let last = first + skipped.len() as u64 + 1;
             let all: Vec<u64> = (first + 1..=last).collect();

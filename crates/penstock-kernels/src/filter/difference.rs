@@ -4,6 +4,7 @@
 //! bit. What is not finite is no difference to choose by, and always passes. One pass over value and held for each look; the
 //! loops hold no branch that depends on the numbers, so that the compiler can make vectors of them.
 
+use super::sums::Spread;
 use crate::Dtype;
 use half::bf16;
 
@@ -125,42 +126,46 @@ pub(super) fn pass(dtype: Dtype, value: &[u8], held: &mut [u8], bound: f64) {
     dispatch(dtype, Pass(value, held, bound));
 }
 
-/// The root of the mean of the squares of what is finite of the differences; 0 if there is nothing. The sum goes in eight parts, so
-/// that it can go fast and has the same bits everywhere. For callers that are [`settled`](crate::settled).
-pub(super) fn root_mean_square(dtype: Dtype, value: &[u8], held: &[u8]) -> f64 {
+/// What there is of the differences that are finite; zeros if there is nothing. The sum goes in eight parts, so that it can go fast
+/// and has the same bits everywhere. For callers that are [`settled`](crate::settled).
+pub(super) fn spread(dtype: Dtype, value: &[u8], held: &[u8]) -> Spread {
+    /// The sum of their squares, and the largest magnitude.
     struct Squares<'a>(&'a [u8], &'a [u8], f64);
 
     impl Work for Squares<'_> {
-        type Output = f64;
+        type Output = (f64, f64);
 
-        fn on<const BYTES: usize, W: Wide>(self, widen: impl Fn([u8; BYTES]) -> W + Copy) -> f64 {
+        fn on<const BYTES: usize, W: Wide>(self, widen: impl Fn([u8; BYTES]) -> W + Copy) -> (f64, f64) {
             let Self(value, held, factor) = self;
-            let square = |now, held| {
+            let finite = |now, held| {
                 let number = widen(now).minus(widen(held)).number();
-                let number = if number.is_finite() { number * factor } else { 0.0 };
-                number * number
+                if number.is_finite() { number * factor } else { 0.0 }
             };
-            let mut parts = [0.0; 8];
+            let (mut squares, mut largest) = ([0.0; 8], [0.0; 8]);
             let (now, held) = (value.as_chunks::<BYTES>().0, held.as_chunks::<BYTES>().0);
             for (now, held) in now.chunks(8).zip(held.chunks(8)) {
-                for (part, (&now, &held)) in parts.iter_mut().zip(now.iter().zip(held)) {
-                    *part += square(now, held);
+                let parts = squares.iter_mut().zip(&mut largest);
+                for ((square, largest), (&now, &held)) in parts.zip(now.iter().zip(held)) {
+                    let number = finite(now, held);
+                    *square += number * number;
+                    *largest = if number.abs() > *largest { number.abs() } else { *largest };
                 }
             }
-            parts.iter().sum()
+            (squares.iter().sum(), largest.into_iter().fold(0.0, f64::max))
         }
     }
     let elements = (value.len() / dtype.size()) as f64;
     if elements == 0.0 {
-        return 0.0;
+        return Spread::default();
     }
-    let squares = dispatch(dtype, Squares(value, held, 1.0));
+    let (squares, largest) = dispatch(dtype, Squares(value, held, 1.0));
     if squares.is_finite() {
-        return (squares / elements).sqrt();
+        return Spread { root_mean_square: (squares / elements).sqrt(), largest };
     }
     // Squares of numbers that are there may be too large to be.
     let small = f64::from_bits((1023 - 540) << 52);
-    (dispatch(dtype, Squares(value, held, small)) / elements).sqrt() / small
+    let (squares, _) = dispatch(dtype, Squares(value, held, small));
+    Spread { root_mean_square: (squares / elements).sqrt() / small, largest }
 }
 
 /// Lets pass the `wanted` elements that are furthest behind; of equal ones the first.

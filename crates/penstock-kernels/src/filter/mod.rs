@@ -32,11 +32,12 @@ pub use behind::Behind;
 pub use everything::Everything;
 
 use crate::Dtype;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Settings of a filter at most: a bound, how it changes, and what it is measured in.
-pub const SETTINGS: usize = 3;
+/// Settings of a filter at most: two bounds, how they change, what they are measured in, and which bandwidth suffices.
+pub const SETTINGS: usize = 5;
 
 /// A filter, or why there is none.
 pub type Made = Result<Arc<dyn Filter>, Unfit>;
@@ -57,7 +58,7 @@ pub struct Entry {
 /// Every filter that there is.
 pub const ALL: &[Entry] = &[
     Entry { number: 0, name: "everything", settings: &[], make: |_, _| Ok(Everything::shared()) },
-    Entry { number: 1, name: "DVF", settings: &["low", "decay", "relative"], make: sums::Bounded::of_values },
+    Entry { number: 1, name: "DVF", settings: sums::Bounded::SETTINGS, make: sums::Bounded::of_values },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: sums::Top::of_values },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: sums::Random::of_values },
 ];
@@ -69,13 +70,76 @@ pub struct Coordinates {
     pub clock: u64,
     /// The chunk's first element among the tensor's.
     pub first: u64,
+    /// How hard the network presses whoever sends it.
+    pub pressure: Pressure,
 }
 
 impl Coordinates {
     /// Those of a value: of the last clock that this version reflects, or of the first.
-    pub fn of_version(version: u64, first: u64) -> Self {
-        Self { clock: version.saturating_sub(1), first }
+    pub fn of_version(version: u64, first: u64, pressure: Pressure) -> Self {
+        Self { clock: version.saturating_sub(1), first, pressure }
     }
+}
+
+/// How hard the network presses a sender, in steps: how far a filter that [follows](Follows) it goes from the least that it holds
+/// back to the most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "u8", into = "u8")]
+pub struct Pressure(u8);
+
+impl Pressure {
+    /// Not at all.
+    pub const NONE: Self = Self(0);
+    /// As hard as it can.
+    pub const MOST: Self = Self(4);
+
+    /// So many steps, or the most.
+    pub fn of(steps: u8) -> Self {
+        Self(steps).min(Self::MOST)
+    }
+
+    /// How many steps.
+    pub fn steps(self) -> u8 {
+        self.0
+    }
+
+    /// A step more, or the most.
+    #[must_use]
+    pub fn raised(self) -> Self {
+        Self::of(self.0 + 1)
+    }
+
+    /// A step less, or none.
+    #[must_use]
+    pub fn eased(self) -> Self {
+        Self(self.0.saturating_sub(1))
+    }
+
+    /// Which part of the way, from 0 to 1.
+    pub fn share(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::MOST.0)
+    }
+}
+
+impl From<u8> for Pressure {
+    fn from(steps: u8) -> Self {
+        Self::of(steps)
+    }
+}
+
+impl From<Pressure> for u8 {
+    fn from(pressure: Pressure) -> Self {
+        pressure.0
+    }
+}
+
+/// What a filter that follows the network goes by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Follows {
+    /// How much of the time goes to sending.
+    Time,
+    /// Whether every link has so many bytes a second (parameter-flow.md 3.3.3).
+    Bandwidth(f64),
 }
 
 /// Why a filter cannot be made.
@@ -94,6 +158,11 @@ pub enum Unfit {
 
 /// Decides what travels. Slices in, slices out: no allocation, no waiting.
 pub trait Filter: fmt::Debug + Send + Sync {
+    /// What of the network it follows; `None`: nothing.
+    fn follows(&self) -> Option<Follows> {
+        None
+    }
+
     /// Whether it may hold something back. If it never does, receivers hold the value itself, and no copy is kept of what they
     /// hold.
     fn holds_back(&self) -> bool {

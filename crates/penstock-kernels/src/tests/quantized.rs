@@ -3,7 +3,7 @@
 use super::chunk::{Numbers, accumulator, assert_same, decode, encode};
 use crate::codec::{self, Base, Codec, Form, Quantized};
 use crate::filter::Unfit;
-use crate::filter::sums::{ALL, Quantize, empty};
+use crate::filter::sums::{ALL, Pressure, Quantize, empty};
 use crate::optimizer::naive::Aligned;
 use crate::{Arch, Dtype, Foreign, ForeignMut};
 use proptest::prelude::*;
@@ -319,7 +319,7 @@ fn the_bits_are_the_same_under_whatever_control_word_the_thread_has() {
             empty(dtype, &mut carry);
             let mut sent = Aligned::new(&sum);
             filter.split(
-                Coordinates { clock: 0, first: 0 },
+                Coordinates { clock: 0, first: 0, pressure: Pressure::NONE },
                 Foreign::of(&sum),
                 &mut ForeignMut::of(&mut sent),
                 &mut carry,

@@ -2,7 +2,7 @@
 
 use super::chunk::{Numbers, accumulator, assert_same, decode, encode};
 use crate::filter::Unfit;
-use crate::filter::sums::{ALL, Coordinates, SumFilter, empty, held_back, release, split_on};
+use crate::filter::sums::{ALL, Coordinates, Follows, Pressure, SumFilter, empty, held_back, release, split_on};
 use crate::optimizer::naive::Aligned;
 use crate::{Arch, Dtype, Foreign, ForeignMut};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Around every vector and tail that any variant has.
 const LENGTHS: [usize; 12] = [0, 1, 7, 8, 15, 17, 63, 64, 65, 127, 1025, 8192];
 
-const NONE: Coordinates = Coordinates { clock: 0, first: 0 };
+const NONE: Coordinates = Coordinates { clock: 0, first: 0, pressure: Pressure::NONE };
 
 fn filter(name: &str, dtype: Dtype, settings: &[f64]) -> Arc<dyn SumFilter> {
     let entry = ALL.iter().find(|entry| entry.name == name).unwrap();
@@ -21,9 +21,9 @@ fn filter(name: &str, dtype: Dtype, settings: &[f64]) -> Arc<dyn SumFilter> {
 /// One that holds something back, of each kind.
 fn every(dtype: Dtype) -> [Arc<dyn SumFilter>; 7] {
     [
-        filter("DVF", dtype, &[0.5, 0.0, 0.0]),
-        filter("DVF", dtype, &[2.0, 1.0, 0.0]),
-        filter("DVF", dtype, &[1.0, 0.0, 1.0]),
+        filter("DVF", dtype, &[0.5, 0.0, 0.0, 0.5, 0.0]),
+        filter("DVF", dtype, &[2.0, 1.0, 0.0, 2.0, 0.0]),
+        filter("DVF", dtype, &[1.0, 0.0, 1.0, 1.0, 0.0]),
         filter("TopK", dtype, &[0.25]),
         filter("RandomK", dtype, &[0.25, 7.0]),
         filter("Quantize int8", dtype, &[]),
@@ -124,7 +124,7 @@ proptest! {
             for clock in 0..rounds {
                 let sum: Vec<f64> = numbers.take(elements).iter().map(|x| (x * 8.0).round()).collect();
                 computed.iter_mut().zip(&sum).for_each(|(all, x)| *all += x);
-                let went = split(&*filter, Coordinates { clock, first: 0 }, &encode(dtype, &sum), &mut carry);
+                let went = split(&*filter, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &encode(dtype, &sum), &mut carry);
                 sent.iter_mut().zip(decode(dtype, &went)).for_each(|(all, x)| *all += x);
             }
             let carried = decode(accumulator(dtype), &carry);
@@ -196,7 +196,7 @@ proptest! {
         let ones = encode(Dtype::F32, &vec![1.0; elements]);
         let drawn = |clock, first| {
             let mut carry = fresh(Dtype::F32, elements);
-            let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first }, &ones, &mut carry));
+            let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first, pressure: Pressure::NONE }, &ones, &mut carry));
             (0..elements).filter(|&at| sent[at] == 1.0).collect::<Vec<_>>()
         };
         let now = drawn(clock, 0);
@@ -232,7 +232,7 @@ fn every_element_is_drawn_about_as_often_as_any_other() {
     let mut times = [0; 100];
     for clock in 0..4000 {
         let mut carry = fresh(Dtype::F32, 100);
-        let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first: 0 }, &ones, &mut carry));
+        let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &ones, &mut carry));
         times.iter_mut().zip(sent).for_each(|(times, sent)| *times += u32::from(sent != 0.0));
     }
     // 400 expected, with a deviation of 19.
@@ -246,14 +246,14 @@ fn a_relative_bound_scales_with_the_sum_and_one_that_decays_with_the_clock() {
     let times = |factor: f64| sum.iter().map(|x| x * factor).collect::<Vec<_>>();
     let kept = |filter: &dyn SumFilter, clock, sum: &[f64]| {
         let mut carry = fresh(Dtype::F64, 64);
-        split(filter, Coordinates { clock, first: 0 }, &encode(Dtype::F64, sum), &mut carry);
+        split(filter, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &encode(Dtype::F64, sum), &mut carry);
         held_back(Dtype::F64, &carry).elements
     };
-    let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0]);
+    let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0, 1.0, 0.0]);
     let root_mean_square = (sum.iter().map(|x| x * x).sum::<f64>() / 64.0).sqrt();
     assert_eq!(kept(&*relative, 0, &sum), root_mean_square as u64);
     assert_eq!(kept(&*relative, 9, &times(1024.0)), root_mean_square as u64);
-    let decaying = filter("DVF", Dtype::F64, &[32.0, 1.0, 0.0]);
+    let decaying = filter("DVF", Dtype::F64, &[32.0, 1.0, 0.0, 32.0, 0.0]);
     for (clock, expected) in [(0, 32), (3, 16), (15, 8), (1023, 1), (1024, 0)] {
         assert_eq!(kept(&*decaying, clock, &sum), expected, "clock {clock}");
     }
@@ -265,9 +265,11 @@ fn settings_out_of_their_range_are_refused_by_their_place_and_those_that_hold_no
         (ALL.iter().find(|entry| entry.name == name).unwrap().make)(Dtype::F32, settings)
     };
     for (name, settings, at) in [
-        ("DVF", &[-1e-9, 0.0, 0.0][..], 0),
-        ("DVF", &[1.0, 2.0, 0.0], 1),
-        ("DVF", &[1.0, 0.0, 0.5], 2),
+        ("DVF", &[-1e-9, 0.0, 0.0, -1e-9, 0.0][..], 0),
+        ("DVF", &[1.0, 2.0, 0.0, 1.0, 0.0], 1),
+        ("DVF", &[1.0, 0.0, 0.0, 0.5, 0.0], 3),
+        ("DVF", &[1.0, 0.0, 0.0, 1.0, -1.0], 4),
+        ("DVF", &[1.0, 0.0, 0.5, 1.0, 0.0], 2),
         ("TopK", &[0.0], 0),
         ("TopK", &[1.01], 0),
         ("RandomK", &[f64::MIN_POSITIVE, -1.0], 1),
@@ -281,7 +283,7 @@ fn settings_out_of_their_range_are_refused_by_their_place_and_those_that_hold_no
         assert!(matches!(refused, Unfit::Setting { place, .. } if place == at), "{name} {settings:?}");
     }
     for (name, settings) in
-        [("everything", &[][..]), ("DVF", &[0.0, 1.0, 1.0]), ("TopK", &[1.0]), ("RandomK", &[1.0, 3.0])]
+        [("everything", &[][..]), ("DVF", &[0.0, 1.0, 1.0, 0.0, 0.0]), ("TopK", &[1.0]), ("RandomK", &[1.0, 3.0])]
     {
         assert!(make(name, settings).unwrap().is_none(), "{name}");
     }
@@ -305,7 +307,7 @@ fn a_programs_own_filter_holds_back_by_itself_only_what_rounding_cuts_off() {
 /// Two pushes that float16 holds may have a sum that it does not.
 #[test]
 fn what_half_precision_cannot_hold_is_sent_in_part_and_the_rest_is_carried() {
-    let bounded = filter("DVF", Dtype::F16, &[50000.0, 0.0, 0.0]);
+    let bounded = filter("DVF", Dtype::F16, &[50000.0, 0.0, 0.0, 50000.0, 0.0]);
     let mut carry = fresh(Dtype::F16, 3);
     let mut push =
         |sum: [f64; 3]| decode(Dtype::F16, &split(&*bounded, NONE, &encode(Dtype::F16, &sum), &mut carry));
@@ -325,9 +327,48 @@ fn where_nothing_is_held_back_a_release_sends_plain_zeros() {
     }
 }
 
+/// Where the network presses the sender, a bound goes from `low` to `up`, in equal steps.
+#[test]
+fn a_bound_follows_the_network_from_one_end_to_the_other() {
+    let sum: Vec<f64> = (1..=64).map(f64::from).collect();
+    let kept = |filter: &dyn SumFilter, steps, clock| {
+        let mut carry = fresh(Dtype::F64, 64);
+        let at = Coordinates { clock, first: 0, pressure: Pressure::of(steps) };
+        split(filter, at, &encode(Dtype::F64, &sum), &mut carry);
+        held_back(Dtype::F64, &carry).elements
+    };
+    let (still, decaying) = (&[10.0, 0.0, 0.0, 50.0, 0.0], &[10.0, 1.0, 0.0, 50.0, 0.0]);
+    for (steps, at_once, later) in [(0, 10, 5), (1, 20, 10), (2, 30, 15), (3, 40, 20), (4, 50, 25), (200, 50, 25)] {
+        assert_eq!(kept(&*filter("DVF", Dtype::F64, still), steps, 3), at_once);
+        assert_eq!(kept(&*filter("DVF", Dtype::F64, decaying), steps, 3), later);
+    }
+    let from_nothing = filter("DVF", Dtype::F64, &[0.0, 0.0, 0.0, 32.0, 0.0]);
+    assert_eq!([0, 1, 4].map(|steps| kept(&*from_nothing, steps, 0)), [0, 8, 32]);
+    // Not even the sign of a zero is lost where nothing presses.
+    let mut carry = fresh(Dtype::F64, 2);
+    let zeros = encode(Dtype::F64, &[-0.0, 0.0]);
+    assert_eq!(split(&*from_nothing, NONE, &zeros, &mut carry), zeros);
+    let follows = |settings| filter("DVF", Dtype::F64, settings).follows();
+    assert_eq!(follows(&[1.0, 0.0, 0.0, 1.0, 5.0]), None, "there is only one bound");
+    assert_eq!(follows(&[1.0, 0.0, 0.0, 2.0, 0.0]), Some(Follows::Time));
+    assert_eq!(follows(&[1.0, 0.0, 0.0, 2.0, 5.0]), Some(Follows::Bandwidth(5.0)));
+}
+
+/// Of equal numbers none is beyond their root mean square: without a limit they would wait for ever.
+#[test]
+fn a_relative_bound_never_holds_everything_back() {
+    let relative = filter("DVF", Dtype::F32, &[100.0, 0.0, 1.0, 100.0, 0.0]);
+    let mut carry = fresh(Dtype::F32, 64);
+    let sent = split(&*relative, NONE, &encode(Dtype::F32, &[-2.0; 64]), &mut carry);
+    assert_eq!(decode(Dtype::F32, &sent), [-2.0; 64]);
+    let sum: Vec<f64> = (1..=64).map(f64::from).collect();
+    let sent = split(&*relative, NONE, &encode(Dtype::F32, &sum), &mut carry);
+    assert_eq!(decode(Dtype::F32, &sent).iter().filter(|sent| **sent != 0.0).count(), 8);
+}
+
 #[test]
 fn a_relative_bound_is_one_also_where_squares_are_too_large_to_be_numbers() {
-    let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0]);
+    let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0, 1.0, 0.0]);
     let sum: Vec<f64> = (1..=64).map(|x| f64::from(x) * 1e200).collect();
     let mut carry = fresh(Dtype::F64, 64);
     split(&*relative, NONE, &encode(Dtype::F64, &sum), &mut carry);

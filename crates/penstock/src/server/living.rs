@@ -94,7 +94,7 @@ mod tests {
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0], 1);
         let (mut machine, mut memory, mut ports) =
             (Shard::new(1), Memory::new(0, Flags::new().unwrap()), Ports::new(1));
-        memory.declare(0, spec.plan(), Arc::new(terms(&spec.travel)), homes.remove(0), 1);
+        memory.declare(0, spec.plan(), Arc::new(terms(&spec.travel)), homes.remove(0), spec.consistency, 1);
         machine.declare(0, spec, 1, vec![0]);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

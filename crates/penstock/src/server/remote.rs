@@ -9,6 +9,7 @@ use penstock_fabric::net::remote_peer::{Heard, RemotePeer};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::peer::PeerId;
+use penstock_proto::pressure::Flow;
 use penstock_proto::remote::home::Subscriber;
 use penstock_proto::shard::Shard;
 use rustix::event::epoll;
@@ -79,6 +80,11 @@ impl<L: Link> Remote<L> {
 
     pub(super) fn link(&self) -> Option<&L> {
         self.connection.link()
+    }
+
+    /// What the connection has carried to the peer, and how fast.
+    pub(super) fn flow(&self) -> Option<Flow> {
+        self.link().and_then(Link::flow)
     }
 
     /// A new connection.
@@ -325,7 +331,7 @@ mod tests {
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let (mut lanes, _) = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0, Flags::new().unwrap()));
-        memory.declare(W, spec.plan(), Arc::new(terms), homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms), homes.remove(0), spec.consistency, 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
@@ -455,9 +461,9 @@ mod tests {
         for (name, settings, expected) in [
             ("TopK", &[0.01][..], 1),
             ("RandomK", &[0.01, 1.0], 1),
-            ("DVF", &[99.0, 0.0, 0.0], 1),
+            ("DVF", &[99.0, 0.0, 0.0, 99.0, 0.0], 1),
             // At versions 1, 4, 16 and 64, where its bound has halved.
-            ("DVF", &[99.0, 1.0, 0.0], 4),
+            ("DVF", &[99.0, 1.0, 0.0, 99.0, 0.0], 4),
         ] {
             let travel = differences(Filtering::of_values(name, settings).unwrap());
             let (count, known) = (Arc::new(AtomicUsize::new(0)), terms(&travel));

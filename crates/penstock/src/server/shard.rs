@@ -27,6 +27,7 @@ use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
 use penstock_proto::peer::PeerId;
+use penstock_proto::pressure::Change;
 use penstock_proto::remote::home::{self, Chunks};
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
@@ -48,6 +49,8 @@ const FRAMES: usize = 32;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// The same while all are for what they have spent: where the other job falls silent they may be heard sooner.
 const LOOK_BESIDE: Duration = Duration::from_millis(100);
+/// Time from one question to the connections, what they have carried, to the next, where a filter follows that.
+const FLOWS_APART: Duration = Duration::from_millis(25);
 /// Tokens of the connections of peers on other hosts, in the shard's poll: this and the port's place.
 const CONNECTIONS: u64 = 1 << 32;
 
@@ -97,6 +100,10 @@ pub(super) enum Command {
     Clocks {
         ticket: u64,
     },
+    Followed {
+        ticket: u64,
+        id: TensorId,
+    },
     Stop,
 }
 
@@ -129,6 +136,10 @@ pub(super) enum Report {
     Clocks {
         ticket: u64,
         clocks: Vec<i64>,
+    },
+    Followed {
+        ticket: u64,
+        changes: Vec<Change>,
     },
 }
 
@@ -213,6 +224,8 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         running: true,
         failed: false,
         next_vigil: Instant::now(),
+        since: Instant::now(),
+        next_flow: Instant::now(),
         now: Instant::now(),
         pace: Pace::of_frames(Instant::now()),
         work,
@@ -247,6 +260,9 @@ struct Loop {
     failed: bool,
     /// When connections are next looked at for silence.
     next_vigil: Instant,
+    /// When the loop began; when its connections are next asked what they have carried.
+    since: Instant,
+    next_flow: Instant,
     /// When the current look began, where some peer is on another host.
     now: Instant,
     /// What all connections together may say that moves no values, beside other jobs; whether they have said it all.
@@ -343,6 +359,7 @@ impl Loop {
         if self.networked {
             busy |= self.send();
             self.tell_ends();
+            self.look_at_network();
             // A thread that always finds something to do never comes to sleep.
             if self.now >= self.next_vigil {
                 self.keep_vigil();
@@ -462,6 +479,18 @@ impl Loop {
         busy
     }
 
+    /// Looks at what the connections have carried, and how fast, for filters that follow it.
+    fn look_at_network(&mut self) {
+        if self.now < self.next_flow || !self.memory.follows() {
+            return;
+        }
+        self.next_flow = self.now + FLOWS_APART;
+        let Self { memory, ports, since, now, .. } = self;
+        let mut flows = None;
+        let mut look = || ports.remotes().filter_map(|(_, remote)| remote.flow()).collect::<Vec<_>>();
+        memory.look_at_network(now.duration_since(*since), || flows.get_or_insert_with(&mut look).clone());
+    }
+
     fn take_commands(&mut self) -> bool {
         if !self.inbox.open() {
             return false;
@@ -489,7 +518,7 @@ impl Loop {
             }
             Command::Declare { id, spec, terms, total, home } => {
                 let chunks = home.chunks().to_vec();
-                self.memory.declare(id, spec.plan(), terms, home, self.setup.workers);
+                self.memory.declare(id, spec.plan(), terms, home, spec.consistency, self.setup.workers);
                 self.machine.declare(id, *spec, total, chunks);
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),
@@ -507,6 +536,10 @@ impl Loop {
                 let shown = |rank| if clocks.is_live(rank) { clocks.of(rank) as i64 } else { -1 };
                 let clocks = (0..clocks.size()).map(shown).collect();
                 self.report(Report::Clocks { ticket, clocks });
+            }
+            Command::Followed { ticket, id } => {
+                let changes = self.memory.followed(id);
+                self.report(Report::Followed { ticket, changes });
             }
             Command::Stop => self.running = false,
         }

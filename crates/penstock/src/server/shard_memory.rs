@@ -5,11 +5,13 @@ use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::filter::{Behind, Coordinates};
+use penstock_kernels::filter::{Behind, Coordinates, Pressure};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::consistency::Consistency;
 use penstock_proto::numbered::Numbered;
+use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
@@ -20,6 +22,7 @@ use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that are worked on between two signs of life: a submission may be about any number of them.
 const BYTES_A_BEAT: usize = 4 << 20;
@@ -44,6 +47,8 @@ pub(super) enum Touched {
 pub(super) struct Memory {
     shard: u32,
     tensors: Numbered<TensorMemory>,
+    /// Those whose filter follows the network.
+    following: Vec<TensorId>,
     touched: Option<Touched>,
     /// Kept only while some worker is on another host.
     events: Option<Vec<Event>>,
@@ -92,13 +97,24 @@ struct TensorMemory {
     behind: Vec<Behind>,
     /// Likewise: the last publication that changed what is seen.
     changed: Vec<u64>,
+    /// How hard the network presses, where the filter follows that.
+    pressed: Option<Pressed>,
+}
+
+/// How hard the network presses what is sent of a tensor's values.
+struct Pressed {
+    gauge: Gauge,
+    /// Versions since it was looked at.
+    versions: u32,
+    version: u64,
 }
 
 impl Memory {
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
         let life = Life { flags, shard, worked: 0, long: false };
-        let (tensors, touched, events) = (Numbered::default(), None, None);
-        Self { shard, tensors, touched, events, life, folded: false, changed: false, idle_looks: 0 }
+        let (tensors, following) = (Numbered::default(), Vec::new());
+        let (touched, events) = (None, None);
+        Self { shard, tensors, following, touched, events, life, folded: false, changed: false, idle_looks: 0 }
     }
 
     /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
@@ -142,6 +158,7 @@ impl Memory {
         plan: Plan,
         terms: Arc<Terms>,
         home: HomeMemory,
+        consistency: Consistency,
         workers: u32,
     ) {
         let lanes = (0..workers).map(|_| None).collect();
@@ -150,8 +167,37 @@ impl Memory {
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
         let changed = vec![0; home.chunks().len()];
-        let tensor = TensorMemory { plan, terms, streams, home, lanes, published, sums, behind, changed };
+        let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
+        let pressed = gauge.map(|gauge| Pressed { gauge, versions: 0, version: 0 });
+        if pressed.is_some() && self.tensors.get(id).is_none() {
+            self.following.push(id);
+        }
+        let tensor =
+            TensorMemory { plan, terms, streams, home, lanes, published, sums, behind, changed, pressed };
         self.tensors.insert(id, tensor);
+    }
+
+    /// Whether some filter follows the network.
+    pub(super) fn follows(&self) -> bool {
+        !self.following.is_empty()
+    }
+
+    /// Looks at how hard the network presses, for those tensors of which enough versions were published since; `flows`: of all peers
+    /// on other hosts.
+    pub(super) fn look_at_network(&mut self, now: Duration, mut flows: impl FnMut() -> Vec<Flow>) {
+        for &id in &self.following {
+            let Some(pressed) = self.tensors.get_mut(id).and_then(|tensor| tensor.pressed.as_mut()) else { continue };
+            let versions = std::mem::take(&mut pressed.versions);
+            if pressed.gauge.is_time(versions, now) {
+                pressed.gauge.look(now, pressed.version + 1, flows().into_iter());
+            }
+        }
+    }
+
+    /// How the filter of a tensor's values has followed it: its last changes.
+    pub(super) fn followed(&self, id: TensorId) -> Vec<Change> {
+        let pressed = self.tensors.get(id).and_then(|tensor| tensor.pressed.as_ref());
+        pressed.map(|pressed| pressed.gauge.changes().copied().collect()).unwrap_or_default()
     }
 
     /// When a worker declares a tensor again it must not get a second lane: contributions may wait in the first.
@@ -386,7 +432,7 @@ impl Home for Memory {
         let mut changed = std::mem::take(&mut self.changed);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        let TensorMemory { plan, terms, home, behind, .. } = tensor;
+        let TensorMemory { plan, terms, home, behind, pressed, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");
         // Readers see what they saw, under a count of steps that goes with the optimizer's state.
         let again = home.sequence(local) > 0 && version == tensor.published[local].version;
@@ -397,7 +443,8 @@ impl Home for Memory {
             let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
             let whole = whole.expect("it was made for a filter that holds back");
             header.begin();
-            let at = Coordinates::of_version(version, first);
+            let pressure = pressed.as_ref().map_or(Pressure::NONE, |pressed| pressed.gauge.pressure());
+            let at = Coordinates::of_version(version, first, pressure);
             let choices = behind[local].publish(&*terms.filter, at, whole, seen);
             changed |= choices > 0;
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
@@ -417,7 +464,11 @@ impl Home for Memory {
     }
 
     fn progress(&mut self, id: TensorId, version: u64) {
-        let (_, home, _) = self.tensor(id).parts();
+        let tensor = self.tensor(id);
+        if let Some(pressed) = &mut tensor.pressed {
+            (pressed.versions, pressed.version) = (pressed.versions.saturating_add(1), version);
+        }
+        let (_, home, _) = tensor.parts();
         // Pairs with the acquire load in the worker's pull: a worker that sees the progress sees the chunks.
         home.progress().0.store(version + 1, Ordering::Release);
         self.touch(id);

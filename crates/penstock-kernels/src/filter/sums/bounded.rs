@@ -2,10 +2,14 @@
 //!
 //! The bound may shrink with the contributor's clock (equation 11, with `t = clock + 1`), which is what makes training converge to
 //! where it would have converged without it (Theorem 1). It is a number in units of what is pushed, or relative: a multiple of
-//! the root mean square of what is due of the chunk. That is our addition: it fits gradients of any size, and of each layer.
+//! the root mean square of what is due of the chunk, and at most seven eighths of the largest of it, so that something is always
+//! sent. That is our addition: it fits gradients of any size, and of each layer.
+//!
+//! There may be two bounds, `low` and `up`: where the network presses the sender the bound goes from one to the other (section
+//! 3.3.3). The paper knows the two ends; the steps between them are ours.
 
-use super::split::{collect, root_mean_square, split};
-use super::{Coordinates, Made, SumFilter};
+use super::split::{EVERYTHING, collect, spread, split};
+use super::{Coordinates, Follows, Made, Pressure, SumFilter};
 use crate::filter::{self, Everything, Filter, Unfit, difference};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -24,11 +28,24 @@ enum Decay {
 pub struct Bounded {
     dtype: Dtype,
     low: f64,
+    up: f64,
     decay: Decay,
     relative: bool,
+    /// Bytes a second on each link that suffice; `None`: what counts is how much of the time goes to sending.
+    sufficient: Option<f64>,
+}
+
+/// What there is of numbers: the root of the mean of their squares, and the largest magnitude.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::filter) struct Spread {
+    pub(in crate::filter) root_mean_square: f64,
+    pub(in crate::filter) largest: f64,
 }
 
 impl Bounded {
+    /// What its settings are called.
+    pub(in crate::filter) const SETTINGS: &[&str] = &["low", "decay", "relative", "up", "sufficient"];
+
     pub(super) fn make(dtype: Dtype, settings: &[f64]) -> Made {
         Ok(Self::new(dtype, settings)?.map(|filter| Arc::new(filter) as Arc<dyn SumFilter>))
     }
@@ -39,8 +56,8 @@ impl Bounded {
 
     /// `None` where nothing is ever held back.
     fn new(dtype: Dtype, settings: &[f64]) -> Result<Option<Self>, Unfit> {
-        let [low, decay, relative] = *settings else {
-            return Err(Unfit::Setting { place: settings.len(), expected: "three settings" });
+        let [low, decay, relative, up, sufficient] = *settings else {
+            return Err(Unfit::Setting { place: settings.len(), expected: "five settings" });
         };
         let unfit = |place, expected| Err(Unfit::Setting { place, expected });
         if low < 0.0 {
@@ -56,31 +73,68 @@ impl Bounded {
             1.0 => true,
             _ => return unfit(2, "0 (absolute) or 1 (relative)"),
         };
-        Ok((low > 0.0).then_some(Self { dtype, low, decay, relative }))
+        if up < low {
+            return unfit(3, "a number of at least `low`");
+        }
+        if sufficient < 0.0 {
+            return unfit(4, "bytes a second, or 0 for none");
+        }
+        let sufficient = Some(sufficient).filter(|bytes| *bytes > 0.0);
+        Ok((up > 0.0).then_some(Self { dtype, low, up, decay, relative, sufficient }))
     }
 
-    /// The bound, or what the root mean square is multiplied with.
-    fn low_at(&self, clock: u64) -> f64 {
-        match self.decay {
-            Decay::None => self.low,
-            Decay::Sqrt => self.low / (clock as f64 + 1.0).sqrt(),
-        }
+    /// What it follows, if its two bounds differ.
+    fn followed(&self) -> Option<Follows> {
+        (self.low < self.up).then(|| self.sufficient.map_or(Follows::Time, Follows::Bandwidth))
+    }
+
+    /// The bound, or what the root mean square is multiplied with; `None`: everything passes.
+    fn bound(&self, at: Coordinates) -> Option<f64> {
+        let bound = match at.pressure {
+            Pressure::MOST => self.up,
+            pressure => self.low + (self.up - self.low) * pressure.share(),
+        };
+        let bound = match self.decay {
+            Decay::None => bound,
+            Decay::Sqrt => bound / (at.clock as f64 + 1.0).sqrt(),
+        };
+        Some(bound).filter(|_| !self.passes_all(at.pressure))
     }
 }
 
+/// So many times their root mean square, but not so much that none of them is beyond it.
+fn within(times: f64, Spread { root_mean_square, largest }: Spread) -> f64 {
+    let (bound, most) = (times * root_mean_square, largest * 0.875);
+    if bound > most { most } else { bound }
+}
+
 impl SumFilter for Bounded {
+    fn follows(&self) -> Option<Follows> {
+        self.followed()
+    }
+
+    fn passes_all(&self, pressure: Pressure) -> bool {
+        self.low == 0.0 && pressure == Pressure::NONE
+    }
+
     fn split(&self, at: Coordinates, sum: Foreign<'_>, sent: &mut ForeignMut<'_>, carry: &mut [u8]) {
-        let low = self.low_at(at.clock);
+        let Some(bound) = self.bound(at) else {
+            return split(self.dtype, Some(sum), sent, carry, EVERYTHING);
+        };
         if !self.relative {
-            return split(self.dtype, Some(sum), sent, carry, low);
+            return split(self.dtype, Some(sum), sent, carry, bound);
         }
         collect(self.dtype, sum, carry);
-        let bound = low * root_mean_square(self.dtype, carry);
+        let bound = within(bound, spread(self.dtype, carry));
         split(self.dtype, None, sent, carry, bound);
     }
 }
 
 impl Filter for Bounded {
+    fn follows(&self) -> Option<Follows> {
+        self.followed()
+    }
+
     fn passes(&self) -> u32 {
         1 + u32::from(self.relative)
     }
@@ -94,10 +148,10 @@ impl Filter for Bounded {
     }
 
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]) {
-        let low = self.low_at(at.clock);
+        let Some(bound) = self.bound(at) else { return held.copy_from_slice(value) };
         let bound = match self.relative {
-            true => low * difference::root_mean_square(self.dtype, value, held),
-            false => low,
+            true => within(bound, difference::spread(self.dtype, value, held)),
+            false => bound,
         };
         difference::pass(self.dtype, value, held, bound);
     }

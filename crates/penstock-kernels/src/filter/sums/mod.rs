@@ -31,8 +31,9 @@ mod random;
 mod split;
 mod top;
 
-pub use super::Coordinates;
+pub use super::{Coordinates, Follows, Pressure};
 pub use bounded::Bounded;
+pub(super) use bounded::Spread;
 pub use own::Own;
 pub use quantize::Quantize;
 pub use random::Random;
@@ -65,7 +66,7 @@ pub struct Entry {
 /// Every filter of sums that there is.
 pub const ALL: &[Entry] = &[
     Entry { number: 0, name: "everything", settings: &[], make: |_, _| Ok(None) },
-    Entry { number: 1, name: "DVF", settings: &["low", "decay", "relative"], make: Bounded::make },
+    Entry { number: 1, name: "DVF", settings: Bounded::SETTINGS, make: Bounded::make },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: Top::make },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: Random::make },
     Entry { number: 4, name: "Quantize f16", settings: &[], make: Quantize::f16 },
@@ -81,6 +82,16 @@ pub trait SumFilter: fmt::Debug + Send + Sync {
     /// The number of the [`codec`](crate::codec) that makes what it sends shortest. `None`: the one for elements that are mostly 0.
     fn codec(&self) -> Option<u8> {
         None
+    }
+
+    /// What of the network it follows; `None`: nothing.
+    fn follows(&self) -> Option<Follows> {
+        None
+    }
+
+    /// Whether it holds nothing back at this pressure but what rounding cuts off, whatever is due.
+    fn passes_all(&self, _pressure: Pressure) -> bool {
+        false
     }
 
     /// Of what is due of a chunk, `sum` and `carry`, writes into `sent` what is sent now, 0 where nothing is, and leaves the rest in

@@ -1,5 +1,6 @@
 //! The arithmetic of splitting a sum: what is due, what is sent, what is carried.
 
+use super::Spread;
 use crate::accumulate::padded;
 use crate::arch::{self, Dispatch, Isa, Kernel};
 use crate::control_word::settled;
@@ -54,39 +55,42 @@ fn numbers(dtype: Dtype, carry: &[u8]) -> impl Iterator<Item = f64> {
     })
 }
 
-/// The root of the mean of the squares of what is carried; 0 if there is nothing. The sum goes in eight parts, so that it can go
-/// fast and has the same bits everywhere. For callers that are [`settled`].
-pub(super) fn root_mean_square(dtype: Dtype, carry: &[u8]) -> f64 {
-    fn parts<const BYTES: usize>(carry: &[u8], number: impl Fn([u8; BYTES]) -> f64) -> f64 {
-        let mut parts = [0.0; 8];
+/// What there is of what is carried; zeros if there is nothing. The sum goes in eight parts, so that it can go fast and has the same
+/// bits everywhere. For callers that are [`settled`].
+pub(super) fn spread(dtype: Dtype, carry: &[u8]) -> Spread {
+    /// The sum of their squares, and the largest magnitude.
+    fn parts<const BYTES: usize>(carry: &[u8], number: impl Fn([u8; BYTES]) -> f64) -> (f64, f64) {
+        let (mut squares, mut largest) = ([0.0; 8], [0.0; 8]);
+        let mut take = |block: &[[u8; BYTES]]| {
+            for ((square, largest), &word) in squares.iter_mut().zip(&mut largest).zip(block) {
+                let number = number(word);
+                *square += number * number;
+                // NaN is none.
+                *largest = if number.abs() > *largest { number.abs() } else { *largest };
+            }
+        };
         let (words, _) = carry.as_chunks::<BYTES>();
         let mut blocks = words.chunks_exact(8);
-        for block in &mut blocks {
-            for (part, &word) in parts.iter_mut().zip(block) {
-                let number = number(word);
-                *part += number * number;
-            }
-        }
-        for (part, &word) in parts.iter_mut().zip(blocks.remainder()) {
-            let number = number(word);
-            *part += number * number;
-        }
-        parts.iter().sum()
+        (&mut blocks).for_each(&mut take);
+        take(blocks.remainder());
+        (squares.iter().sum(), largest.into_iter().fold(0.0, f64::max))
     }
     let elements = (carry.len() / dtype.accumulator_size()) as f64;
     if elements == 0.0 {
-        return 0.0;
+        return Spread::default();
     }
     if dtype.accumulator_size() == 4 {
-        return (parts(carry, |word| f32::from_le_bytes(word).into()) / elements).sqrt();
+        let (squares, largest) = parts(carry, |word| f32::from_le_bytes(word).into());
+        return Spread { root_mean_square: (squares / elements).sqrt(), largest };
     }
-    let squares = parts(carry, f64::from_le_bytes);
+    let (squares, largest) = parts(carry, f64::from_le_bytes);
     if squares.is_finite() {
-        return (squares / elements).sqrt();
+        return Spread { root_mean_square: (squares / elements).sqrt(), largest };
     }
     // Squares of numbers that are there may be too large to be.
     let small = f64::from_bits((1023 - 540) << 52);
-    (parts(carry, |word| f64::from_le_bytes(word) * small) / elements).sqrt() / small
+    let (squares, _) = parts(carry, |word| f64::from_le_bytes(word) * small);
+    Spread { root_mean_square: (squares / elements).sqrt() / small, largest }
 }
 
 /// Sends all that is due of `sum` (nothing: zeros) and `carry`: what is carried then is what rounding cut off.

@@ -503,6 +503,12 @@ impl Control {
                     }
                 }
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
+                Report::Followed { ticket, changes } => {
+                    if let Some(ticket) = self.tickets.remove(&ticket) {
+                        let answer = Answer::Followed { changes };
+                        self.answer(ticket.rank, ticket.request, Ok((answer, Vec::new())));
+                    }
+                }
                 Report::Clocks { ticket, clocks } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
                         // The shard knows that it is gone, and not how.

@@ -32,13 +32,13 @@ const FIRST_BYTES: usize = 512;
 
 /// Whether it only asks how far the others are, as whoever waits for them does again and again.
 fn is_question(ask: &Ask) -> bool {
-    matches!(ask, Ask::Clocks | Ask::Missing { .. } | Ask::Waits { .. })
+    matches!(ask, Ask::Clocks | Ask::Missing { .. } | Ask::Followed { .. } | Ask::Waits { .. })
 }
 
 /// What it counts for beyond a request.
 fn more(ask: &Ask) -> f64 {
     match ask {
-        Ask::Clocks | Ask::Missing { .. } => A_QUESTION - A_REQUEST,
+        Ask::Clocks | Ask::Missing { .. } | Ask::Followed { .. } => A_QUESTION - A_REQUEST,
         _ => 0.0,
     }
 }
@@ -258,6 +258,7 @@ impl Control {
                 self.shards.handles[0].send(Command::Clocks { ticket });
                 None
             }
+            Ask::Followed { tensor, shard } => self.followed(rank, request.id, tensor, shard),
             Ask::State { tensor } => Some(self.state(tensor)),
             Ask::Table(ask) => {
                 self.table(rank, request.id, ask);
@@ -450,6 +451,22 @@ impl Control {
         for shard in &self.shards.handles {
             shard.send(Command::Missing { ticket, id, version });
         }
+        None
+    }
+
+    fn followed(&mut self, rank: Rank, request: u64, id: TensorId, shard: u32) -> Option<Answered> {
+        if let Err(refusal) = self.catalog.get(id) {
+            return Some(Err(refusal));
+        }
+        if self.shards.handles.len() <= shard as usize {
+            let what = format!("it asked shard {shard} of {}", self.shards.handles.len());
+            return Some(Err(Refusal::Malformed { what }));
+        }
+        let ticket = match self.ticket(rank, request, 1) {
+            Ok(ticket) => ticket,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        self.shards.handles[shard as usize].send(Command::Followed { ticket, id });
         None
     }
 

@@ -27,6 +27,7 @@ use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
+use penstock_proto::pressure::Flow;
 use penstock_proto::placement;
 use penstock_proto::redial::{self, Pauses};
 use penstock_proto::travel::Terms;
@@ -263,6 +264,11 @@ impl Link {
             crowd,
             one_core: OneCore::default(),
         })
+    }
+
+    /// What the connections to the server's shards have carried, and how fast; none, if it is on this host.
+    pub(in crate::worker) fn flows(&self) -> impl Iterator<Item = Flow> {
+        self.proxies.iter().filter_map(proxy::Handle::flow)
     }
 
     /// Whether the server is on another host.

@@ -246,6 +246,7 @@ impl Draft {
             carry: carry.map(Mutex::new),
             holds_back: self.terms.holds_back(),
             filtered: self.terms.filter.holds_back(),
+            filter_follows: self.terms.filter.follows().is_some(),
             spec,
             memory,
             homes,

@@ -92,6 +92,8 @@ pub struct Tensor {
     holds_back: bool,
     /// Whether it does so by a filter.
     filtered: bool,
+    /// Whether that filter follows the network.
+    filter_follows: bool,
     /// Whether this worker has given the tensor its first value, which is given once.
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.

@@ -1,6 +1,6 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::carry::Sum;
+use super::carry::{Passing, Sum};
 use super::divide::Divided;
 use super::sparse::{MOST_RUNS, Run, Scattered, runs};
 use super::{HomeShard, Tensor};
@@ -183,9 +183,15 @@ impl Tensor {
             (Given::Sparse(scattered), true) => (Sum::Lane, None, Some(Added::Sparse(scattered))),
             (Given::New(None), _) | (Given::HeldBack, true) => (Sum::Lane, None, None),
         };
-        let is_written = carry.is_some() || written.is_some() || !matches!(sum, Sum::Lane);
-        let window = if is_written { self.window() } else { self.whole() };
         let links = self.job.links();
+        let flows = || links.iter().flat_map(Link::flows);
+        let passing = match &mut carry {
+            Some(carry) if !is_divided => carry.begin(contribution.stamp, all, flows),
+            Some(_) => Passing::Chosen,
+            None => Passing::Untouched,
+        };
+        let is_written = passing != Passing::Untouched || written.is_some() || !matches!(sum, Sum::Lane);
+        let window = if is_written { self.window() } else { self.whole() };
         // Nothing is changed before there is room for all of it, and from then on nothing waits: it counts whole, or not at
         // all.
         let mut rooms = match contribution.leaves {
@@ -207,7 +213,7 @@ impl Tensor {
                     self.places_of(window.clone()).for_each(|chunk| scattered.write(lane, chunk));
                 }
                 match (&mut carry, sum) {
-                    (Some(carry), sum) if !is_divided => {
+                    (Some(carry), sum) if !is_divided && passing != Passing::Untouched => {
                         for chunk in self.chunks_of(window) {
                             carry.pass(lane, chunk, sum, contribution.stamp, all);
                         }
@@ -217,6 +223,9 @@ impl Tensor {
                 }
             };
             self.deliver(lane, fill, window, contribution.stamp, settings, &mut rooms);
+            if let Some(carry) = &mut carry {
+                carry.end(passing);
+            }
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
         } else if let Some(scattered) = written {

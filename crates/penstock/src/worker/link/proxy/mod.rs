@@ -16,27 +16,32 @@ use crate::wire::dial::Dialer;
 use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
+use crate::worker::link::lock;
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::remote_shard::{Limits, Looked, Over, RemoteShard};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
+use penstock_proto::pressure::Flow;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
+/// Time from one question to the connection, what it has carried, to the next.
+const FLOWS_APART: Duration = Duration::from_millis(10);
 
 /// What a tensor and the proxy of one of its homes tell each other.
 #[derive(Debug, Default)]
@@ -82,11 +87,12 @@ pub(super) enum Command {
     Stop,
 }
 
-/// How far the shard has taken what it was sent: frames.
+/// How far the shard has taken what it was sent: frames. And what the connection says of itself.
 #[derive(Debug, Default)]
 struct Progress {
     taken: AtomicU64,
     submitted: AtomicU64,
+    flow: Mutex<Option<Flow>>,
 }
 
 /// The link's end of a proxy.
@@ -111,10 +117,15 @@ impl Handle {
 
     /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
     pub(super) fn progress(&self) -> (u64, u64) {
-        let Progress { taken, submitted } = &*self.progress;
+        let Progress { taken, submitted, .. } = &*self.progress;
         // The smaller one first: it cannot have grown past the other then.
         let taken = taken.load(Ordering::Relaxed);
         (taken, submitted.load(Ordering::Relaxed).max(taken))
+    }
+
+    /// What its connection has carried, and how fast, as of some milliseconds ago.
+    pub(super) fn flow(&self) -> Option<Flow> {
+        *lock(&self.progress.flow)
     }
 }
 
@@ -146,6 +157,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
+        next_flow: Instant::now(),
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -159,6 +171,8 @@ struct Proxy {
     redial: Redial,
     vigil: Vigil,
     progress: Arc<Progress>,
+    /// When the connection is next asked what it has carried.
+    next_flow: Instant,
 }
 
 /// What a proxy is told, and what it has been told so far.
@@ -300,11 +314,23 @@ impl Proxy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
+            self.note_flow();
         }
         if !self.orders.drains.is_empty() && self.remote.is_delivered() {
             self.orders.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
+    }
+
+    /// Asks the connection what it has carried, if that was not done just now: a system call.
+    fn note_flow(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_flow
+            && let Some(link) = self.remote.link()
+        {
+            self.next_flow = now + FLOWS_APART;
+            *lock(&self.progress.flow) = link.flow();
+        }
     }
 
     fn has_work(&self) -> bool {
@@ -369,7 +395,6 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc::channel;
-    use std::time::Instant;
 
     const SECRET: Secret = Secret([3; 32]);
     const LONG: Duration = Duration::from_secs(20);
