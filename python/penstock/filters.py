@@ -463,7 +463,7 @@ class Pressure(NamedTuple):
     """How the filters of a tensor have followed the network."""
 
     push: list[Pressed]
-    """The last changes, 16 at most, of this worker's pushes, the newest last. Empty: at `low` since the start."""
+    """The last changes, 16 at most, of this worker's pushes, the newest last. Empty: `low` so far."""
     broadcast: dict[tuple[int, int], list[Pressed]]
     """The same of the value, by server and shard; empty where its filter does not follow the network."""
 

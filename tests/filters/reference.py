@@ -21,6 +21,7 @@ def bounded(low: float, decay: str | None, relative: bool) -> Chooses:
         bound = low / np.sqrt(clock + 1) if decay else low
         if relative:
             bound *= np.sqrt(np.mean(np.square(due.astype(np.float64))))
+            bound = min(bound, 0.875 * np.abs(due).max().astype(np.float64))
         return ~(np.abs(due) <= due.dtype.type(bound))
 
     return choose

@@ -105,3 +105,22 @@ def test_what_travels_can_be_read_only_where_that_was_asked_for(
         assert heard > 4 * 50_000
         assert (values > 0) == (security == "insecure")
         assert raw == written == 0, "the secret itself never travels"
+
+
+def test_filters_that_follow_the_network_give_way_on_a_slow_one_and_lose_nothing(
+    tmp_path: Path, make_testbed: MakeTestbed
+) -> None:
+    testbed = make_testbed(hosts=3, rate="100mbit")
+    results = {}
+    for kind in ("none", "auto"):
+        with job(tmp_path) as one:
+            one.serve(testbed, [2], 2)
+            one.work(testbed, [0, 1], kind, 200_000, 60, program="pressed.py")
+            results[kind] = one.results()
+    plain, filtered = results["none"], results["auto"]
+    assert {words[3] for words in plain} == {words[3] for words in filtered}, "what was held back came"
+    for before, after in zip(plain, filtered, strict=True):
+        assert (before[0], before[1]) == ("0.0", "0.0")
+        assert float(after[0]) > 0
+        assert float(after[1]) > 0
+        assert float(after[2]) < 0.9 * float(before[2])

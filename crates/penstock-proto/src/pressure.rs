@@ -222,12 +222,12 @@ mod tests {
     #[test]
     fn pressure_eases_when_the_network_is_better_and_tries_seldom_while_it_is_not() {
         let mut sender = Sender::new(Follows::Time, BSP);
-        let pressed = sender.turns(4000, 2.0 * RATE, 1.0, RATE);
+        let pressed = sender.turns(4000, 0.5 * RATE, 1.0, RATE);
         let tries = pressed.windows(2).filter(|pair| pair[1] < pair[0]).count();
         assert!((1..=25).contains(&tries), "{tries} in 1000 looks");
         assert!(sender.gauge.changes().len() <= SHOWN);
         // A competing flow has gone.
-        let eased = sender.turns(4000, 2.0 * RATE, 1.0, 100.0 * RATE);
+        let eased = sender.turns(4000, 0.5 * RATE, 1.0, 100.0 * RATE);
         assert_eq!(eased.last(), Some(&0));
     }
 
@@ -252,7 +252,9 @@ mod tests {
     fn a_connection_that_is_made_anew_and_links_that_come_and_go_are_no_trouble() {
         let mut gauge = Gauge::new(Follows::Time, BSP);
         let flow = |sent| Flow { sent, rate: Some(1000.0) };
-        for (second, sent) in [(0, &[1 << 40][..]), (1, &[5]), (2, &[9, 1 << 50]), (3, &[10, (1 << 50) + 3]), (4, &[11])] {
+        for (second, sent) in
+            [(0, &[1 << 40][..]), (1, &[5]), (2, &[9, 1 << 50]), (3, &[10, (1 << 50) + 3]), (4, &[11])]
+        {
             gauge.look(Duration::from_secs(second), second, sent.iter().map(|sent| flow(*sent)));
             assert_eq!(gauge.pressure(), Pressure::NONE, "second {second}");
         }

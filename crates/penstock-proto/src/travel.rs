@@ -475,7 +475,7 @@ mod tests {
 
     fn travel(values: &[u8], contributions: &[u8], filter: u8, [first, second]: [f64; 2]) -> Travel {
         let encodings = |numbers: &[u8]| numbers.iter().map(|&number| Encoding(number)).collect();
-        let filter = Filtering { filter, settings: [first, second, 0.0] };
+        let filter = Filtering { filter, settings: [first, second, 0.0, 0.0, 0.0] };
         Travel {
             filter,
             values: encodings(values),
@@ -568,9 +568,12 @@ mod tests {
         for (theirs, what) in [
             (
                 travel(&BY, &[0], 4, [0.25, 0.0]),
-                ("filter of values", "4 with [0.5, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0]"),
+                ("filter of values", "4 with [0.5, 0.0, 0.0, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0, 0.0, 0.0]"),
             ),
-            (travel(&BY, &[0], 0, [0.0; 2]), ("filter of values", "4 with [0.5, 0.0, 0.0]", "none")),
+            (
+                travel(&BY, &[0], 0, [0.0; 2]),
+                ("filter of values", "4 with [0.5, 0.0, 0.0, 0.0, 0.0]", "none"),
+            ),
             (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values (as `sparse` says)", "[1, 0]", "[0]")),
             (
                 travel(&BY, &[1, 0], 4, [0.5, 0.0]),
@@ -650,8 +653,10 @@ mod tests {
 
     #[test]
     fn contributions_have_a_filter_of_their_own_which_is_told_by_its_name() {
-        let bounded =
-            |low| Travel { sums: Filtering { filter: 1, settings: [low, 1.0, 0.0] }, ..Travel::default() };
+        let bounded = |low| Travel {
+            sums: Filtering { filter: 1, settings: [low, 1.0, 0.0, low, 0.0] },
+            ..Travel::default()
+        };
         let sums = |travel: &Travel| travel.resolve(Dtype::F16, &Registry::ALL).unwrap().sums;
         assert!(
             sums(&bounded(0.5)).is_some()
@@ -659,8 +664,10 @@ mod tests {
                 && sums(&Travel::default()).is_none()
         );
         let what = "filter of contributions";
-        let (ours, theirs) =
-            ("DVF with low 0.5, decay 1, relative 0", "DVF with low 0.25, decay 1, relative 0");
+        let (ours, theirs) = (
+            "DVF with low 0.5, decay 1, relative 0, up 0.5, sufficient 0",
+            "DVF with low 0.25, decay 1, relative 0, up 0.25, sufficient 0",
+        );
         let differs = bounded(0.5).difference(&bounded(0.25));
         assert_eq!(differs, Some((what, ours.to_owned(), theirs.to_owned())));
         let differs = bounded(0.5).difference(&Travel::default());

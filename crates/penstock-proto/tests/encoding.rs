@@ -87,7 +87,11 @@ impl Home {
         place.version += newer;
         place.sequence += 2;
         place.changed = place.sequence;
-        self.filter.next(Coordinates::of_version(place.version, 0, Pressure::NONE), value, &mut self.held[local]);
+        self.filter.next(
+            Coordinates::of_version(place.version, 0, Pressure::NONE),
+            value,
+            &mut self.held[local],
+        );
     }
 }
 

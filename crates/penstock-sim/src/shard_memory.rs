@@ -453,7 +453,12 @@ impl Home for Memory {
         let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
         let unseen = same && *shows_versions_only && !*changes && !impatient;
         if !held.is_empty() && !unseen {
-            *changes |= 0 < behind.publish(&**filter, Coordinates::of_version(version, 0, Pressure::NONE), value, held);
+            *changes |= 0 < behind.publish(
+                &**filter,
+                Coordinates::of_version(version, 0, Pressure::NONE),
+                value,
+                held,
+            );
         }
         *sequence += 1;
         // What is sent on purpose instead of what is seen differs each time.

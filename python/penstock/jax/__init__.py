@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 
 from ..arrays import Array
 from ..consistency import Consistency
+from ..filters import Filters
 from ..job import Job, current
 from ..optim import Optimizer
 from .calls import on_host, packed
@@ -195,6 +196,8 @@ def distribute(
     clip: float | None = None,
     refuse_nonfinite: bool = False,
     lr_scale: str | None = "per-update",
+    filter: Filters | str | None = None,  # noqa: A002 (as for tensors)
+    propagation: str = "pull",
     timeout: float | None = None,
 ) -> Served:
     """
@@ -222,6 +225,13 @@ def distribute(
         learning rate, decays and so on, and the rates that `push_pull` is given, are those of an iteration,
         and each of its steps takes its part of them. None: each step takes them as they are. Default
         "per-update".
+    filter
+        What of the gradients and of the parameters is sent now, and what later, such as
+        `ps.Filters(push=ps.TopK(0.01))`, or "auto", as for `Job.tensor`; no `ps.OwnFilter`. Small leaves are
+        filtered together. `served.flush()` sends what is held back, `served.held_back` tells how much.
+        Default: all is sent.
+    propagation
+        "pull" or "broadcast", as for `Job.tensor`. Default "pull".
     timeout
         Seconds for each wait. Default: the job's `deadline`.
 
@@ -264,5 +274,12 @@ def distribute(
     Array([-0.5, -0.5], dtype=float32)
     """
     job = job or current()
-    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    declaration = {
+        "reduce": reduce,
+        "rescale": rescale,
+        "clip": clip,
+        "refuse_nonfinite": refuse_nonfinite,
+        "filter": filter,
+        "propagation": propagation,
+    }
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)

@@ -231,7 +231,9 @@ class Tensors:
         for tensor, flat in zip(self.all, flats, strict=True):
             tensor.push(flat, timeout=timeout)
 
-    def pull(self, flats: Sequence[Array], slack: int | None, timeout: float | None) -> None:
+    def pull(
+        self, flats: Sequence[Array], slack: int | None, timeout: float | None, exact: bool = False
+    ) -> None:
         """Fills the flat arrays."""
         for tensor, flat in zip(self.all, flats, strict=True):
-            tensor.pull(flat, slack=slack, timeout=timeout)
+            tensor.pull(flat, slack=slack, exact=exact, timeout=timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,12 @@ import jax
 import numpy as np
 
 from ..arrays import Array
-from ..consistency import Consistency, parse, spelled
+from ..consistency import Consistency, check_propagation, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
+from ..filters import Filters, HeldBack, OwnFilter, meant
+from ..filters import spelled as spelled_filters
 from ..job import Job
+from ..limit import Limit
 from ..optim import Optimizer, divisors, updates_in
 from ..tensor import Tensor
 from .calls import effects_barrier, on_host, packed
@@ -56,6 +60,7 @@ class Served:
         self._job = job
         self._timeout: float | None = declaration["timeout"]
         self._rate_divisor = rate_divisor
+        self._filtered = declaration["filter"] is not None
         self._lines = tree.lines()
         self._places = places
         values = [tree.values[place] for place in places]
@@ -146,7 +151,62 @@ class Served:
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
 
-    def pull(self, *, slack: int | None = None) -> Any:
+    def flush(self) -> None:
+        """
+        Send all that the filters hold back, complete the iteration, and let everybody read the parameters
+        with it. Collective: under BSP a step that every worker takes. Outside of `jax.jit`. Without a filter
+        nothing happens.
+
+        Raises
+        ------
+        OptionError
+            It was called inside `jit`, or another thread is in a call of this module.
+        LaneTimeout, PullTimeout, BarrierTimeout
+            Other workers or the servers were too late. The call can be made again.
+        FirstFailed, WorkerLost
+            With a filter of broadcasts: worker 0 could not do it, or left or was lost before.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> half = ps.Filters(push=ps.TopK(0.5))
+        >>> served = ps.jax.distribute(jnp.zeros(2), ps.SGD(1.0), filter=half)
+        >>> served.push_pull(jnp.array([1.0, 2.0]))
+        Array([ 0., -2.], dtype=float32)
+        >>> served.flush()
+        >>> served.pull()
+        Array([-1., -2.], dtype=float32)
+        """
+        if not self._filtered:
+            return
+        if isinstance(jax.numpy.zeros(()), jax.core.Tracer):
+            raise OptionError(
+                "expected a flush outside of `jax.jit`, got one inside",
+                "flush between steps: before an evaluation, a checkpoint or the end",
+            )
+        # A compiled program may still be making a call.
+        effects_barrier()
+
+        def send() -> None:
+            limit = Limit(self._timeout)
+            for tensor in self._tensors.all:
+                tensor.flush(timeout=limit.left())
+            self._job.clock()
+
+        together(self._job).in_turn("flush", send)
+
+    @property
+    def held_back(self) -> HeldBack:
+        """
+        What the filter of pushes holds back of this worker's gradients: its norm, of all parameters together,
+        and how many elements; of a complex one, of real and imaginary part. 0 without a filter.
+        """
+        effects_barrier()
+        each = [tensor.held_back for tensor in self._tensors.all]
+        return HeldBack(math.hypot(*(one.norm for one in each)), sum(one.elements for one in each))
+
+    def pull(self, *, slack: int | None = None, exact: bool = False) -> Any:
         """
         Read the parameters.
 
@@ -155,6 +215,9 @@ class Served:
         slack
             How many iterations they may lag behind. Default: the consistency's. At the end of training, 0:
             with everybody's contributions.
+        exact
+            With a filter of broadcasts: the parameters themselves, of which it may hold back something.
+            Default False.
 
         Returns
         -------
@@ -178,7 +241,7 @@ class Served:
         """
         found = on_host(
             self._job,
-            lambda _job, _none, values: self._tensors.pull(values, slack, self._timeout),
+            lambda _job, _none, values: self._tensors.pull(values, slack, self._timeout, exact),
             [],
             self._layout.shapes(),
             self._like * len(self._tensors.all),
@@ -205,6 +268,8 @@ def serve(
             f"expected an optimizer of penstock, such as ps.Adam(1e-3), got {type(optimizer).__name__}",
             "the servers cannot run optax: with it use ps.jax.average(grads), under BSP",
         )
+    declaration["filter"] = _filters_of(declaration["filter"])
+    check_propagation(declaration["propagation"])
     tree = Tree(params)
     places = tree.shared("the parameter ")
     if any(isinstance(tree.values[place], jax.core.Tracer) for place in places):
@@ -242,6 +307,19 @@ def serve(
     served = Served(tree, places, job, name, settings, divided.get("lr", 1.0), again)
     names[name] = None
     return served
+
+
+def _filters_of(given: Filters | str | None) -> Filters | None:
+    """What `filter` means; raises OptionError if it is none that these tensors may have."""
+    chosen = meant(given)
+    spelled_filters(chosen)
+    if chosen is not None and isinstance(chosen.push, OwnFilter):
+        raise OptionError(
+            f"expected a filter that Penstock has, got {chosen.push!r}: small leaves share one flat array, "
+            "which is no parameter that the program knows",
+            "a tensor of job.tensor may have it; here there are ps.DVF, ps.TopK, ps.RandomK and ps.Quantize",
+        )
+    return None if chosen == Filters() else chosen
 
 
 def _chosen(number: int) -> str:

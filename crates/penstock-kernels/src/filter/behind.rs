@@ -74,7 +74,14 @@ mod tests {
     fn rested(filter: &dyn Filter, value: &[u8], first: u64, then: &[u64]) -> (Vec<u8>, u32) {
         let (mut behind, mut held) = (Behind::Changed, vec![0; value.len()]);
         let clocks = std::iter::once(&first).chain(then);
-        let choose = |&clock| behind.publish(filter, Coordinates { clock, first: 0, pressure: Pressure::NONE }, value, &mut held);
+        let choose = |&clock| {
+            behind.publish(
+                filter,
+                Coordinates { clock, first: 0, pressure: Pressure::NONE },
+                value,
+                &mut held,
+            )
+        };
         let choices = clocks.map(choose).sum();
         (held, choices)
     }
@@ -95,7 +102,12 @@ mod tests {
             assert!(held != value && held != [0; 32], "{name}");
             // And the next change finds what was held back.
             let (mut behind, mut held) = (Behind::Changed, held);
-            behind.publish(&*filter, Coordinates { clock: 100, first: 0, pressure: Pressure::NONE }, &value, &mut held);
+            behind.publish(
+                &*filter,
+                Coordinates { clock: 100, first: 0, pressure: Pressure::NONE },
+                &value,
+                &mut held,
+            );
             assert_eq!(behind, Behind::Since(100));
             assert!(behind.catches_up() && !behind.catches_up());
         }

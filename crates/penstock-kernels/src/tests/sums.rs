@@ -2,7 +2,9 @@
 
 use super::chunk::{Numbers, accumulator, assert_same, decode, encode};
 use crate::filter::Unfit;
-use crate::filter::sums::{ALL, Coordinates, Follows, Pressure, SumFilter, empty, held_back, release, split_on};
+use crate::filter::sums::{
+    ALL, Coordinates, Follows, Pressure, SumFilter, empty, held_back, release, split_on,
+};
 use crate::optimizer::naive::Aligned;
 use crate::{Arch, Dtype, Foreign, ForeignMut};
 use proptest::prelude::*;
@@ -232,7 +234,10 @@ fn every_element_is_drawn_about_as_often_as_any_other() {
     let mut times = [0; 100];
     for clock in 0..4000 {
         let mut carry = fresh(Dtype::F32, 100);
-        let sent = decode(Dtype::F32, &split(&*random, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &ones, &mut carry));
+        let sent = decode(
+            Dtype::F32,
+            &split(&*random, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &ones, &mut carry),
+        );
         times.iter_mut().zip(sent).for_each(|(times, sent)| *times += u32::from(sent != 0.0));
     }
     // 400 expected, with a deviation of 19.
@@ -246,7 +251,12 @@ fn a_relative_bound_scales_with_the_sum_and_one_that_decays_with_the_clock() {
     let times = |factor: f64| sum.iter().map(|x| x * factor).collect::<Vec<_>>();
     let kept = |filter: &dyn SumFilter, clock, sum: &[f64]| {
         let mut carry = fresh(Dtype::F64, 64);
-        split(filter, Coordinates { clock, first: 0, pressure: Pressure::NONE }, &encode(Dtype::F64, sum), &mut carry);
+        split(
+            filter,
+            Coordinates { clock, first: 0, pressure: Pressure::NONE },
+            &encode(Dtype::F64, sum),
+            &mut carry,
+        );
         held_back(Dtype::F64, &carry).elements
     };
     let relative = filter("DVF", Dtype::F64, &[1.0, 0.0, 1.0, 1.0, 0.0]);
@@ -282,9 +292,12 @@ fn settings_out_of_their_range_are_refused_by_their_place_and_those_that_hold_no
         let refused = make(name, settings).unwrap_err();
         assert!(matches!(refused, Unfit::Setting { place, .. } if place == at), "{name} {settings:?}");
     }
-    for (name, settings) in
-        [("everything", &[][..]), ("DVF", &[0.0, 1.0, 1.0, 0.0, 0.0]), ("TopK", &[1.0]), ("RandomK", &[1.0, 3.0])]
-    {
+    for (name, settings) in [
+        ("everything", &[][..]),
+        ("DVF", &[0.0, 1.0, 1.0, 0.0, 0.0]),
+        ("TopK", &[1.0]),
+        ("RandomK", &[1.0, 3.0]),
+    ] {
         assert!(make(name, settings).unwrap().is_none(), "{name}");
     }
 }
@@ -338,7 +351,9 @@ fn a_bound_follows_the_network_from_one_end_to_the_other() {
         held_back(Dtype::F64, &carry).elements
     };
     let (still, decaying) = (&[10.0, 0.0, 0.0, 50.0, 0.0], &[10.0, 1.0, 0.0, 50.0, 0.0]);
-    for (steps, at_once, later) in [(0, 10, 5), (1, 20, 10), (2, 30, 15), (3, 40, 20), (4, 50, 25), (200, 50, 25)] {
+    for (steps, at_once, later) in
+        [(0, 10, 5), (1, 20, 10), (2, 30, 15), (3, 40, 20), (4, 50, 25), (200, 50, 25)]
+    {
         assert_eq!(kept(&*filter("DVF", Dtype::F64, still), steps, 3), at_once);
         assert_eq!(kept(&*filter("DVF", Dtype::F64, decaying), steps, 3), later);
     }

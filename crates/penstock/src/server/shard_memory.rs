@@ -8,8 +8,8 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::filter::{Behind, Coordinates, Pressure};
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
-use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::consistency::Consistency;
+use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
@@ -114,7 +114,17 @@ impl Memory {
         let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, following) = (Numbered::default(), Vec::new());
         let (touched, events) = (None, None);
-        Self { shard, tensors, following, touched, events, life, folded: false, changed: false, idle_looks: 0 }
+        Self {
+            shard,
+            tensors,
+            following,
+            touched,
+            events,
+            life,
+            folded: false,
+            changed: false,
+            idle_looks: 0,
+        }
     }
 
     /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
@@ -186,7 +196,9 @@ impl Memory {
     /// on other hosts.
     pub(super) fn look_at_network(&mut self, now: Duration, mut flows: impl FnMut() -> Vec<Flow>) {
         for &id in &self.following {
-            let Some(pressed) = self.tensors.get_mut(id).and_then(|tensor| tensor.pressed.as_mut()) else { continue };
+            let Some(pressed) = self.tensors.get_mut(id).and_then(|tensor| tensor.pressed.as_mut()) else {
+                continue;
+            };
             let versions = std::mem::take(&mut pressed.versions);
             if pressed.gauge.is_time(versions, now) {
                 pressed.gauge.look(now, pressed.version + 1, flows().into_iter());

@@ -8,7 +8,7 @@
 //! There may be two bounds, `low` and `up`: where the network presses the sender the bound goes from one to the other (section
 //! 3.3.3). The paper knows the two ends; the steps between them are ours.
 
-use super::split::{EVERYTHING, collect, spread, split};
+use super::split::{EVERYTHING, collect, split, spread};
 use super::{Coordinates, Follows, Made, Pressure, SumFilter};
 use crate::filter::{self, Everything, Filter, Unfit, difference};
 use crate::{Dtype, Foreign, ForeignMut};

@@ -213,7 +213,13 @@ fn a_tensor_that_is_declared_to_travel_in_another_way_is_refused_with_what_diffe
     let quieter = Filtering { settings: [1.0, 0.0, 0.0, 0.0, 0.0], ..LOUD };
     let values = Travel { values: vec![Encoding::RAW], ..differences(LOUD) };
     for (rank, travel, what, expected, got) in [
-        (1, differences(quieter), "filter of values", "7 with [2.0, 0.0, 0.0, 0.0, 0.0]", "7 with [1.0, 0.0, 0.0, 0.0, 0.0]"),
+        (
+            1,
+            differences(quieter),
+            "filter of values",
+            "7 with [2.0, 0.0, 0.0, 0.0, 0.0]",
+            "7 with [1.0, 0.0, 0.0, 0.0, 0.0]",
+        ),
         (HERE, values, "encodings of values (as `sparse` says)", "[9, 0]", "[0]"),
     ] {
         let refused = jobs[rank as usize].declare(declaration(travel)).unwrap_err();

@@ -27,8 +27,8 @@ use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
-use penstock_proto::pressure::Flow;
 use penstock_proto::placement;
+use penstock_proto::pressure::Flow;
 use penstock_proto::redial::{self, Pauses};
 use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};

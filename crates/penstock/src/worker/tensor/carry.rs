@@ -152,7 +152,9 @@ impl Carry {
             lane.rewrite(chunk, given, |sum_there, sent| match sum {
                 Sum::None => sums::release(*dtype, None, sent, carry),
                 _ if all => sums::release(*dtype, Some(sum_there), sent, carry),
-                _ => filter.split(Coordinates { clock, first: first as u64, pressure }, sum_there, sent, carry),
+                _ => {
+                    filter.split(Coordinates { clock, first: first as u64, pressure }, sum_there, sent, carry)
+                }
             });
         });
     }
@@ -169,7 +171,10 @@ impl Tensor {
 
     /// How each shard's filter of the values has followed the network: server, shard, and its last changes, the oldest first; none
     /// where it does not follow it.
-    pub fn values_followed(&self, timeout: Option<Duration>) -> Result<Vec<(usize, u32, Vec<Change>)>, Error> {
+    pub fn values_followed(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<(usize, u32, Vec<Change>)>, Error> {
         self.job.fate.check()?;
         if !self.filter_follows {
             return Ok(Vec::new());
