@@ -14,7 +14,7 @@ the workers have of it. Elements that it lets pass are sent as they are now; the
 | `DVF(low)` | elements beyond a bound, which may follow the network: `DVF(low, up=...)` |
 | `TopK(fraction)` | the largest |
 | `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
-| `Quantize(form)` | of pushes: all of them, in fewer bits; what rounding cuts off is held back |
+| `Quantize(form)` | all of them, in fewer bits; what rounding cuts off is held back. Of broadcasts: "int8" |
 | a class of `OwnFilter` | of pushes: what the program says |
 """
 
@@ -241,7 +241,8 @@ _FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
 class Quantize:
     """
     Every element in fewer bits: rounded to a number that takes few of them. What rounding cuts off is held
-    back (error feedback). For pushes.
+    back (error feedback). For pushes; "int8" for broadcasts as well, where what the workers have of an
+    element moves towards the value by such a number.
 
     Parameters
     ----------
@@ -416,7 +417,7 @@ class Filters:
 
     _: KW_ONLY
     push: PushFilter | None = None
-    broadcast: Filter | None = None
+    broadcast: Filter | Quantize | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.broadcast, OwnFilter):
@@ -424,10 +425,11 @@ class Filters:
                 f"expected a filter that Penstock has for `broadcast`, got {self.broadcast!r}",
                 "it runs on the servers, which have none of the program's code: `push` may have it",
             )
-        if isinstance(self.broadcast, Quantize):
+        if isinstance(self.broadcast, Quantize) and self.broadcast.form != "int8":
             raise OptionError(
-                f"expected a filter that chooses elements for `broadcast`, got {self.broadcast!r}",
-                "what is sent of the value cannot be quantized yet: `push` can",
+                f'expected a filter that chooses elements, or ps.Quantize("int8"), for `broadcast`, got '
+                f"{self.broadcast!r}",
+                "what is sent of the value are differences, which have this form alone: `push` has all",
             )
         for name, given in (("push", self.push), ("broadcast", self.broadcast)):
             if given is not None and not isinstance(given, PushFilter):

@@ -93,9 +93,12 @@ def test_where_the_network_suffices_or_there_is_none_everything_is_sent(
 
 
 def test_auto_is_everything_where_nothing_presses(job: ps.Job) -> None:
-    w = job.tensor("w", shape=3, filter="auto")
-    first = np.array([0.5, -0.0, 3], np.float32)
-    assert w.pushpull(first).tobytes() == first.tobytes()
+    w = job.tensor("w", shape=3, optimizer=ps.SGD(0.1, momentum=0.5), filter="auto")
+    plain = job.tensor("w without", shape=3, optimizer=ps.SGD(0.1, momentum=0.5))
+    for numbers in ([0.5, -0.0, 3], [np.nan, 1e-9, -np.inf]):
+        pushed = np.array(numbers, np.float32)
+        assert w.pushpull(pushed).tobytes() == plain.pushpull(pushed).tobytes()
+        job.clock()
     assert w.held_back.elements == 0
     pressure = w.pressure()
     assert pressure.push == []

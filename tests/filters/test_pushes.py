@@ -224,7 +224,7 @@ def test_a_declaration_says_which_filter_it_cannot_have(job: ps.Job) -> None:
         refused.value.hint
         == "give filter=ps.Filters(push=ps.TopK(fraction=0.5)), or the same with `broadcast`"
     )
-    with pytest.raises(OptionError, match=r"expected ps\.Filters for `filter`, got 'dvf'"):
+    with pytest.raises(OptionError, match=r"expected ps\.Filters or \"auto\" for `filter`, got 'dvf'"):
         job.tensor("w", shape=3, filter="dvf")  # type: ignore[arg-type]
     job.tensor("w", shape=3, filter=_push(ps.DVF(1.0)))
     with pytest.raises(DeclarationConflict, match="filter of contributions"):

@@ -112,10 +112,6 @@ def _push(given: ps.Quantize) -> ps.Filters:
         (lambda: ps.Quantize("int8", threshold=1), 'no `threshold` for "int8", got 1'),
         (lambda: ps.Quantize("2bit", threshold=0), "a number above 0 for `threshold`, got 0"),
         (lambda: ps.Quantize("2bit", threshold=float("nan")), "a number above 0 for `threshold`, got nan"),
-        (
-            lambda: ps.Filters(broadcast=ps.Quantize("int8")),  # type: ignore[arg-type]
-            "a filter that chooses elements for `broadcast`, got Quantize(form='int8'",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_made(make: Any, said: str) -> None:

@@ -3,14 +3,22 @@
 
 mod travel;
 
-use penstock_kernels::codec::{Base, Codec, Raw, Sparse};
+use penstock_kernels::codec::{Base, Codec, Raw, Sparse, Steps};
 use penstock_kernels::filter::{self, Coordinates, Everything, Filter, Pressure};
 use penstock_kernels::{Dtype, Foreign};
 use proptest::prelude::*;
 use travel::changes::{Changes, ENTRY};
 use travel::loud::Loud;
 
-const CODECS: [&dyn Codec; 5] = [&Raw, &Changes, &Sparse::<2>, &Sparse::<4>, &Sparse::<8>];
+const CODECS: [&dyn Codec; 7] = [
+    &Raw,
+    &Changes,
+    &Sparse::<2>,
+    &Sparse::<4>,
+    &Sparse::<8>,
+    &Steps::new(Dtype::F32),
+    &Steps::new(Dtype::F16),
+];
 const LOUD: Loud = Loud { quiet: 2 };
 const AT: Coordinates = Coordinates { clock: 3, first: 0, pressure: Pressure::NONE };
 

@@ -90,14 +90,18 @@ impl Travel {
         // A filter that cannot be made is refused where the tensor is declared.
         let made = Registry::ALL.filter_of_sums(&sums, dtype).ok().flatten();
         let named = made.and_then(|filter| filter.codec()).map(Encoding);
-        let encodings = |filtering: Filtering, shorter: Option<Encoding>| {
-            shorter.filter(|_| filtering != Filtering::NONE).into_iter().chain([Encoding::RAW]).collect()
+        let of_values = Registry::ALL.filter_of_values(&filter, dtype).ok();
+        // What moves in another way than by steps is mostly still.
+        let steps = of_values.and_then(|filter| filter.codec()).map(Encoding);
+        let encodings = |filtering: Filtering, shorter: [Option<Encoding>; 2]| {
+            let shorter = shorter.into_iter().flatten().filter(|_| filtering != Filtering::NONE);
+            shorter.chain([Encoding::RAW]).collect()
         };
         Self {
             filter,
             sums,
-            values: encodings(filter, sparse),
-            contributions: encodings(sums, named.or(sparse)),
+            values: encodings(filter, [steps, sparse]),
+            contributions: encodings(sums, [named.or(sparse), None]),
         }
     }
 }
@@ -628,7 +632,8 @@ mod tests {
             ("Quantize 1bit", &[], [Some(32), Some(33), Some(34), Some(35)]),
         ] {
             let sums = Filtering::of_sums(name, settings).unwrap();
-            assert_eq!(Filtering::of_values(name, settings), None, "values have no such filter");
+            let of_values = Filtering::of_values(name, settings);
+            assert_eq!(of_values.is_some(), name == "Quantize int8", "values have that one");
             for (dtype, number) in Dtype::ALL.into_iter().zip(numbers) {
                 let travel = Travel::filtered(sums, Filtering::NONE, dtype);
                 let Some(number) = number else {
@@ -641,6 +646,15 @@ mod tests {
                 let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
                 assert!(terms.sums.is_some() && !terms.contributions.uses_base());
             }
+        }
+        let steps = Filtering::of_values("Quantize int8", &[]).unwrap();
+        for (dtype, numbers) in
+            [(Dtype::F32, [36, 2]), (Dtype::F64, [37, 3]), (Dtype::F16, [38, 1]), (Dtype::Bf16, [39, 1])]
+        {
+            let travel = Travel::filtered(Filtering::NONE, steps, dtype);
+            assert_eq!(travel.values, [Encoding(numbers[0]), Encoding(numbers[1]), Encoding::RAW]);
+            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+            assert!(terms.filter.holds_back() && terms.values.uses_base());
         }
         let travel = |name, settings: &[f64]| {
             Travel::filtered(Filtering::of_sums(name, settings).unwrap(), Filtering::NONE, Dtype::F32)

@@ -11,6 +11,7 @@
 //! | `bitmap.rs` | a bit for each element |
 //! | `indices.rs` | the gaps between those that are sent |
 //! | `quantized/` | numbers that take few bits, by form and type of their elements |
+//! | `steps.rs` | by how many steps each element has moved from the base |
 //!
 //! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
@@ -20,11 +21,14 @@ mod quantized;
 mod raw;
 mod span;
 mod sparse;
+mod steps;
 
 pub use quantized::{Form, Quantized};
 pub(crate) use quantized::{MOST, largest_step, step};
 pub use raw::Raw;
 pub use sparse::Sparse;
+pub use steps::Steps;
+pub(crate) use steps::{BLOCK as STEP_BLOCK, move_by};
 
 use crate::{Dtype, Foreign};
 use std::fmt;
@@ -63,7 +67,15 @@ pub const ALL: &[Entry] = &[
     quantized("1bit of float64", &Quantized::new(Form::OneBit, Dtype::F64)),
     quantized("1bit of float16", &Quantized::new(Form::OneBit, Dtype::F16)),
     quantized("1bit of bfloat16", &Quantized::new(Form::OneBit, Dtype::Bf16)),
+    steps("steps of float32", &Steps::new(Dtype::F32)),
+    steps("steps of float64", &Steps::new(Dtype::F64)),
+    steps("steps of float16", &Steps::new(Dtype::F16)),
+    steps("steps of bfloat16", &Steps::new(Dtype::Bf16)),
 ];
+
+const fn steps(name: &'static str, codec: &'static Steps) -> Entry {
+    Entry { number: codec.number(), name, codec }
+}
 
 const fn quantized(name: &'static str, codec: &'static Quantized) -> Entry {
     Entry { number: codec.number(), name, codec }

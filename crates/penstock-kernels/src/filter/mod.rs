@@ -10,7 +10,8 @@
 //! | `sums/bounded.rs` | the elements that are further behind than a bound |
 //! | `sums/top.rs` | those that are furthest behind |
 //! | `sums/random.rs` | some, drawn at random |
-//! | `difference.rs` | the arithmetic that these share |
+//! | `steps.rs` | all of it, moved towards the value by steps that take a byte |
+//! | `difference.rs` | the arithmetic of those that choose |
 //! | `behind.rs` | when a filter chooses |
 //!
 //! A new filter is a file and a row of [`ALL`]. The type of its elements is part of the filter itself.
@@ -18,7 +19,7 @@
 //! That is of values, which accumulate. Contributions are fresh sums each time, and have filters of another kind: [`sums`]. What
 //! chooses by the same settings stands in one file.
 //!
-//! - **New values, bit for bit.** An element that passes is copied; it is not added to.
+//! - **New values, bit for bit.** An element that passes is copied; it is not added to, but for steps.
 //! - **What is the same is never chosen**, and sameness is of bits: -0.0 is not 0.0.
 //! - **What is not finite passes**, and so does what replaces it.
 //! - **Each chunk for itself**, as with sums.
@@ -26,10 +27,12 @@
 mod behind;
 mod difference;
 mod everything;
+mod steps;
 pub mod sums;
 
 pub use behind::Behind;
 pub use everything::Everything;
+pub use steps::Steps;
 
 use crate::Dtype;
 use serde::{Deserialize, Serialize};
@@ -61,6 +64,7 @@ pub const ALL: &[Entry] = &[
     Entry { number: 1, name: "DVF", settings: sums::Bounded::SETTINGS, make: sums::Bounded::of_values },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: sums::Top::of_values },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: sums::Random::of_values },
+    Entry { number: 4, name: "Quantize int8", settings: &[], make: Steps::make },
 ];
 
 /// Where a chunk of a contribution or of a value stands: in clocks, and in the tensor.
@@ -158,6 +162,11 @@ pub enum Unfit {
 
 /// Decides what travels. Slices in, slices out: no allocation, no waiting.
 pub trait Filter: fmt::Debug + Send + Sync {
+    /// The number of the [`codec`](crate::codec) that makes what it lets pass shortest. `None`: the one of elements that differ.
+    fn codec(&self) -> Option<u8> {
+        None
+    }
+
     /// What of the network it follows; `None`: nothing.
     fn follows(&self) -> Option<Follows> {
         None

@@ -5,6 +5,7 @@ mod promises;
 mod quantized;
 mod scatter;
 mod sparse;
+mod steps;
 mod sums;
 mod torch;
 mod variants;

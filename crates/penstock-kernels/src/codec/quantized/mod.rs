@@ -19,7 +19,7 @@ mod multiples;
 mod signs;
 mod thirds;
 
-pub(crate) use multiples::{MOST, largest_step, step};
+pub(crate) use multiples::{MOST, STEP, check_steps, largest_step, step};
 
 use super::span::refused;
 use super::{Base, Codec, Undecodable};

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 /// The most steps either way.
 pub(crate) const MOST: u8 = 127;
 /// Bytes of a step.
-pub(super) const STEP: usize = 2;
+pub(crate) const STEP: usize = 2;
 
 /// Exponents of steps: of all multiples the dtype has the numbers, and of the step's inverse its accumulator.
 const fn steps(dtype: Dtype) -> RangeInclusive<i32> {
@@ -36,6 +36,29 @@ pub(crate) fn step(dtype: Dtype, largest: f64) -> i32 {
 #[inline(always)]
 pub(crate) fn largest_step(dtype: Dtype) -> i32 {
     *steps(dtype).end()
+}
+
+/// Refuses a step that there is not, and numbers of them that no block has: too many, or fewer than half of the most for the largest.
+#[inline(always)]
+pub(crate) fn check_steps(dtype: Dtype, step: &[u8], bytes: &[u8]) -> Result<(), Undecodable> {
+    let step = i32::from(i16::from_le_bytes([step[0], step[1]]));
+    let (least, most) = steps(dtype).into_inner();
+    if step < least || step > most {
+        let (what, bound) = match step < least {
+            true => ("least exponent of a step, and 2^15", least),
+            false => ("largest exponent of a step, and 2^15", most),
+        };
+        let shown = |exponent: i32| (exponent + (1 << 15)) as usize;
+        return refused(what, shown(bound), shown(step));
+    }
+    let largest = bytes.iter().fold(0, |largest, byte| byte.cast_signed().unsigned_abs().max(largest));
+    if largest > MOST {
+        return refused("most steps", MOST.into(), largest.into());
+    }
+    if largest <= MOST / 2 && step > least {
+        return refused("least steps of the largest", usize::from(MOST / 2) + 1, largest.into());
+    }
+    Ok(())
 }
 
 pub(super) struct Multiples<E, const DTYPE: u8>(PhantomData<E>);
@@ -69,24 +92,7 @@ impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
     #[inline(always)]
     fn check(packed: &[u8], _: usize) -> Result<(), Undecodable> {
         let (step, bytes) = packed.split_at(STEP);
-        let step = i32::from(i16::from_le_bytes([step[0], step[1]]));
-        let (least, most) = steps(Self::DTYPE).into_inner();
-        if step < least || step > most {
-            let (what, bound) = match step < least {
-                true => ("least exponent of a step, and 2^15", least),
-                false => ("largest exponent of a step, and 2^15", most),
-            };
-            let shown = |exponent: i32| (exponent + (1 << 15)) as usize;
-            return refused(what, shown(bound), shown(step));
-        }
-        let largest = bytes.iter().fold(0, |largest, byte| byte.cast_signed().unsigned_abs().max(largest));
-        if largest > MOST {
-            return refused("most steps", MOST.into(), largest.into());
-        }
-        if largest <= MOST / 2 && step > least {
-            return refused("least steps of the largest", usize::from(MOST / 2) + 1, largest.into());
-        }
-        Ok(())
+        check_steps(Self::DTYPE, step, bytes)
     }
 
     #[inline(always)]
