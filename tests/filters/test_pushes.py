@@ -132,6 +132,50 @@ def test_lemma_1_holds_with_a_constant_rate_and_a_rule_that_is_linear(
             job.clock()
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_lemma_1_holds_for_several_workers_and_filters_of_both_directions(
+    spawn_job: Any, transport: str
+) -> None:
+    """
+    n workers that each hold back less than a bound of their pushes, and a home that holds back less than
+    another of its value: rate x n x push x sqrt(d) + broadcast x sqrt(d).
+    """
+    results = spawn_job(
+        3,
+        """
+        rate, size, steps = 0.25, 300, 10
+        draw = np.random.default_rng(11)
+        with ps.init() as job:
+            within = []
+            for number in range(12):
+                push, broadcast = draw.uniform(1e-3, 3), draw.uniform(1e-3, 1)
+                decay = "sqrt" if number % 2 else None
+                options = {"shape": size, "dtype": "float64", "reduce": "sum", "optimizer": ps.SGD(rate)}
+                both = ps.Filters(push=ps.DVF(push, decay=decay), broadcast=ps.DVF(broadcast, decay=decay))
+                plain = job.tensor(f"plain {number}", **options)
+                filtered = job.tensor(f"filtered {number}", filter=both, **options)
+                own = np.random.default_rng([number, job.rank])
+                for step in range(steps):
+                    gradient = own.standard_normal(size)
+                    plain.push(gradient)
+                    filtered.push(gradient)
+                    distance = np.linalg.norm(plain.pull() - filtered.pull())
+                    clock = number * steps + step
+                    shrinks = np.sqrt(clock + 1) if decay else 1.0
+                    bound = (rate * job.size * push + broadcast) / shrinks * np.sqrt(size)
+                    within.append((distance, bound))
+                    job.clock()
+            save(within=within)
+        """,
+        options={"transport": transport},
+    )
+    for saved in results:
+        distances, bounds = np.array(saved["within"]).T
+        assert (distances <= bounds * (1 + 1e-9)).all()
+        # It is a bound that could be broken.
+        assert distances.max() > 1
+
+
 def test_a_rate_that_falls_at_the_home_breaks_the_bound(job: ps.Job) -> None:
     """As docs/filters.md says: what was computed at the high rate arrives at the low one."""
     options: dict[str, Any] = {"shape": 4, "dtype": "float64"}

@@ -170,7 +170,13 @@ impl<E: Element> Kernel for EncodeBy<'_, E> {
 
 /// Writes the steps of a block, if its elements have moved by steps.
 #[inline(always)]
-fn pack<E: Element>(dtype: Dtype, chunk: &Foreign<'_>, base: &[u8], rooms: &mut Rooms, packed: &mut [u8]) -> bool {
+fn pack<E: Element>(
+    dtype: Dtype,
+    chunk: &Foreign<'_>,
+    base: &[u8],
+    rooms: &mut Rooms,
+    packed: &mut [u8],
+) -> bool {
     let bytes = base.len() / E::SIZE * E::State::SIZE;
     let Rooms { now, held, moved } = rooms;
     let (now, held, moved) = (&mut now.0[..bytes], &mut held.0[..bytes], &mut moved.0[..bytes]);
@@ -202,7 +208,9 @@ fn pack<E: Element>(dtype: Dtype, chunk: &Foreign<'_>, base: &[u8], rooms: &mut 
         }
         first.copy_from_slice(&(exponent as i16).to_le_bytes());
         // One payload, of those that a receiver takes.
-        !differ && most <= MOST && (most > MOST / 2 || exponent == nearest && check_steps(dtype, first, steps).is_ok())
+        !differ
+            && most <= MOST
+            && (most > MOST / 2 || exponent == nearest && check_steps(dtype, first, steps).is_ok())
     })
 }
 

@@ -119,8 +119,7 @@ fn differences<E: Element>(now: &[u8], there: &[u8], by: &mut [u8], strange: &mu
 fn count<E: Element>(dtype: Dtype, by: &[u8], steps: &mut [u8]) -> i32 {
     let by = ScalarOf::<E>::words(by);
     let exponent = codec::step(dtype, largest::<ScalarOf<E>>(by));
-    let (inverse, most) =
-        (ScalarOf::<E>::of(power_of_two(-exponent)), ScalarOf::<E>::of(codec::MOST.into()));
+    let (inverse, most) = (ScalarOf::<E>::of(power_of_two(-exponent)), ScalarOf::<E>::of(codec::MOST.into()));
     for (by, byte) in by.iter().zip(steps) {
         let multiple = ScalarOf::<E>::read(*by) * inverse;
         let multiple = if multiple.magnitude() > most { most.signed(multiple) } else { multiple };
