@@ -12,9 +12,10 @@ use penstock_join::exchange::Verdict;
 use penstock_join::tcp::RendezvousAddress;
 use penstock_join::tcp::caller::{Caller, Expected};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
-use penstock_kernels::Foreign;
+use penstock_kernels::{Dtype, Factors, Foreign, product};
 use penstock_kernels::codec::{self, Base, Codec};
 use penstock_proto::encoding::Agreed;
+use penstock_proto::factors::{Held, LowRank, PIECE};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
@@ -31,7 +32,7 @@ use std::io::{self, IoSliceMut};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -45,6 +46,7 @@ pub const TARGETS: [Target; 13] = [
     ("endpoint", endpoint),
     ("items", items),
     ("codec", codec),
+    ("factors", factors),
 ];
 
 const SECRET: Secret = Secret([7; 32]);
@@ -120,6 +122,43 @@ pub fn codec(data: &[u8]) {
         let mut chunk = held.clone();
         assert_eq!(codec.decode(&out[..length], base, &mut chunk), Ok(()));
         assert_eq!(chunk, value);
+    }
+}
+
+/// Pieces of right factors, and rows of left ones, of any rank and length: rows are taken only behind a right factor whose every
+/// piece came in order, and are multiplied without leaving it. Each four bytes are a rank, where a piece begins, its length, and
+/// whether it is rows, of a chunk at that place.
+pub fn factors(data: &[u8]) {
+    let Some(([columns, most], rest)) = data.split_first_chunk::<2>() else { return };
+    let (columns, most) = (64 * (1 + u64::from(*columns)), u32::from(*most % 9));
+    let low_rank = LowRank { dtype: Dtype::F32, columns, most };
+    let mut held = Held::default();
+    let (mut rank, mut whole) = (0, Vec::new());
+    for four in rest.chunks_exact(4) {
+        let [of, at, length, rows] = [four[0], four[1], four[2], four[3]].map(usize::from);
+        if rows % 2 == 0 {
+            let (at, length) = (at * 1024, 256 * length);
+            let Ok(piece) = held.expect(&low_rank, of as u32, at as u64, length) else { continue };
+            assert!((1..=most).contains(&(of as u32)) && piece == (at..at + length) && length <= PIECE);
+            if at == 0 {
+                (rank, whole) = (of, Vec::new());
+            }
+            assert_eq!((rank, whole.len()), (of, at), "pieces come in order");
+            held.receive(&low_rank, rank as u32, piece.clone()).fill(of as u8);
+            whole.resize(piece.end, of as u8);
+            held.came(piece);
+            continue;
+        }
+        let chunk = 256 * at as u64..256 * (at as u64 + 1 + length as u64);
+        let lines = low_rank.rows(chunk.clone());
+        let bytes = (lines.end - lines.start) as usize * low_rank.left(of as u32);
+        let Ok(taken) = held.expect_rows(&low_rank, chunk.clone(), bytes) else { continue };
+        assert_eq!((taken as usize, held.whole()), (rank, &whole[..]), "nothing is missing");
+        assert_eq!(whole.len(), low_rank.right(taken));
+        assert!(bytes as u64 <= (chunk.end - chunk.start) / 2 + 2 * low_rank.left(taken) as u64);
+        let (u, mut out) = (vec![rows as u8; bytes], vec![0; (chunk.end - chunk.start) as usize]);
+        let sizes = Factors { u: &u, v: held.whole(), columns: columns as usize, rank };
+        product(Dtype::F32, sizes, low_rank.column(chunk.start), &mut out);
     }
 }
 

@@ -35,6 +35,8 @@ pub fn all() -> Vec<Seeds> {
         Submission::Flush { tensor: 1 },
         Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
         Submission::Skip { tensor: 1, first: 2, count: 3, stamp: 3, settings },
+        Submission::Factor { tensor: 1, rank: 2, at: 0 },
+        Submission::PushProduct { tensor: 1, first: 2, count: 3, stamp: 3, settings, rank: 4 },
     ];
     let job = job_number("job");
     let mut frames: Vec<Vec<u8>> = Vec::new();
@@ -115,6 +117,15 @@ pub fn all() -> Vec<Seeds> {
         named("items", items()),
         named("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec()),
         ("codec", quantized()),
+        named(
+            "factors",
+            vec![
+                // One of two pieces, and rows.
+                vec![63, 4, 2, 0, 64, 0, 2, 16, 64, 0, 2, 1, 200, 1],
+                // One and its rows; then another, of which a piece is missing.
+                vec![3, 4, 1, 0, 4, 0, 1, 2, 20, 1, 2, 0, 4, 0, 2, 2, 20, 1],
+            ],
+        ),
     ]
 }
 

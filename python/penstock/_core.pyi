@@ -105,6 +105,7 @@ class Job:
         consistency: str,
         propagation: str,
         sparse: bool,
+        low_rank: int,
         mean: bool,
         rescale: float,
         clip: float | None,
@@ -285,6 +286,16 @@ class Tensor:
         As `push`, of zeros but for some elements. units: a buffer of uint64; each names `unit` elements from
         `unit` times it on, whose values stand in `values` one after the other. Those named twice are summed.
         """
+
+    def push_factors(
+        self, u: Any, v: Any, rank: int, settings: Any, more: bool, timeout: float | None
+    ) -> int:
+        """
+        As `push`, of `u @ v`: buffers of the tensor's dtype, of (rows, rank) and (rank, columns) elements.
+        """
+
+    def product(self, u: Any, v: Any, rank: int, out: Any) -> None:
+        """Fills `out`, a buffer of `nbytes` bytes, with what `push_factors` contributes."""
 
     def due(
         self,

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import difflib
+import operator
 import os
 import sys
 import warnings
@@ -229,6 +230,7 @@ class Job(Sealed):
         consistency: Consistency | str | None = None,
         propagation: str = "pull",
         sparse: bool = False,
+        low_rank: int = 0,
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -268,6 +270,9 @@ class Job(Sealed):
         sparse
             Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
             differ from zero and from what was sent before, where that is shorter. Default False.
+        low_rank
+            Of a tensor of two dimensions: the largest rank with which `Tensor.push_factors` sends factors, in
+            place of their product, to servers on other hosts; 1024 at most. Default 0: none.
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
@@ -293,8 +298,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `propagation`, `sparse`, `rescale`, `clip`, `refuse_nonfinite` or
-            `filter` is none that it may be. Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `rescale`, `clip`,
+            `refuse_nonfinite` or `filter` is none that it may be. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -311,7 +316,8 @@ class Job(Sealed):
         worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
         precision, which is carried in float32. A filter of broadcasts takes as much again on the servers, and
         once more for workers on other hosts. So does "broadcast" under SSP, on the servers, and `sparse` for
-        workers on other hosts.
+        workers on other hosts. `low_rank` takes so many rows of the tensor for each worker on another host
+        and each shard.
 
         Examples
         --------
@@ -329,6 +335,7 @@ class Job(Sealed):
             consistency=consistency,
             propagation=propagation,
             sparse=sparse,
+            low_rank=low_rank,
             reduce=reduce,
             rescale=rescale,
             clip=clip,
@@ -349,6 +356,7 @@ class Job(Sealed):
         consistency: Consistency | str | None = None,
         propagation: str = "pull",
         sparse: bool = False,
+        low_rank: int = 0,
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -396,6 +404,7 @@ class Job(Sealed):
                 spelled(consistency),
                 propagation,
                 flag("sparse", sparse),
+                _rank(low_rank),
                 reduce == "mean",
                 _number("rescale", rescale),
                 None if clip is None else _number("clip", clip),
@@ -1032,6 +1041,16 @@ def _number(what: str, value: object) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise OptionError(f"expected {what} as a number, got {value!r}")
+
+
+def _rank(value: Any) -> int:
+    """`value` as the largest rank of factors; the core says what it may be."""
+    try:
+        if not isinstance(value, bool) and 0 <= (rank := operator.index(value)) < 2**32:
+            return rank
+    except TypeError:
+        pass
+    raise OptionError(f"expected low_rank as a whole number from 0 on, got {value!r}")
 
 
 def flag(what: str, value: object) -> bool:

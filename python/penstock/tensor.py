@@ -19,6 +19,7 @@ from . import own
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .factors import Factors
 from .filters import Filters, HeldBack, OwnFilter, Pressed, Pressure
 from .first import Deed, checksum
 from .limit import Limit
@@ -293,15 +294,20 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
-        sparse = None if self._is_dense(grad) else sparse_of(grad)
+        factors = grad if isinstance(grad, Factors) else None
+        sparse = None if factors is not None or self._is_dense(grad) else sparse_of(grad)
         if self._own is not None and not more:
-            data = self._contribution(
-                grad if sparse is None else sparse.dense(self._name, self._shape, self._dtype)
-            )
-            stamp = own.push(self, self._own, data, settings, timeout)
             if sparse is not None:
+                grad = sparse.dense(self._name, self._shape, self._dtype)
+            elif factors is not None:
+                grad = self._product(factors)
+            stamp = own.push(self, self._own, self._contribution(grad), settings, timeout)
+            if sparse is not None or factors is not None:
                 # As the core says of it where there is no such filter.
                 self._core.loaded()
+        elif factors is not None:
+            u, v, rank = factors.fit(self._name, self._shape, self._dtype)
+            stamp = self._core.push_factors(_as_buffer(u), _as_buffer(v), rank, settings, more, timeout)
         elif sparse is None:
             stamp = self._core.push(self._contribution(grad), settings, more, timeout)
         else:
@@ -313,6 +319,92 @@ class Tensor(Sealed):
         elif unsent:
             unsent.discard(self._name)
         return stamp
+
+    def _product(self, factors: Factors) -> Array:
+        u, v, rank = factors.fit(self._name, self._shape, self._dtype)
+        out: Array = np.zeros(self._shape, self._dtype)
+        self._core.product(_as_buffer(u), _as_buffer(v), rank, _as_buffer(out))
+        return out
+
+    def push_factors(
+        self, u: ArrayLike, v: ArrayLike, *, more: bool = False, timeout: float | None = None
+    ) -> int:
+        """
+        Contribute `u @ v` to a tensor of two dimensions, (m, n).
+
+        The same as `push(u @ v)`, under every consistency and with every rule and filter; but to servers on
+        other hosts it is u and v that are sent, (m + n) r numbers for m n, if the tensor was declared with a
+        `low_rank` of r or more, has no filter of pushes, and that is half as much at most. On this host the
+        product is written into the lane.
+
+        Parameters
+        ----------
+        u
+            Array of shape (m, r) and of the tensor's dtype, or what `push` takes for one but for sparse ones.
+            It may be changed at once, and v too.
+        v
+            Likewise, of shape (r, n). PowerSGD's P and Q, of shapes (m, r) and (n, r), are `u=P, v=Q.T`. With
+            r = 0 the product is zeros.
+        more, timeout
+            As for `push`. A product of parts is added up in the lane, and sent whole.
+
+        Returns
+        -------
+        int
+            The clock that the update is stamped with.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            The tensor does not have two dimensions, or u and v are not its factors, or of another dtype. The
+            lane is as it was.
+        NonFiniteError, AlreadyPushed, OptionError, LaneTimeout, SettingsError, JobClosed
+            As of `push`.
+
+        Notes
+        -----
+        Each element is summed from 0 on in the order of r, without fused multiplications: in float64 for
+        float64, in float32 for all else, and rounded once. So it has the same bits wherever it is computed,
+        which are not those of `numpy.matmul`.
+
+        Afterwards the lane holds no contribution: `push()` without an argument raises OptionError until
+        `lane()` was filled again.
+
+        Examples
+        --------
+        >>> m = job.tensor("m", shape=(300, 200), low_rank=4)
+        >>> m.push_factors(np.ones((300, 4), np.float32), np.ones((4, 200), np.float32))
+        0
+        """
+        return self._push(Factors(u, v), self._optimizer._packed, more, timeout)
+
+    def push_factors_async(
+        self, u: ArrayLike, v: ArrayLike, *, more: bool = False, timeout: float | None = None
+    ) -> Future[int]:
+        """
+        `push_factors`, on the job's own thread, as `push_async`.
+
+        Parameters
+        ----------
+        u, v, more, timeout
+            As for `push_factors`. Do not change `u` and `v` until the future is done.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Holds what `push_factors` returns or raises; what `push_async` says of its future holds of it.
+
+        Raises
+        ------
+        Nothing by itself.
+
+        Examples
+        --------
+        >>> m = job.tensor("m.later", shape=(300, 200))
+        >>> m.push_factors_async(np.ones((300, 1), np.float32), np.ones((1, 200), np.float32)).result()
+        0
+        """
+        return self._job._submit_push(self._push, Factors(u, v), self._optimizer._packed, more, timeout)
 
     def flush(self, *, timeout: float | None = None) -> int | None:
         """

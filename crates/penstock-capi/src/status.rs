@@ -207,7 +207,7 @@ fn status(error: &Error) -> penstock_status {
         | Error::PartWaits { .. } => PENSTOCK_BAD_OPTION,
         Error::Start(error) => start(error),
         Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
-        Error::WrongSize { .. } | Error::UnknownElement { .. } => PENSTOCK_BAD_SHAPE,
+        Error::WrongSize { .. } | Error::UnknownElement { .. } | Error::NoMatrix { .. } => PENSTOCK_BAD_SHAPE,
         Error::NonFinite { .. } => PENSTOCK_NON_FINITE,
         Error::Settings { .. } => PENSTOCK_BAD_SETTINGS,
         Error::PullTimeout { .. } | Error::NoValue { .. } => PENSTOCK_PULL_TIMEOUT,

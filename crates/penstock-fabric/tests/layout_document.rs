@@ -70,7 +70,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 8),
+        ("Submission", 10),
         ("Frame", 10 + 3 + 6),
         ("Record", 4),
         ("Handshake", 4),
@@ -135,6 +135,11 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("leave", Submission::Leave),
         ("flush", Submission::Flush { tensor: 7 }),
         ("skip", Submission::Skip { tensor: 7, first: 8, count: 9, stamp: 10, settings }),
+        ("factor", Submission::Factor { tensor: 7, rank: 3, at: 10 }),
+        (
+            "push of a product",
+            Submission::PushProduct { tensor: 7, first: 8, count: 9, stamp: 10, settings, rank: 3 },
+        ),
     ];
     let rows = table("## Submission");
     assert_eq!(rows.len(), kinds.len());
@@ -146,6 +151,8 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
                 "tensor" => 7,
                 "first chunk" => 8,
                 "chunks" => 9,
+                "rank" => 3,
+                "10, rank" => 10 | 3 << 16,
                 "0: value, 1: state" => 1,
                 number => number.parse().expect("a number or a field"),
             };

@@ -80,6 +80,7 @@ mod foreign;
 mod number;
 mod optimizer;
 mod past_cache;
+mod product;
 mod scatter;
 mod sweep;
 #[cfg(test)]
@@ -96,4 +97,5 @@ pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
 pub use foreign::{ALIGNMENT, Foreign, ForeignMut};
 pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, SettingsError, Slot};
 pub use past_cache::copy_past_cache;
+pub use product::{Factors, product, product_on, widen};
 pub use scatter::scatter_add;

@@ -57,6 +57,7 @@ pub mod clock;
 pub mod consistency;
 pub mod encoding;
 pub mod error;
+pub mod factors;
 pub mod first;
 pub mod frame;
 pub mod handshake;

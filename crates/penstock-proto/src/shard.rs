@@ -187,6 +187,12 @@ pub enum SubmissionRefused {
         /// The tensor.
         tensor: TensorId,
     },
+    /// Factors where the product is expected.
+    #[error("it submitted factors of tensor {tensor} where a push is expected")]
+    Factors {
+        /// The tensor.
+        tensor: TensorId,
+    },
     /// The update must not enter the job at all, and the job cannot go on without it.
     #[error(transparent)]
     Failure(#[from] JobFailure),
@@ -335,6 +341,7 @@ impl Shard {
             Submission::Fetch { tensor, .. } if peer.rank().is_some() => {
                 Err(SubmissionRefused::NothingToFetch { tensor })
             }
+            Submission::Factor { tensor, .. } => Err(SubmissionRefused::Factors { tensor }),
             _ => self.judge(peer, submission),
         }
     }
@@ -375,12 +382,17 @@ impl Shard {
                 }
             }
             (Submission::Clock { clock }, Some(_)) => check_limit("its clock", clock)?,
+            // What it brings is judged by whoever keeps it.
+            (Submission::Factor { tensor, .. }, Some(_)) => _ = self.known(tensor)?,
+            (Submission::PushProduct { tensor, .. }, Some(_)) => {
+                return Err(SubmissionRefused::Factors { tensor });
+            }
         }
         Ok(Judged { peer, submission: *submission })
     }
 
     /// Takes what was judged, of a peer that is live, before anything else of that peer is judged. A fetch does nothing here:
-    /// whatever sends values sees to it.
+    /// whatever sends values sees to it; nor does a factor, which whoever receives contributions keeps.
     pub fn take(&mut self, judged: Judged, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         debug_assert!(self.judge(judged.peer, &judged.submission).is_ok(), "what was judged still holds");
         let Some(writer) = judged.peer.rank() else { return Ok(()) };
@@ -406,7 +418,7 @@ impl Shard {
                 self.flush(tensor, home);
                 Ok(())
             }
-            Submission::Fetch { .. } => Ok(()),
+            Submission::Fetch { .. } | Submission::Factor { .. } | Submission::PushProduct { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
         }
     }

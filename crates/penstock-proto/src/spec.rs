@@ -192,7 +192,9 @@ impl TensorSpec {
     pub fn terms(&self, known: &Registry) -> Result<Terms, TravelError> {
         let propagation = self.propagation;
         let shows_versions_only = propagation.shows_versions_only(self.consistency);
-        Ok(Terms { propagation, shows_versions_only, ..self.travel.resolve(self.dtype, known)? })
+        let low_rank = self.travel.factors(&self.shape, self.dtype)?;
+        let terms = self.travel.resolve(self.dtype, known)?;
+        Ok(Terms { propagation, shows_versions_only, low_rank, ..terms })
     }
 
     /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last

@@ -8,6 +8,7 @@
 //! the update it was meant for, on every worker and every chunk, and a repeated submission repeats them.
 
 use crate::TensorId;
+use crate::factors::MAX_RANK;
 use penstock_kernels::Settings;
 
 /// Words of a submission, 8 bytes each.
@@ -87,6 +88,32 @@ pub enum Submission {
         /// The tensor.
         tensor: TensorId,
     },
+    /// Only from workers on other hosts: a piece of the right factor of the contribution that follows
+    /// ([`factors`](crate::factors)).
+    Factor {
+        /// The tensor.
+        tensor: TensorId,
+        /// Rows of the factor.
+        rank: u32,
+        /// Where the piece begins, in bytes.
+        at: u64,
+    },
+    /// To the proxy of a shard of another host alone: as a push, but that factors stand in the lane, at the beginning of the extent. To
+    /// the shard it is pieces of a factor, and pushes.
+    PushProduct {
+        /// The tensor.
+        tensor: TensorId,
+        /// First chunk, counted over the whole tensor.
+        first: u32,
+        /// How many chunks.
+        count: u32,
+        /// As of a push.
+        stamp: u64,
+        /// The optimizer's numbers for this update.
+        settings: Settings,
+        /// The factors', at most [`MAX_RANK`].
+        rank: u32,
+    },
     /// The last that comes from this worker: it leaves. Everything before it counts.
     Leave,
 }
@@ -95,7 +122,7 @@ pub enum Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is not one of ours.
-    #[error("expected a submission of kind 1 to 8, got {got}")]
+    #[error("expected a submission of kind 1 to 10, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -110,6 +137,11 @@ const FETCH: u32 = 5;
 const LEAVE: u32 = 6;
 const FLUSH: u32 = 7;
 const SKIP: u32 = 8;
+const FACTOR: u32 = 9;
+const PUSH_PRODUCT: u32 = 10;
+/// Where the rank of factors stands beside the kind: there is no other room.
+const RANK_SHIFT: u32 = 16;
+const _: () = assert!(MAX_RANK < 1 << RANK_SHIFT);
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -144,6 +176,10 @@ impl Submission {
                 [pack(FETCH, tensor), u64::from(state), version, ticket, 0, 0, 0, 0]
             }
             Self::Flush { tensor } => [pack(FLUSH, tensor), 0, 0, 0, 0, 0, 0, 0],
+            Self::Factor { tensor, rank, at } => [pack(FACTOR, tensor), pack(rank, 0), at, 0, 0, 0, 0, 0],
+            Self::PushProduct { tensor, first, count, stamp, settings, rank } => {
+                contribution(PUSH_PRODUCT | rank << RANK_SHIFT, tensor, first, count, stamp, settings)
+            }
             Self::Leave => [pack(LEAVE, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
@@ -170,6 +206,12 @@ impl Submission {
             FETCH => Ok(Self::Fetch { tensor, state: words[1] != 0, version: words[2], ticket: words[3] }),
             FLUSH => Ok(Self::Flush { tensor }),
             LEAVE => Ok(Self::Leave),
+            FACTOR => Ok(Self::Factor { tensor, rank: first, at: words[2] }),
+            kind if kind % (1 << RANK_SHIFT) == PUSH_PRODUCT => {
+                let [_, _, stamp, a, b, c, d, e] = words;
+                let settings = Settings([a, b, c, d, e].map(f64::from_bits));
+                Ok(Self::PushProduct { tensor, first, count, stamp, settings, rank: kind >> RANK_SHIFT })
+            }
             got => Err(SubmissionError::UnknownKind { got }),
         }
     }
@@ -194,12 +236,15 @@ mod tests {
             prop_assert_eq!(Submission::decode(push.encode()).unwrap().encode(), push.encode());
             let skip = Submission::Skip { tensor, first, count, stamp, settings: Settings([lr, 0.0, 0.0, 0.0, 1.0]) };
             prop_assert_eq!(Submission::decode(skip.encode()).unwrap().encode(), skip.encode());
+            let (settings, rank) = (Settings([lr, 0.0, 0.0, 0.0, 1.0]), count % 65536);
+            let product = Submission::PushProduct { tensor, first, count, stamp, settings, rank };
+            prop_assert_eq!(Submission::decode(product.encode()).unwrap().encode(), product.encode());
         }
     }
 
     #[test]
     fn a_kind_that_does_not_exist_is_refused() {
         assert_eq!(Submission::decode([0; WORDS]), Err(SubmissionError::UnknownKind { got: 0 }));
-        assert_eq!(Submission::decode([9; WORDS]), Err(SubmissionError::UnknownKind { got: 9 }));
+        assert_eq!(Submission::decode([11; WORDS]), Err(SubmissionError::UnknownKind { got: 11 }));
     }
 }

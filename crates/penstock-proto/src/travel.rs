@@ -13,6 +13,7 @@
 //! and does so alike on every host. A worker that is lost takes with it what it carried.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
+use crate::factors::{LowRank, MAX_RANK};
 use crate::propagation::Propagation;
 use penstock_kernels::Dtype;
 use penstock_kernels::codec;
@@ -72,13 +73,21 @@ pub struct Travel {
     pub values: Vec<Encoding>,
     /// Encodings of contributions, likewise.
     pub contributions: Vec<Encoding>,
+    /// The largest rank of contributions that travel as [factors](crate::factors); 0: none does.
+    pub low_rank: u32,
 }
 
 /// Everything, raw.
 impl Default for Travel {
     fn default() -> Self {
         let raw = || vec![Encoding::RAW];
-        Self { filter: Filtering::NONE, sums: Filtering::NONE, values: raw(), contributions: raw() }
+        Self {
+            filter: Filtering::NONE,
+            sums: Filtering::NONE,
+            values: raw(),
+            contributions: raw(),
+            low_rank: 0,
+        }
     }
 }
 
@@ -102,6 +111,7 @@ impl Travel {
             sums,
             values: encodings(filter, [steps, sparse]),
             contributions: encodings(sums, [named.or(sparse), None]),
+            low_rank: 0,
         }
     }
 }
@@ -117,6 +127,12 @@ impl Travel {
             }
         }
         self
+    }
+
+    /// The same for a tensor some of whose contributions are given as factors: of up to this rank they travel as such.
+    #[must_use]
+    pub fn low_rank(self, low_rank: u32) -> Self {
+        Self { low_rank, ..self }
     }
 
     /// The encoding of the elements that have changed.
@@ -214,6 +230,18 @@ pub enum TravelError {
         /// What came.
         got: f64,
     },
+    /// Only products of two matrices are contributions of low rank.
+    #[error("expected a matrix where contributions travel as factors (`low_rank`), got shape {got:?}")]
+    NoMatrix {
+        /// The shape.
+        got: Vec<u64>,
+    },
+    /// A rank that no contribution travels with.
+    #[error("expected 0 to {MAX_RANK} for `low_rank`, got {got}")]
+    Rank {
+        /// What came.
+        got: u32,
+    },
 }
 
 impl TravelError {
@@ -224,7 +252,9 @@ impl TravelError {
             | Self::NotRaw { .. }
             | Self::Twice { .. }
             | Self::UnknownEncoding { .. }
-            | Self::UnknownFilter { .. } => Vec::new(),
+            | Self::UnknownFilter { .. }
+            | Self::NoMatrix { .. }
+            | Self::Rank { .. } => Vec::new(),
             Self::Elements { what, dtype: _ } => vec![what],
             Self::Setting { filter, what, expected, got: _ } => vec![filter, what, expected],
         }
@@ -352,6 +382,8 @@ pub struct Terms {
     pub filter: Arc<dyn Filter>,
     /// What of a contribution is sent; `None`: all of it.
     pub sums: Option<Arc<dyn SumFilter>>,
+    /// Whether contributions may travel as factors.
+    pub low_rank: Option<LowRank>,
     /// Who moves the values.
     pub propagation: Propagation,
     /// Whether readers see nothing of a value between two versions.
@@ -373,9 +405,20 @@ impl Travel {
             contributions: known.agree(Kind::Contributions, &self.contributions, dtype)?,
             filter: known.filter_of_values(&self.filter, dtype)?,
             sums: known.filter_of_sums(&self.sums, dtype)?,
+            low_rank: None,
             propagation: Propagation::Pull,
             shows_versions_only: false,
         })
+    }
+
+    /// Whether contributions to a tensor of this shape may travel as factors.
+    pub(crate) fn factors(&self, shape: &[u64], dtype: Dtype) -> Result<Option<LowRank>, TravelError> {
+        match (self.low_rank, shape) {
+            (0, _) => Ok(None),
+            (got, _) if got > MAX_RANK => Err(TravelError::Rank { got }),
+            (most, &[_, columns]) => Ok(Some(LowRank { dtype, columns, most })),
+            (_, got) => Err(TravelError::NoMatrix { got: got.to_vec() }),
+        }
     }
 
     /// The first part in which `other` differs, as (what, ours, theirs).
@@ -415,6 +458,7 @@ impl Travel {
                 numbers(&self.contributions),
                 numbers(&other.contributions),
             ),
+            ("low_rank", self.low_rank.to_string(), other.low_rank.to_string()),
         ];
         pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
     }

@@ -12,7 +12,7 @@ use penstock_proto::encoding::{
 };
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
-use penstock_proto::remote::mirror::{Broken, Effect, Mirror};
+use penstock_proto::remote::mirror::{Broken, Carried, Effect, Mirror};
 use penstock_proto::stream::{Streams, bytes_kept};
 use penstock_proto::submission::Submission;
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
@@ -208,7 +208,8 @@ impl Line {
         let header = Header::bare(1, due.sequence, body);
         self.to_home.push_back(match due.payload {
             None => (header.encode(), Vec::new()),
-            Some((_, chunk)) => {
+            Some(Carried::Piece { .. } | Carried::Rows { .. }) => unreachable!("none are pushed"),
+            Some(Carried::Chunk { chunk, .. }) => {
                 let source = Source::Lane(Foreign::of(&self.lane[range(chunk as usize)]));
                 frame(&self.agreed, header, &Sent { source, shadow: None, position: 0 })
             }

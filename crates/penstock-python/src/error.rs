@@ -98,7 +98,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::Options(_) | Error::Slack { .. } => named("OptionError"),
         Error::Start(error) => named(start(error)),
         Error::AlreadyPushed { .. } => named("AlreadyPushed"),
-        Error::WrongSize { .. } => named("ShapeError"),
+        Error::WrongSize { .. } | Error::NoMatrix { .. } => named("ShapeError"),
         Error::UnknownElement { place, .. } => named("UnknownElement").with("place", *place),
         Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
         Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),

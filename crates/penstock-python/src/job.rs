@@ -280,6 +280,7 @@ impl Job {
         consistency: &str,
         propagation: &str,
         sparse: bool,
+        low_rank: u32,
         mean: bool,
         rescale: f64,
         clip: Option<f64>,
@@ -335,6 +336,7 @@ impl Job {
             ),
         };
         let spec = if sparse { TensorSpec { travel: spec.travel.sparse(dtype), ..spec } } else { spec };
+        let spec = TensorSpec { travel: spec.travel.low_rank(low_rank), ..spec };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor))

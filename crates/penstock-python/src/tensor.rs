@@ -216,6 +216,38 @@ impl Tensor {
         })
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
+    fn push_factors(
+        &self,
+        py: Python<'_>,
+        u: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        rank: usize,
+        settings: GivenSettings,
+        more: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<u64> {
+        let timeout = span(timeout)?;
+        let (u, v) = (Held::new(u)?, Held::new(v)?);
+        detached(py, |free| {
+            self.tensor.on(free).push_factors(u.bytes(), v.bytes(), rank, settings.0, more, timeout)
+        })
+    }
+
+    /// What that contributes.
+    fn product(
+        &self,
+        py: Python<'_>,
+        u: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        rank: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (u, v, mut out) = (Held::new(u)?, Held::new(v)?, Held::new(out)?);
+        let out = out.bytes_mut(py)?;
+        detached(py, |free| self.tensor.on(free).product(u.bytes(), v.bytes(), rank, out))
+    }
+
     fn due(
         &self,
         py: Python<'_>,

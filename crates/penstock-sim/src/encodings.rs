@@ -5,6 +5,8 @@
 //! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
 //! Some chunks go raw: so what a stream carries changes from one publication to the next.
 //!
+//! Of half of the tensors contributions may travel as factors, whatever else was declared.
+//!
 //! [`Reluctant`] holds back one changed word in four. It is declared of marked tensors alone, whose contributions do not depend on
 //! what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
 //! is one thing on all hosts.
@@ -67,6 +69,7 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     let mut rng = Rng::new(seed ^ 0xe0c0de);
     let mut which = Rng::new(seed ^ 0x5fa25e);
     let mut sends = Rng::new(seed ^ 0xb40adca57);
+    let mut thin = Rng::new(seed ^ 0xfac702);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
@@ -76,8 +79,9 @@ pub fn declare(seed: u64, workload: &mut Workload) {
         if sends.once_in(3) {
             tensor.spec.propagation = Propagation::Broadcast;
         }
-        tensor.spec.travel =
-            Travel { filter, values: encodings(), contributions: encodings(), ..Travel::default() };
+        let low_rank = if thin.once_in(2) && !tensor.is_loaded { 3 } else { 0 };
+        let (values, contributions) = (encodings(), encodings());
+        tensor.spec.travel = Travel { filter, values, contributions, low_rank, ..Travel::default() };
     }
 }
 

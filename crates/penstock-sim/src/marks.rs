@@ -44,6 +44,11 @@ impl Marks {
         Self { iterations, groups: (u64::from(workers) * iterations).div_ceil(DIGITS) }
     }
 
+    /// Neighbouring elements that take turns.
+    pub fn groups(&self) -> u64 {
+        self.groups
+    }
+
     fn place(&self, rank: Rank, stamp: u64) -> (u64, u64) {
         let update = u64::from(rank) * self.iterations + stamp;
         (update / DIGITS, update % DIGITS)

@@ -7,6 +7,7 @@ use crate::rng::Rng;
 use crate::shard_memory::Mirror;
 use crate::socket::Socket;
 use crate::worker::Need;
+use crate::workload::Thin;
 use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::remote_peer::RemotePeer;
 use penstock_fabric::net::remote_shard::{self, Limits, RemoteShard, Submitter, Value};
@@ -16,6 +17,7 @@ use penstock_kernels::codec::Undecodable;
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding};
+use penstock_proto::factors::LowRank;
 use penstock_proto::frame::{Body, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::propagation::Propagation;
@@ -78,12 +80,17 @@ pub struct Mirrored {
     state: Vec<usize>,
     values_as: Agreed,
     contributions_as: Agreed,
+    low_rank: Option<LowRank>,
     broadcast: bool,
     deeds: Rc<RefCell<Vec<Deed>>>,
     /// What says when a promise is broken on purpose, if one is.
     flips: Option<Rng>,
     /// What stands in the worker's lane.
     pub lane: Rc<[u8]>,
+    /// What stands there instead, where a contribution travels as factors.
+    factors: Option<Rc<Thin>>,
+    /// Whether the right one of the last contribution is sent once more, on purpose.
+    keeps_factor: bool,
     /// What came of each chunk.
     pub values: BTreeMap<u32, Mirror>,
     /// The least version of all chunks + 1.
@@ -141,6 +148,24 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn contribution(&self, chunk: u32) -> Foreign<'_> {
         Foreign::of(&self.lane[self.range(chunk).expect("it is homed there")])
+    }
+
+    fn low_rank(&self) -> Option<LowRank> {
+        self.low_rank
+    }
+
+    fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_> {
+        let thin = self.factors.as_ref().expect("factors stand there");
+        debug_assert_eq!(thin.rank, rank);
+        Foreign::of(&thin.v[bytes])
+    }
+
+    fn left_factor(&self, rank: u32, chunk: u32) -> Foreign<'_> {
+        let thin = self.factors.as_ref().expect("factors stand there");
+        let low_rank = self.low_rank.expect("they travel");
+        let rows = low_rank.rows(self.cut.range(chunk));
+        let row = low_rank.left(rank);
+        Foreign::of(&thin.u[rows.start as usize * row..rows.end as usize * row])
     }
 
     fn is_broadcast(&self) -> bool {
@@ -265,6 +290,7 @@ impl Proxy<'_> {
         terms: &Terms,
         (cut, chunks): (Cut, &[u32]),
         flips: Option<Rng>,
+        keeps_factor: bool,
     ) {
         let state = |&chunk: &u32| {
             let bytes = cut.range(chunk).end - cut.range(chunk).start;
@@ -277,10 +303,13 @@ impl Proxy<'_> {
             state: chunks.iter().map(state).collect(),
             values_as: terms.values,
             contributions_as: terms.contributions,
+            low_rank: terms.low_rank,
             broadcast: terms.propagation == Propagation::Broadcast,
             deeds: Rc::clone(&self.deeds),
             flips,
             lane: Rc::default(),
+            factors: None,
+            keeps_factor,
             values: BTreeMap::new(),
             progress: 0,
             folded: 0,
@@ -313,10 +342,14 @@ impl Proxy<'_> {
         }
     }
 
-    /// The worker has filled its lane of a tensor.
-    pub fn fill(&mut self, tensor: TensorId, lane: &Rc<[u8]>) {
-        if let Some(mirrored) = self.shard.tensor_mut(tensor) {
-            mirrored.lane = Rc::clone(lane);
+    /// The worker has filled its lane of a tensor: `factors`, what stands there instead of their product.
+    pub fn fill(&mut self, tensor: TensorId, lane: &Rc<[u8]>, factors: Option<&Rc<Thin>>) {
+        let Some(mirrored) = self.shard.tensor_mut(tensor) else { return };
+        mirrored.lane = Rc::clone(lane);
+        let Some(factors) = factors else { return };
+        let last = mirrored.factors.replace(Rc::clone(factors));
+        if let Some(last) = last.filter(|last| mirrored.keeps_factor && last.rank == factors.rank) {
+            mirrored.factors = Some(Rc::new(Thin { v: last.v.clone(), ..Thin::clone(factors) }));
         }
     }
 

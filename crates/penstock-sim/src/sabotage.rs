@@ -51,6 +51,8 @@ pub enum Sabotage {
     KeepsTheLost,
     /// A worker does not make a silent connection to the control thread again.
     KeepsSilentConnections,
+    /// A worker sends the right factor of its last contribution with the left one of the next.
+    SendsTheLastFactor,
     /// A home decodes, and encodes, by another codec than was agreed to.
     DecodesByAnother,
     /// A home sends what its filter holds back.

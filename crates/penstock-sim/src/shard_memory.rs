@@ -11,6 +11,7 @@ use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::factors::LowRank;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
@@ -142,6 +143,8 @@ struct Tensor {
     /// How its values and its contributions are encoded.
     values: Agreed,
     contributions: Agreed,
+    low_rank: Option<LowRank>,
+    cut: Cut,
     filter: Arc<dyn Filter>,
     propagation: Propagation,
     shows_versions_only: bool,
@@ -216,9 +219,11 @@ impl Memory {
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
         let (progress, declared) = (None, BTreeSet::new());
         let filter = Arc::clone(&terms.filter);
-        let Terms { propagation, shows_versions_only, .. } = *terms;
+        let Terms { propagation, shows_versions_only, low_rank, .. } = *terms;
         let tensor = Tensor {
             plan,
+            low_rank,
+            cut,
             values,
             contributions,
             filter,
@@ -530,8 +535,17 @@ impl Homed for Memory {
         Some(0..self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
     }
 
+    fn start(&self, id: TensorId, chunk: u32) -> Option<u64> {
+        let tensor = self.tensors.get(&id)?;
+        tensor.chunks.contains_key(&chunk).then(|| tensor.cut.range(chunk).start)
+    }
+
     fn contributions(&self, id: TensorId) -> &Agreed {
         &self.tensors[&id].contributions
+    }
+
+    fn low_rank(&self, id: TensorId) -> Option<LowRank> {
+        self.tensors.get(&id)?.low_rank
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {

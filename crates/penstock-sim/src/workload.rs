@@ -7,7 +7,7 @@ use crate::marks::Marks;
 use crate::rng::{Rng, hash};
 use crate::shard_memory::Aligned;
 use half::{bf16, f16};
-use penstock_kernels::{Dtype, Foreign, Rule, Settings};
+use penstock_kernels::{Dtype, Factors, Foreign, Rule, Settings, product, widen};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
@@ -32,6 +32,29 @@ pub enum Share {
     Part,
     /// All of it.
     Whole,
+}
+
+/// A contribution that is the product of two factors, in the tensor's dtype.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Thin {
+    /// Columns of the left one, and rows of the right one.
+    pub rank: u32,
+    /// The left one.
+    pub u: Vec<u8>,
+    /// The right one.
+    pub v: Vec<u8>,
+}
+
+impl Thin {
+    /// All of the product.
+    fn whole(&self, spec: &TensorSpec) -> Vec<u8> {
+        let mut wide = vec![0; self.u.len() / spec.dtype.size() * spec.dtype.accumulator_size()];
+        widen(spec.dtype, &self.u, &mut wide);
+        let (columns, rank) = (spec.shape[1] as usize, self.rank as usize);
+        let mut out = vec![0; spec.bytes() as usize];
+        product(spec.dtype, Factors { u: &wide, v: &self.v, columns, rank }, 0, &mut out);
+        out
+    }
 }
 
 /// A tensor of the workload.
@@ -73,6 +96,9 @@ const MEETS: u64 = 7;
 const LOADS: u64 = 8;
 const LOADS_TOGETHER: u64 = 9;
 const SKIPS: u64 = 10;
+const FACTORS: u64 = 11;
+const LEFT: u64 = 12;
+const RIGHT: u64 = 13;
 
 /// So far apart are the elements of one load from those of the next: each has a number of its own in `f32`, too.
 const BETWEEN_LOADS: u64 = 4096;
@@ -89,7 +115,7 @@ impl Workload {
                 dtype: Dtype::F64,
                 rule: Rule::Add,
                 consistency: any_consistency(&mut rng),
-                ..spec(id, vec![8 * rng.within(1..=220)])
+                ..spec(id, vec![8, rng.within(1..=220)])
             };
             let declared_at = workload.some_declaration(id, &mut rng);
             workload.tensors.push(TensorPlan {
@@ -294,12 +320,48 @@ impl Workload {
     /// What `rank` contributes in `iteration`, having `seen` this value (or none).
     pub fn contribution(&self, rank: Rank, tensor: TensorId, iteration: u64, seen: Option<&[u8]>) -> Vec<u8> {
         let spec = self.spec(tensor);
+        if let Some(thin) = self.factors(rank, tensor, iteration, seen) {
+            return thin.whole(spec);
+        }
         match self.kind {
             Kind::Marked(marks) => {
                 encode(spec.dtype, marks.contribution(rank, iteration, elements(spec)).into_iter())
             }
             Kind::Descent => self.gradient(rank, tensor, iteration, seen),
         }
+    }
+
+    /// The factors of that, if it is a product of two: of one in four, where it is no longer than half the product.
+    pub fn factors(&self, rank: Rank, tensor: TensorId, iteration: u64, seen: Option<&[u8]>) -> Option<Thin> {
+        let spec = self.spec(tensor);
+        let &[rows, columns] = &spec.shape[..] else { return None };
+        let drawn = self.draw(FACTORS, rank, tensor, iteration);
+        if self.is_loaded(tensor) || !drawn.is_multiple_of(4) {
+            return None;
+        }
+        let (of, u, v): (u64, Vec<f64>, Vec<f64>) = match self.kind {
+            Kind::Marked(marks) => {
+                // What is contributed anyway: the marks of a row begin at any of so many places.
+                let places = marks.groups();
+                let begins = |row: u64, place| if row * columns % places == place { 1.0 } else { 0.0 };
+                let u = (0..rows).flat_map(|row| (0..places).map(move |place| begins(row, place)));
+                let all = marks.contribution(rank, iteration, columns + places);
+                let v = (0..places).flat_map(|place| all[place as usize..].iter().take(columns as usize));
+                (places, u.collect(), v.copied().collect())
+            }
+            Kind::Descent => {
+                let of = 1 + drawn / 4 % 3;
+                let seen = seen.map(|bytes| decode(spec.dtype, bytes).collect::<Vec<f64>>());
+                let left = |number: u64| {
+                    let at = seen.as_ref().map_or(0.0, |seen| seen[(number / of * columns) as usize]);
+                    0.5 * (at.clamp(-1.0, 1.0) - unit(hash(&[drawn, LEFT, number])))
+                };
+                let right = |number| 0.5 * unit(hash(&[drawn, RIGHT, number]));
+                (of, (0..rows * of).map(left).collect(), (0..of * columns).map(right).collect())
+            }
+        };
+        let encoded = |numbers: Vec<f64>| encode(spec.dtype, numbers.into_iter());
+        (2 * of <= columns).then(|| Thin { rank: of as u32, u: encoded(u), v: encoded(v) })
     }
 
     fn gradient(&self, rank: Rank, tensor: TensorId, iteration: u64, seen: Option<&[u8]>) -> Vec<u8> {

@@ -75,6 +75,11 @@ fn a_worker_that_takes_a_server_that_runs_for_lost_is_seen() {
 }
 
 #[test]
+fn a_left_factor_with_the_right_one_of_another_push_is_seen() {
+    is_seen_by(Sabotage::SendsTheLastFactor, "carried", 20);
+}
+
+#[test]
 fn a_fold_that_is_taken_twice_is_seen() {
     is_seen_by(Sabotage::FoldsTwice, "exactly once", 20);
 }

@@ -9,7 +9,7 @@
 use super::backlog::Backlog;
 use super::link::{Got, Link, SEGMENTS, Segment};
 use penstock_proto::checksum;
-use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
+use penstock_proto::encoding::{Agreed, Encoded, Encoding, Payload, Sent, Source};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
 use std::io::{self, IoSliceMut};
@@ -294,7 +294,13 @@ impl<'a> Batch<'a> {
 
     /// A frame with a chunk.
     pub fn push_chunk(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>) {
+        self.push_encoded(header, agreed, sent, None);
+    }
+
+    /// `named`: another name for the encoding.
+    fn push_encoded(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>, named: Option<Encoding>) {
         let Encoded { encoding, base, payload, checksum } = agreed.encode(sent, self.buffer, self.used);
+        let encoding = named.unwrap_or(encoding);
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
         }
@@ -306,6 +312,11 @@ impl<'a> Batch<'a> {
         });
         self.headers.push(header.with_sum(encoding, base, segment.len(), checksum).encode());
         self.payloads.push(payload);
+    }
+
+    /// A frame with bytes of a lane that are sent as they are and mean something else than a chunk.
+    pub fn push_as(&mut self, header: Header, encoding: Encoding, source: Source<'a>) {
+        self.push_encoded(header, &Agreed::RAW, &Sent { source, shadow: None, position: 0 }, Some(encoding));
     }
 
     /// The frames, to be [sent](FrameWriter::send).

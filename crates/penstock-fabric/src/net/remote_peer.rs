@@ -2,7 +2,8 @@
 //! to it, its machine knows ([`penstock_proto::remote::home`]).
 //!
 //! A payload is received straight into the peer's lane, or decoded into it once all of it is here, and taken only when it was
-//! verified. A value is sent from where it stands.
+//! verified. Of a contribution that comes as [factors](penstock_proto::factors) the right one is kept here, over connections, and
+//! multiplied by the rows of the left one where another payload is decoded. A value is sent from where it stands.
 //!
 //! Where lanes and values lie is the shard's, by [`Homed`]: shared memory in a job, its own in the simulator. No byte and no
 //! frame goes through a pointer to a function of theirs. When to look, and when a peer is silent, is the shard's, too.
@@ -11,12 +12,15 @@ use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
 use super::stream::Stream;
 use penstock_kernels::codec::{Base, Undecodable};
+use penstock_kernels::{Factors, product, widen};
 use penstock_proto::TensorId;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::factors::{Held, LowRank};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::numbered::Numbered;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
-use penstock_proto::remote::judge::{self, Incoming, LanePart};
+use penstock_proto::remote::judge::{self, FactorPart, Incoming, Lane, LanePart, Made};
 use penstock_proto::shard::{Judged, Shard};
 use std::io;
 use std::ops::Range;
@@ -25,8 +29,12 @@ use std::ops::Range;
 pub trait Homed: Chunks {
     /// Where the chunk lies in a lane, if it is homed here.
     fn homed(&self, tensor: TensorId, chunk: u32) -> Option<Range<usize>>;
+    /// Where the chunk begins in the tensor, in bytes, if it is homed here.
+    fn start(&self, tensor: TensorId, chunk: u32) -> Option<u64>;
     /// How contributions to a tensor travel that is declared here.
     fn contributions(&self, tensor: TensorId) -> &Agreed;
+    /// Whether they may as factors.
+    fn low_rank(&self, tensor: TensorId) -> Option<LowRank>;
     /// That part of a lane, which was found by the functions above, to be written: as long as its range, and the same bytes each
     /// time while its payload comes in pieces.
     fn receive(&mut self, part: &LanePart) -> &mut [u8];
@@ -61,8 +69,16 @@ pub struct RemotePeer<L = Stream> {
     peer: PeerId,
     wire: Option<Wire<L>>,
     subscriber: Subscriber,
+    factors: Kept,
     received: u64,
     sent: u64,
+}
+
+/// The right factors of a peer's contributions, and room to widen rows of a left one in.
+#[derive(Default)]
+struct Kept {
+    right: Numbered<Held>,
+    rows: Vec<u8>,
 }
 
 /// What a look at the connection brought.
@@ -99,6 +115,7 @@ struct Judge<'a, H> {
     peer: PeerId,
     subscriber: &'a Subscriber,
     machine: &'a Shard,
+    factors: &'a mut Kept,
     memory: &'a mut H,
 }
 
@@ -106,36 +123,60 @@ impl<H: Homed> Places for Judge<'_, H> {
     type Place = Incoming;
 
     fn place(&mut self, header: &Header) -> Result<Incoming, String> {
-        let Self { job, peer, subscriber, machine, memory } = self;
-        judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
+        let Self { job, peer, subscriber, machine, factors, memory } = self;
+        let lane = |rank, tensor, chunk| {
             let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
-            Some((range, *memory.contributions(tensor)))
-        })
+            let (start, agreed) = (memory.start(tensor, chunk)?, *memory.contributions(tensor));
+            Some(Lane { range, start, agreed, low_rank: memory.low_rank(tensor) })
+        };
+        let low_rank = |rank, tensor| memory.low_rank(tensor).filter(|_| memory.has_lane(tensor, rank));
+        let held = |tensor| factors.right.get(tensor);
+        judge::submission(header, *job, *peer, (machine, subscriber), lane, low_rank, held)
     }
 
     fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
         match place {
             Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
-            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
-                Some(self.memory.receive(part))
+            Incoming::Factor(_, FactorPart { tensor, low_rank, rank, piece }) => {
+                if self.factors.right.get(*tensor).is_none() {
+                    self.factors.right.insert(*tensor, Held::default());
+                }
+                let held = self.factors.right.get_mut(*tensor)?;
+                Some(held.receive(low_rank, *rank, piece.clone()))
             }
+            Incoming::Submission(_, Some(part)) if part.made.is_verbatim() => Some(self.memory.receive(part)),
             Incoming::Submission(_, Some(_)) => None,
         }
     }
 }
 
-/// The payload is here, verified: decodes it into its lane, if it is not there already.
-fn settle(part: &LanePart, payload: &[u8], memory: &mut impl Homed) -> Result<(), Undecodable> {
-    if part.codec.is_verbatim() {
-        return Ok(());
+/// The payload is here, verified: decodes it into its lane, if it is not there already, or multiplies it.
+fn settle(
+    part: &LanePart,
+    payload: &[u8],
+    factors: &mut Kept,
+    memory: &mut impl Homed,
+) -> Result<(), Undecodable> {
+    match part.made {
+        Made::By(codec) if codec.is_verbatim() => Ok(()),
+        Made::By(codec) => codec.decode(payload, Base::Zeros, memory.receive(part)),
+        Made::Product { low_rank: LowRank { dtype, columns, .. }, rank, column } => {
+            let Kept { right, rows } = factors;
+            rows.resize(payload.len() / dtype.size() * dtype.accumulator_size(), 0);
+            widen(dtype, payload, rows);
+            let v = right.get(part.tensor).map_or(&[][..], Held::whole);
+            let (columns, rank) = (columns as usize, rank as usize);
+            product(dtype, Factors { u: rows, v, columns, rank }, column, memory.receive(part));
+            Ok(())
+        }
     }
-    part.codec.decode(payload, Base::Zeros, memory.receive(part))
 }
 
 impl<L: Link> RemotePeer<L> {
     /// A peer that has no connection. `job`: the job's number in frames.
     pub fn new(job: u64, peer: PeerId) -> Self {
-        Self { job, peer, wire: None, subscriber: Subscriber::default(), received: 0, sent: 0 }
+        let (subscriber, factors) = (Subscriber::default(), Kept::default());
+        Self { job, peer, wire: None, subscriber, factors, received: 0, sent: 0 }
     }
 
     /// Who is at the other end.
@@ -256,9 +297,9 @@ impl<L: Link> RemotePeer<L> {
 
     /// The next submission.
     pub fn hear(&mut self, machine: &Shard, memory: &mut impl Homed) -> Heard {
-        let Self { job, peer, wire, subscriber, .. } = self;
+        let Self { job, peer, wire, subscriber, factors, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory };
+        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, factors, memory };
         let step = wire.reader.next(&mut wire.link, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
@@ -267,16 +308,17 @@ impl<L: Link> RemotePeer<L> {
         match step {
             Step::Frame(header, Incoming::Submission(judged, part)) => {
                 if let Some(part) = part
-                    && let Err(undecodable) = settle(&part, wire.reader.payload(), memory)
+                    && let Err(undecodable) = settle(&part, wire.reader.payload(), factors, memory)
                 {
                     return Heard::Broke(undecodable.to_string());
                 }
-                if let Err(broken) = self.subscriber.take() {
-                    return Heard::Broke(broken.to_string());
+                self.taken(&header, judged)
+            }
+            Step::Frame(header, Incoming::Factor(judged, FactorPart { tensor, piece, .. })) => {
+                if let Some(held) = factors.right.get_mut(tensor) {
+                    held.came(piece);
                 }
-                let Header { body, length: bytes, encoding, .. } = header;
-                let wanted = matches!(body, Body::Submission { wanted: true, .. });
-                Heard::Submission(Taken { judged, wanted, bytes, encoding })
+                self.taken(&header, judged)
             }
             Step::Frame(_, Incoming::Alive) => Heard::Alive,
             Step::Header => Heard::Header,
@@ -290,6 +332,16 @@ impl<L: Link> RemotePeer<L> {
             }
             Step::Broke(what) => Heard::Broke(what),
         }
+    }
+
+    /// A frame was taken whole.
+    fn taken(&mut self, header: &Header, judged: Judged) -> Heard {
+        if let Err(broken) = self.subscriber.take() {
+            return Heard::Broke(broken.to_string());
+        }
+        let &Header { body, length: bytes, encoding, .. } = header;
+        let wanted = matches!(body, Body::Submission { wanted: true, .. });
+        Heard::Submission(Taken { judged, wanted, bytes, encoding })
     }
 
     // What goes

@@ -20,12 +20,14 @@ use crate::publish::Published;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
 use penstock_proto::TensorId;
-use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::judge;
-use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
+use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
+use std::ops::Range;
 
 /// What is kept for one shard.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +57,12 @@ pub trait Mirrored {
     fn state_bytes(&self, chunk: u32) -> Option<usize>;
     /// What stands in the worker's lane of a chunk, which the shard is home of.
     fn contribution(&self, chunk: u32) -> Foreign<'_>;
+    /// Whether contributions may travel as factors.
+    fn low_rank(&self) -> Option<LowRank>;
+    /// Where factors of this rank stand in the worker's lane, bytes of the right one.
+    fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_>;
+    /// Likewise the rows of the left one that a chunk, which the shard is home of, has a part of.
+    fn left_factor(&self, rank: u32, chunk: u32) -> Foreign<'_>;
     /// Whether the shard sends what is new of the values unasked, once it was asked for them.
     fn is_broadcast(&self) -> bool;
     /// Whether others have the lane's address, and may write there at any time.
@@ -146,7 +154,7 @@ impl<M: Mirrored> Mirrors<M> {
     fn push<'a>(&'a self, batch: &mut Batch<'a>, frame: &Frame) -> Option<()> {
         let Frame { sequence, submission, payload } = *frame;
         let header = |wanted| Header::bare(self.job, sequence, Body::Submission { submission, wanted });
-        let Some((tensor, chunk)) = payload else {
+        let Some(carried) = payload else {
             let wanted = match submission {
                 Submission::Skip { tensor, .. } => self.tensors.get(tensor)?.wants(),
                 _ => false,
@@ -154,12 +162,25 @@ impl<M: Mirrored> Mirrors<M> {
             batch.push(header(wanted));
             return Some(());
         };
+        let (Carried::Chunk { tensor, .. } | Carried::Rows { tensor, .. } | Carried::Piece { tensor, .. }) =
+            carried;
         let mirrored = self.tensors.get(tensor)?;
         let wanted = matches!(submission, Submission::Push { .. }) && mirrored.wants();
-        let lane = mirrored.contribution(chunk);
-        let source = if mirrored.is_lent() { Source::LentLane(lane) } else { Source::Lane(lane) };
-        let sent = Sent { source, shadow: None, position: 0 };
-        batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
+        let source = |lane| if mirrored.is_lent() { Source::LentLane(lane) } else { Source::Lane(lane) };
+        match carried {
+            Carried::Chunk { chunk, .. } => {
+                let sent = Sent { source: source(mirrored.contribution(chunk)), shadow: None, position: 0 };
+                batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
+            }
+            Carried::Rows { chunk, rank, .. } => {
+                batch.push_as(header(wanted), ROWS, source(mirrored.left_factor(rank, chunk)));
+            }
+            Carried::Piece { rank, index, .. } => {
+                let bytes = factors::piece(mirrored.low_rank()?.right(rank), index);
+                let factor = mirrored.right_factor(rank, bytes);
+                batch.push_as(header(false), Encoding::RAW, source(factor));
+            }
+        }
         Some(())
     }
 }
@@ -254,6 +275,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Declares a tensor, as far as the shard is home of it.
     pub fn declare(&mut self, id: TensorId, mirrored: M) {
         self.machine.declare(id, mirrored.chunks().to_vec(), mirrored.is_broadcast());
+        if let Some(low_rank) = mirrored.low_rank() {
+            self.machine.declare_factors(id, low_rank);
+        }
         self.mirrors.tensors.insert(id, mirrored);
     }
 

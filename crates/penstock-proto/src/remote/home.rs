@@ -104,6 +104,7 @@ pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks)
     let Some(rank) = peer.rank() else { return Ok(()) };
     match *submission {
         Submission::Push { tensor, .. }
+        | Submission::Factor { tensor, .. }
         | Submission::Skip { tensor, .. }
         | Submission::Load { tensor, .. }
         | Submission::Flush { tensor }

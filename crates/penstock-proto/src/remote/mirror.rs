@@ -7,6 +7,7 @@
 use super::awaited::Awaited;
 use crate::TensorId;
 use crate::clock::MAX_CLOCK;
+use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
@@ -22,8 +23,38 @@ pub struct Frame {
     pub sequence: u64,
     /// What it says; of a push or load one chunk.
     pub submission: Submission,
-    /// The chunk of the lane that goes with it.
-    pub payload: Option<(TensorId, u32)>,
+    /// The part of the lane that goes with it.
+    pub payload: Option<Carried>,
+}
+
+/// What a frame carries of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carried {
+    /// A chunk, encoded as was agreed.
+    Chunk {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// Of factors that stand there the rows of the left one that a chunk has a part of.
+    Rows {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// The factors'.
+        rank: u32,
+    },
+    /// A piece of the right one.
+    Piece {
+        /// The tensor.
+        tensor: TensorId,
+        /// The factors'.
+        rank: u32,
+        /// Which: its number.
+        index: u32,
+    },
 }
 
 /// What a notice asks to be done.
@@ -131,6 +162,8 @@ pub enum Broken {
 struct Mirrored {
     /// Those that the shard is home of, ascending.
     chunks: Vec<u32>,
+    /// Whether contributions may travel as factors.
+    low_rank: Option<LowRank>,
     /// Whether the shard, once it was asked for the value, sends what is new of it unasked; and whether it was asked.
     broadcast: bool,
     asked: bool,
@@ -231,6 +264,11 @@ impl Mirrored {
         Ok(if risen { self.progress.risen(self.versions.iter().copied()) } else { None })
     }
 
+    /// Frames of a right factor.
+    fn pieces(&self, rank: u32) -> u32 {
+        self.low_rank.map_or(0, |low_rank| factors::pieces(low_rank.right(rank)))
+    }
+
     /// Places of the chunks among `first..first + count`.
     fn locals(&self, first: u32, count: u32) -> Range<usize> {
         let at = |chunk: u32| self.chunks.partition_point(|&homed| homed < chunk);
@@ -271,8 +309,25 @@ impl Mirror {
         let (positions, awaited) = (versions.clone(), Awaited::default());
         let open = [None; 2];
         let asked = false;
-        let mirrored = Mirrored { chunks, broadcast, asked, versions, positions, progress, awaited, open };
+        let mirrored = Mirrored {
+            chunks,
+            low_rank: None,
+            broadcast,
+            asked,
+            versions,
+            positions,
+            progress,
+            awaited,
+            open,
+        };
         self.tensors.insert(id, mirrored);
+    }
+
+    /// Contributions to a tensor, which was declared, may travel as factors.
+    pub fn declare_factors(&mut self, id: TensorId, low_rank: LowRank) {
+        if let Some(mirrored) = self.tensors.get_mut(id) {
+            mirrored.low_rank = Some(low_rank);
+        }
     }
 
     /// A connection stands, on which nothing was said. The first value of each chunk comes whole on it.
@@ -304,7 +359,16 @@ impl Mirror {
                 let locals = self.tensors.get(tensor).map(|mirrored| mirrored.locals(first, count));
                 usize::from(locals.is_some_and(|locals| !locals.is_empty()))
             }
-            Submission::Zero { .. } | Submission::Flush { .. } | Submission::Clock { .. } => 1,
+            Submission::PushProduct { tensor, first, count, rank, .. } => {
+                self.tensors.get(tensor).map_or(0, |mirrored| {
+                    let chunks = mirrored.locals(first, count).len();
+                    if chunks == 0 { 0 } else { mirrored.pieces(rank) as usize + chunks }
+                })
+            }
+            Submission::Zero { .. }
+            | Submission::Flush { .. }
+            | Submission::Clock { .. }
+            | Submission::Factor { .. } => 1,
             Submission::Leave => {
                 self.left = true;
                 1
@@ -321,20 +385,34 @@ impl Mirror {
             return None;
         }
         let due = self.outbox.due()?;
-        let chunk = |tensor: TensorId, first: u32, count: u32| {
+        let chunk_at = |tensor: TensorId, first: u32, count: u32, index: u32| {
             let mirrored = self.tensors.get(tensor)?;
-            mirrored.chunks.get(mirrored.locals(first, count).start + due.index as usize).copied()
+            mirrored.chunks.get(mirrored.locals(first, count).start + index as usize).copied()
         };
+        let chunk = |tensor, first, count| chunk_at(tensor, first, count, due.index);
         let (submission, payload) = match due.submission {
             Submission::Push { tensor, first, count, stamp, settings } => {
                 let chunk = chunk(tensor, first, count)?;
                 let push = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
-                (push, Some((tensor, chunk)))
+                (push, Some(Carried::Chunk { tensor, chunk }))
             }
             Submission::Load { tensor, first, count, slot, part, steps } => {
                 let chunk = chunk(tensor, first, count)?;
                 let load = Submission::Load { tensor, first: chunk, count: 1, slot, part, steps };
-                (load, Some((tensor, chunk)))
+                (load, Some(Carried::Chunk { tensor, chunk }))
+            }
+            Submission::PushProduct { tensor, first, count, stamp, settings, rank } => {
+                let mirrored = self.tensors.get(tensor)?;
+                let pieces = mirrored.pieces(rank);
+                if due.index < pieces {
+                    let piece = factors::piece(mirrored.low_rank?.right(rank), due.index);
+                    let factor = Submission::Factor { tensor, rank, at: piece.start as u64 };
+                    (factor, Some(Carried::Piece { tensor, rank, index: due.index }))
+                } else {
+                    let chunk = chunk_at(tensor, first, count, due.index - pieces)?;
+                    let push = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
+                    (push, Some(Carried::Rows { tensor, chunk, rank }))
+                }
             }
             other => (other, None),
         };

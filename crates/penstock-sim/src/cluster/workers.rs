@@ -6,7 +6,7 @@ use crate::history::Observation;
 use crate::sabotage::Sabotage;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
-use crate::workload::Share;
+use crate::workload::{Share, Thin};
 use penstock_proto::remote::asking::Changes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::spec::TensorSpec;
@@ -305,20 +305,28 @@ impl Cluster<'_> {
         let clock = worker.clock;
         let seen = worker.seen[tensor as usize].as_deref();
         let mut lane = self.workload.contribution(rank, tensor, clock, seen);
+        let mut thin = self.workload.factors(rank, tensor, clock, seen);
         if self.scenario.faults.fates[rank as usize] == (Fate::Poison { iteration: clock }) {
             lane.fill(0xff); // a NaN in every dtype
+            thin = None;
         }
+        let most = self.workload.spec(tensor).travel.low_rank;
+        let thin = thin.filter(|thin| thin.rank <= most).map(Rc::new);
         let position = &mut worker.positions[tensor as usize];
         let contribution = position.contribute(clock, false).expect("a program pushes once in an iteration");
         position.contributed(contribution);
         let share = self.workload.share(rank, tensor, clock);
         let settings = self.workload.settings(tensor, clock);
         let stamp = contribution.stamp;
-        let push = |first, count| Submission::Push { tensor, first, count, stamp, settings };
+        let rank_of = thin.as_ref().filter(|_| self.is_remote(rank)).map(|thin| thin.rank);
+        let push = |first, count| match rank_of {
+            None => Submission::Push { tensor, first, count, stamp, settings },
+            Some(rank) => Submission::PushProduct { tensor, first, count, stamp, settings, rank },
+        };
         if self.is_remote(rank) {
             self.want(rank, tensor, stamp, self.workload.tells_all(rank, tensor, clock))?;
         }
-        self.put(rank, tensor, lane, share, Some(stamp), push);
+        self.put(rank, tensor, (lane, thin.as_ref()), share, Some(stamp), push);
         if self.workload.skips(rank, tensor, clock) {
             self.skip_rest(rank, tensor, |first, count| Submission::Skip {
                 tensor,
@@ -340,7 +348,7 @@ impl Cluster<'_> {
 
     fn submit_load(&mut self, rank: Rank, tensor: TensorId, value: Vec<u8>, steps: u64) {
         let load = |first, count| Submission::Load { tensor, first, count, slot: 0, part: 0, steps };
-        self.put(rank, tensor, value, Share::Whole, None, load);
+        self.put(rank, tensor, (value, None), Share::Whole, None, load);
         if self.scenario.sabotage != Some(Sabotage::ForgetsOwnLoads) {
             self.workers[rank as usize].loads[tensor as usize] += 1;
         }
@@ -362,7 +370,7 @@ impl Cluster<'_> {
         &mut self,
         rank: Rank,
         tensor: TensorId,
-        lane: Vec<u8>,
+        (lane, thin): (Vec<u8>, Option<&Rc<Thin>>),
         share: Share,
         stamp: Option<u64>,
         submission: impl Fn(u32, u32) -> Submission,
@@ -391,7 +399,7 @@ impl Cluster<'_> {
         worker.outbox.extend(outbox);
         if remote {
             let lane: Rc<[u8]> = lane.into();
-            self.proxies[rank as usize].iter_mut().for_each(|proxy| proxy.fill(tensor, &lane));
+            self.proxies[rank as usize].iter_mut().for_each(|proxy| proxy.fill(tensor, &lane, thin));
             worker.lanes[tensor as usize] = lane;
         }
     }

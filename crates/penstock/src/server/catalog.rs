@@ -392,7 +392,7 @@ impl Catalog {
     }
 
     /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and, for
-    /// each shard that it has a connection to, what that may have to hold beside a usual batch.
+    /// each shard that it has a connection to, what that may have to hold beside a usual batch, and keeps of what it sends.
     fn pay_for_sending(
         &self,
         rank: Rank,
@@ -407,7 +407,10 @@ impl Catalog {
         let longest = before.max(held as u64);
         let notes = u64::from(extent.count) * NOTE_BYTES;
         let held = (longest - before) * self.shard_loads.len() as u64;
-        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held);
+        // What each of its shards keeps of contributions that come as factors.
+        let right = terms.low_rank.map_or(0, |low_rank| low_rank.right(low_rank.most) as u64);
+        let factors = right * u64::from(extent.count).min(self.shard_loads.len() as u64);
+        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors);
         let what = || format!("what it may have to send of `{name}` to worker {rank} on another host");
         Ok(Sending { longest, charge: charge.map_err(|why| why.refuse(what()))? })
     }

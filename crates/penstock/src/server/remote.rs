@@ -292,6 +292,7 @@ mod tests {
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
     use penstock_proto::encoding::{Encoding, Sent, Source};
+    use penstock_proto::factors::{LowRank, ROWS};
     use penstock_proto::frame::{Body, Header};
     use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
@@ -380,6 +381,113 @@ mod tests {
         batch.push_chunk(header, &agreed, &Sent { source, shadow: None, position: 0 });
         let (header, payload) = batch.frames()[0];
         (Header::decode(&header).unwrap().encoding, Segment::copied(&[payload], usize::MAX))
+    }
+
+    /// A matrix of 22 rows, which the first chunk does not end with.
+    const LOW: LowRank = LowRank { dtype: Dtype::F32, columns: 47, most: 2 };
+
+    fn rig_of_factors() -> Rig {
+        let travel = Travel::default();
+        rig_on(PeerId::worker(0), &travel, Terms { low_rank: Some(LOW), ..terms(&travel) })
+    }
+
+    fn numbers(count: usize, first: f32) -> Vec<u8> {
+        (0..count).flat_map(|at| (first + at as f32).to_le_bytes()).collect()
+    }
+
+    impl Rig {
+        /// The worker sends a frame of this number; what the shard makes of it.
+        fn send(&mut self, number: u64, submission: Submission, encoding: Encoding, payload: &[u8]) -> Heard {
+            let header = Header::bare(1, number, Body::Submission { submission, wanted: false });
+            self.worker.write_all(&header.with_encoded(encoding, 0, payload).encode()).unwrap();
+            self.worker.write_all(payload).unwrap();
+            self.hear()
+        }
+    }
+
+    fn factor(rank: u32, at: u64) -> Submission {
+        Submission::Factor { tensor: W, rank, at }
+    }
+
+    fn rows_of(first: u32) -> Submission {
+        Submission::Push { tensor: W, first, count: 1, stamp: 0, settings: Settings([0.0; 5]) }
+    }
+
+    #[test]
+    fn a_contribution_that_comes_as_factors_stands_in_its_lane_as_their_product() {
+        let mut rig = rig_of_factors();
+        let (u, v) = (numbers(22 * 2, 1.0), numbers(2 * 47, -40.0));
+        let number =
+            |bytes: &[u8], at: usize| f32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().unwrap());
+        let product: Vec<u8> = (0..22 * 47)
+            .flat_map(|at| {
+                let (row, column) = (at / 47, at % 47);
+                let terms = [0, 1].map(|rank| number(&u, 2 * row + rank) * number(&v, 47 * rank + column));
+                (0.0 + terms[0] + terms[1]).to_le_bytes()
+            })
+            .collect();
+        let taken = |heard| matches!(heard, Heard::Submission(_));
+        assert!(taken(rig.send(1, factor(2, 0), Encoding::RAW, &v)));
+        // 1024 elements are 21 rows, and a part of the next.
+        assert!(taken(rig.send(2, rows_of(0), ROWS, &u)));
+        assert!(rig.lane(0) == &product[..4096]);
+        assert!(taken(rig.send(3, rows_of(1), ROWS, &u[21 * 8..])));
+        assert!(rig.lane(1) == &product[4096..]);
+    }
+
+    // E-2.
+    #[test]
+    fn factors_that_no_honest_worker_sends_are_refused_before_they_are_read() {
+        let (u, v) = (numbers(22 * 2, 1.0), numbers(2 * 47, -40.0));
+        let push = Submission::PushProduct {
+            tensor: W,
+            first: 0,
+            count: 1,
+            stamp: 0,
+            settings: Settings([0.0; 5]),
+            rank: 2,
+        };
+        let load = Submission::Load { tensor: W, first: 0, count: 1, slot: 0, part: 0, steps: 0 };
+        for (submission, encoding, payload, said) in [
+            (factor(3, 0), Encoding::RAW, &v[..], "expected factors of rank 1 to 2, got 3"),
+            (factor(0, 0), Encoding::RAW, &v, "expected factors of rank 1 to 2, got 0"),
+            (
+                factor(2, 4),
+                Encoding::RAW,
+                &v,
+                "expected bytes 0 to at most 376 of a right factor, got 376 from 4 on",
+            ),
+            (factor(2, u64::MAX), Encoding::RAW, &v, "from 18446744073709551615 on"),
+            (factor(1, 0), Encoding::RAW, &v, "expected bytes 0 to at most 188 of a right factor, got 376"),
+            (factor(2, 0), Encoding::RAW, &[], "got 0 from 0 on"),
+            (factor(2, 0), ROWS, &v, "which do not travel so"),
+            (Submission::Factor { tensor: 9, rank: 1, at: 0 }, Encoding::RAW, &v, "tensor 9"),
+            (rows_of(0), ROWS, &u, "of which 0 of 0 bytes have come"),
+            (push, ROWS, &u, "factors of tensor 3 where a push is expected"),
+            (load, ROWS, &u, "expected an encoding that the tensor agreed to, got 64"),
+        ] {
+            let mut rig = rig_of_factors();
+            rig.lane(0).fill(0xee);
+            let Heard::Broke(what) = rig.send(1, submission, encoding, payload) else { panic!("{said}") };
+            let said = said.replace("which do", "whose contributions do");
+            assert!(what.contains(&said), "{what}");
+            assert!(rig.lane(0).iter().all(|&byte| byte == 0xee));
+        }
+        // Of a right factor that is not whole, and rows that are not the chunk's.
+        let mut rig = rig_of_factors();
+        assert!(matches!(rig.send(1, factor(2, 0), Encoding::RAW, &v[..100]), Heard::Submission(_)));
+        let Heard::Broke(what) = rig.send(2, rows_of(0), ROWS, &u) else { panic!("it is not whole") };
+        assert!(what.contains("of which 100 of 376 bytes have come"), "{what}");
+        let mut rig = rig_of_factors();
+        assert!(matches!(rig.send(1, factor(2, 0), Encoding::RAW, &v), Heard::Submission(_)));
+        let Heard::Broke(what) = rig.send(2, rows_of(0), ROWS, &u[8..]) else { panic!("a row is missing") };
+        assert!(what.contains("expected 176 bytes of rows of a left factor, got 168"), "{what}");
+        // Where the declaration does not say that they travel.
+        let mut rig = rig(&Travel::default());
+        let Heard::Broke(what) = rig.send(1, factor(1, 0), Encoding::RAW, &v[..188]) else {
+            panic!("it is not")
+        };
+        assert!(what.contains("whose contributions do not travel so"), "{what}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use penstock_kernels::{Foreign, Plan};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::factors::LowRank;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
@@ -310,8 +311,17 @@ impl Homed for Memory {
         tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
     }
 
+    fn start(&self, id: TensorId, chunk: u32) -> Option<u64> {
+        let home = &self.tensors.get(id)?.home;
+        home.find(chunk).map(|_| home.start(chunk))
+    }
+
     fn contributions(&self, id: TensorId) -> &Agreed {
         &self.look(id).terms.contributions
+    }
+
+    fn low_rank(&self, id: TensorId) -> Option<LowRank> {
+        self.tensors.get(id)?.terms.low_rank
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {

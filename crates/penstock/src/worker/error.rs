@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// A push of what stands in the lane, where that is lost, or was loaded.
     #[error(
-        "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, what was loaded, or what a sparse one has left"
+        "`{name}`: what stands in the lane is no contribution: it is what was lost when its iteration ended, what was loaded, or what a sparse one or factors have left"
     )]
     StaleLane {
         /// The tensor.
@@ -118,6 +118,14 @@ pub enum Error {
         got: u64,
         /// How many there are.
         count: u64,
+    },
+    /// Factors of a contribution to a tensor that is no matrix.
+    #[error("`{name}`: expected a tensor of two dimensions for factors, got shape {got:?}")]
+    NoMatrix {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        got: Vec<u64>,
     },
     /// A state array that the optimizer does not have, or a load that is not this worker's to make.
     #[error("`{name}`: {what}")]
@@ -483,6 +491,7 @@ impl Error {
                 "call `job.clock()` after each iteration, or push with `more=True` until the iteration's last"
                     .to_owned()
             }
+            Self::NoMatrix { .. } => "push the product".to_owned(),
             Self::UnknownElement { .. } => {
                 "indices count from 0, along the dimensions that they name".to_owned()
             }

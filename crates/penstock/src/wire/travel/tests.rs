@@ -11,7 +11,7 @@ use crate::server::{Server, ServerConfig};
 use crate::worker::{Declaration, Error, Job, Membership, Tensor};
 use line::Line;
 use penstock_fabric::net::endpoint::Endpoint;
-use penstock_kernels::{Rule, Settings};
+use penstock_kernels::{Foreign, Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::error::Refusal;
@@ -198,6 +198,72 @@ fn what_is_declared_sparse_comes_exact_and_only_for_elements_of_its_width() {
     let rig = rig();
     let refused = rig.join(0, None).declare(declaration(travel(1))).unwrap_err();
     assert!(refused.to_string().contains("`sparse16` is not for elements of type float32"), "{refused}");
+}
+
+/// The factors that a worker contributes, of this rank, and their product: whole numbers, so that sums are exact.
+fn factors(rank: u32, clock: u64, width: u64) -> [Vec<f32>; 3] {
+    let number = |of: u64, index: u64| {
+        let mixed = (index + 31 * of + 7 * clock + 5 * u64::from(rank)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 61) as f32 - 3.0
+    };
+    let [rows, columns] = MATRIX;
+    let u: Vec<f32> = (0..rows * width).map(|index| number(0, index)).collect();
+    let v: Vec<f32> = (0..width * columns).map(|index| number(1, index)).collect();
+    let element = |index: u64| {
+        let (row, column) = (index / columns, index % columns);
+        (0..width).map(|at| u[(row * width + at) as usize] * v[(at * columns + column) as usize]).sum()
+    };
+    let whole = (0..ELEMENTS).map(element).collect();
+    [u, v, whole]
+}
+
+/// The tensor's elements, as a matrix whose rows no chunk begins with.
+const MATRIX: [u64; 2] = [11, 373];
+const _: () = assert!(MATRIX[0] * MATRIX[1] == ELEMENTS);
+
+fn push_factors(tensor: &Tensor, rank: u32, clock: u64, width: u64) {
+    let [u, v, _] = factors(rank, clock, width).map(|numbers| bytes(&numbers));
+    tensor.push_factors(Foreign::of(&u), Foreign::of(&v), width as usize, ADDED, false, None).unwrap();
+}
+
+// S-1, E-1: the right factor of one push is not mistaken for that of another, wherever connections break.
+#[test]
+fn factors_come_to_their_product_on_every_worker_wherever_connections_break() {
+    // The second rank does not travel so: it does not pay.
+    let width = |clock: u64| if clock % 4 == 3 { 3 } else { 1 + clock % 2 };
+    for breaks in [false, true] {
+        let rig = rig();
+        let line = breaks.then(|| Line::to(rig.server.addresses()[0]));
+        let mut expected = vec![0.0_f32; ELEMENTS as usize];
+        let after = |clock| {
+            for rank in 0..WORKERS {
+                let [.., whole] = factors(rank, clock, width(clock));
+                expected.iter_mut().zip(whole).for_each(|(value, added)| *value += added);
+            }
+            bytes(&expected)
+        };
+        let expected: Vec<Vec<u8>> = (0..ITERATIONS).map(after).collect();
+        std::thread::scope(|scope| {
+            for rank in 0..WORKERS {
+                let (rig, line, expected) = (&rig, &line, &expected);
+                scope.spawn(move || {
+                    let job = rig.join(rank, line.as_ref());
+                    let mut declaration = declaration(Travel::default().low_rank(3));
+                    declaration.spec.shape = MATRIX.to_vec();
+                    let tensor = job.declare(declaration).unwrap();
+                    tensor.initialize(None, None).unwrap();
+                    for clock in 0..ITERATIONS {
+                        push_factors(&tensor, rank, clock, width(clock));
+                        let seen = pull(&tensor);
+                        assert!(seen == expected[clock as usize], "worker {rank}, clock {clock}");
+                        job.clock().unwrap();
+                    }
+                    job.leave(None).unwrap();
+                });
+            }
+        });
+        assert!(line.is_none_or(|line| line.breaks() > 3));
+    }
 }
 
 #[test]

@@ -243,6 +243,7 @@ impl Draft {
             job: Arc::clone(job),
             id,
             adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
+            low_rank: self.terms.low_rank,
             carry: carry.map(Mutex::new),
             holds_back: self.terms.holds_back(),
             filtered: self.terms.filter.holds_back(),

@@ -10,6 +10,7 @@
 //! | `declare.rs` | declaring it on every server, mapping its memory |
 //! | `push.rs` | contributions |
 //! | `carry.rs` | what a filter holds back of them |
+//! | `sparse.rs`, `factors.rs` | those of which some elements are given, or two factors |
 //! | `divide.rs` | contributions of which the program itself says what is sent |
 //! | `pull.rs` | values, in place or copied |
 //! | `state.rs` | first values, the optimizer's state, and putting them back |
@@ -17,6 +18,7 @@
 mod carry;
 mod declare;
 mod divide;
+mod factors;
 mod pull;
 mod push;
 mod sparse;
@@ -39,6 +41,7 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
 use penstock_proto::adaptive::{Adaptive, Controller};
+use penstock_proto::factors::LowRank;
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
@@ -86,6 +89,8 @@ pub struct Tensor {
     lane_turn: Turn,
     /// Locked only by the thread that has its turn.
     lane: Mutex<OwnLane>,
+    /// Whether contributions may travel as factors.
+    low_rank: Option<LowRank>,
     /// What a filter of contributions holds back; `None`: there is no such filter. Locked likewise.
     carry: Option<Mutex<Carry>>,
     /// Whether a filter may hold back some of the values.

@@ -2,6 +2,7 @@
 
 use super::carry::{Passing, Sum};
 use super::divide::Divided;
+use super::factors::Product;
 use super::sparse::{MOST_RUNS, Run, Scattered, runs};
 use super::{HomeShard, Tensor};
 use crate::turn::{Place, Taken};
@@ -33,10 +34,20 @@ pub(super) enum Given<'a> {
     New(Option<Foreign<'a>>),
     /// Some elements, and zeros for all others.
     Sparse(&'a mut Scattered),
+    /// The product of two factors.
+    Product(&'a mut Product),
     /// Nothing new: what was held back.
     HeldBack,
     /// All that was due, as the program has divided it.
     Divided(&'a Divided<'a>),
+}
+
+/// A contribution that is put together where it goes, chunk by chunk.
+pub(super) trait Fill {
+    /// Writes a chunk into the lane.
+    fn write(&mut self, lane: &mut OwnLane, chunk: u32);
+    /// Adds all of it to what stands in the lane.
+    fn add(&mut self, lane: &mut OwnLane);
 }
 
 /// A contribution that may be made: nothing is changed yet, and nobody else changes anything meanwhile.
@@ -50,7 +61,7 @@ pub(super) struct Ready<'a> {
 /// What is added to the parts of a contribution that stand in the lane.
 enum Added<'a> {
     Dense(Foreign<'a>),
-    Sparse(&'a mut Scattered),
+    Filled(&'a mut dyn Fill),
 }
 
 impl Tensor {
@@ -137,8 +148,13 @@ impl Tensor {
         }
         match given {
             Given::New(data) => self.check_finite(&lane, *data)?,
-            Given::Sparse(scattered) if self.spec.refuse_nonfinite => self.check_sums(scattered)?,
-            Given::Sparse(_) => {}
+            Given::Sparse(scattered) if self.spec.refuse_nonfinite => {
+                self.refuse_nonfinite(scattered.first_nonfinite())?;
+            }
+            Given::Product(product) if self.spec.refuse_nonfinite => {
+                self.refuse_nonfinite(product.first_nonfinite())?;
+            }
+            Given::Sparse(_) | Given::Product(_) => {}
             Given::HeldBack | Given::Divided(_) => {}
         }
         Ok(Ready { lane, contribution, _stands_still: stands_still, _turn: turn })
@@ -169,7 +185,20 @@ impl Tensor {
             position.loaded();
             return Ok(contribution.stamp);
         }
-        let (all, is_sparse) = (matches!(given, Given::HeldBack), matches!(given, Given::Sparse(_)));
+        if let Given::Product(product) = &mut given
+            && contribution.leaves
+            && !contribution.adds
+            && carry.is_none()
+            && self.any_travels_as_factors(product)
+        {
+            self.deliver_product(lane, product, contribution.stamp, settings, deadline)?;
+            let mut position = lock(&self.position);
+            position.contributed(contribution);
+            position.loaded();
+            return Ok(contribution.stamp);
+        }
+        let all = matches!(given, Given::HeldBack);
+        let is_filled = matches!(given, Given::Sparse(_) | Given::Product(_));
         let is_divided = matches!(given, Given::Divided(_));
         if let (Given::Divided(parts), Some(_)) = (&given, &carry) {
             kept = Some(parts.kept);
@@ -177,10 +206,12 @@ impl Tensor {
         let (sum, mut written, added) = match (given, contribution.adds) {
             (Given::Divided(parts), _) => (Sum::Given(parts.sent), None, None),
             (Given::New(Some(data)), false) => (Sum::Given(data), None, None),
-            (Given::Sparse(scattered), false) => (Sum::Lane, Some(scattered), None),
+            (Given::Sparse(scattered), false) => (Sum::Lane, Some(scattered as &mut dyn Fill), None),
+            (Given::Product(product), false) => (Sum::Lane, Some(product as &mut dyn Fill), None),
             (Given::HeldBack, false) => (Sum::None, None, None),
             (Given::New(Some(data)), true) => (Sum::Lane, None, Some(Added::Dense(data))),
-            (Given::Sparse(scattered), true) => (Sum::Lane, None, Some(Added::Sparse(scattered))),
+            (Given::Sparse(scattered), true) => (Sum::Lane, None, Some(Added::Filled(scattered))),
+            (Given::Product(product), true) => (Sum::Lane, None, Some(Added::Filled(product))),
             (Given::New(None), _) | (Given::HeldBack, true) => (Sum::Lane, None, None),
         };
         let links = self.job.links();
@@ -200,7 +231,7 @@ impl Tensor {
         };
         match added {
             Some(Added::Dense(data)) => lane.add(self.spec.dtype, 0, data),
-            Some(Added::Sparse(scattered)) => scattered.add(lane),
+            Some(Added::Filled(filled)) => filled.add(lane),
             None => {}
         }
         if contribution.leaves {
@@ -209,8 +240,8 @@ impl Tensor {
                 carry.keep(kept);
             }
             let fill = |lane: &mut OwnLane, window: Range<usize>| {
-                if let Some(scattered) = &mut written {
-                    self.places_of(window.clone()).for_each(|chunk| scattered.write(lane, chunk));
+                if let Some(filled) = &mut written {
+                    self.places_of(window.clone()).for_each(|chunk| filled.write(lane, chunk));
                 }
                 match (&mut carry, sum) {
                     (Some(carry), sum) if !is_divided && passing != Passing::Untouched => {
@@ -228,8 +259,8 @@ impl Tensor {
             }
         } else if let Sum::Given(data) = sum {
             lane.write(0, data);
-        } else if let Some(scattered) = written {
-            (0..self.chunks()).for_each(|chunk| scattered.write(lane, chunk));
+        } else if let Some(filled) = written {
+            (0..self.chunks()).for_each(|chunk| filled.write(lane, chunk));
         }
         if all {
             self.flushed.store(contribution.stamp + 1, Ordering::Relaxed);
@@ -239,7 +270,7 @@ impl Tensor {
         }
         let mut position = lock(&self.position);
         position.contributed(contribution);
-        if is_sparse && contribution.leaves {
+        if is_filled && contribution.leaves {
             position.loaded();
         }
         Ok(contribution.stamp)
@@ -256,11 +287,7 @@ impl Tensor {
     ) -> Result<(), Error> {
         let runs = runs(&scattered.touched(), self.chunks(), MOST_RUNS);
         let links = self.job.links();
-        let within = |home: &HomeShard, run: &Run| {
-            let first = run.chunks.start.max(home.extent.first);
-            let last = run.chunks.end.min(home.extent.first + home.extent.count);
-            (first < last).then(|| (first, last - first))
-        };
+        let within = |home: &HomeShard, run: &Run| Self::within(home, &run.chunks);
         let count = |home: &HomeShard| runs.iter().filter(|run| within(home, run).is_some()).count() as u64;
         let mut rooms = self.rooms(&links, count, deadline)?;
         self.ask_for_result(stamp);
@@ -286,8 +313,15 @@ impl Tensor {
         Ok(())
     }
 
+    /// Those of the chunks that are homed on the home's server: the first, and how many.
+    pub(super) fn within(home: &HomeShard, chunks: &Range<u32>) -> Option<(u32, u32)> {
+        let first = chunks.start.max(home.extent.first);
+        let last = chunks.end.min(home.extent.first + home.extent.count);
+        (first < last).then(|| (first, last - first))
+    }
+
     /// The numbers of the chunks in a window, in bytes.
-    fn places_of(&self, window: Range<usize>) -> Range<u32> {
+    pub(super) fn places_of(&self, window: Range<usize>) -> Range<u32> {
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         (window.start / chunk_bytes) as u32..window.end.div_ceil(chunk_bytes) as u32
     }
@@ -301,7 +335,7 @@ impl Tensor {
 
     /// Under BSP nearly every push is followed by a pull of its result: a home on another host sends it back as soon as it is
     /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at.
-    fn ask_for_result(&self, stamp: u64) {
+    pub(super) fn ask_for_result(&self, stamp: u64) {
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
             let pulled = remote.pulled.swap(false, Ordering::Relaxed);
             let is_sent = remote.is_sent.load(Ordering::Relaxed);
@@ -319,15 +353,11 @@ impl Tensor {
             return Ok(());
         }
         let data = data.unwrap_or_else(|| lane.contribution(self.spec.bytes() as usize));
-        match penstock_kernels::first_nonfinite(self.spec.dtype, data) {
-            None => Ok(()),
-            Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
-        }
+        self.refuse_nonfinite(penstock_kernels::first_nonfinite(self.spec.dtype, data))
     }
 
-    /// The same of what the values come to.
-    fn check_sums(&self, scattered: &Scattered) -> Result<(), Error> {
-        match scattered.first_nonfinite() {
+    fn refuse_nonfinite(&self, first: Option<usize>) -> Result<(), Error> {
+        match first {
             None => Ok(()),
             Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
         }
@@ -339,7 +369,7 @@ impl Tensor {
     }
 
     /// Bytes, a multiple of the chunks', that are copied before the shards hear of them.
-    fn window(&self) -> usize {
+    pub(super) fn window(&self) -> usize {
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         WINDOW.max((self.spec.bytes() as usize).div_ceil(MOST)).next_multiple_of(chunk_bytes)
     }
@@ -351,13 +381,15 @@ impl Tensor {
         window: usize,
         deadline: Deadline,
     ) -> Result<Rooms<'a>, Error> {
+        self.rooms(links, |home| self.windows(home, window), deadline)
+    }
+
+    /// The windows of so many bytes that a home's server has a part of.
+    pub(super) fn windows(&self, home: &HomeShard, window: usize) -> u64 {
         let chunk_bytes = u64::from(self.memory.cut().chunk_bytes());
-        let windows = |home: &HomeShard| {
-            let (first, count) = (u64::from(home.extent.first), u64::from(home.extent.count));
-            let (begin, end) = (first * chunk_bytes, (first + count) * chunk_bytes);
-            end.div_ceil(window as u64) - begin / window as u64
-        };
-        self.rooms(links, windows, deadline)
+        let (first, count) = (u64::from(home.extent.first), u64::from(home.extent.count));
+        let (begin, end) = (first * chunk_bytes, (first + count) * chunk_bytes);
+        end.div_ceil(window as u64) - begin / window as u64
     }
 
     /// Has the lane filled, window by window, and tells the homes that it is.
@@ -378,10 +410,8 @@ impl Tensor {
             fill(lane, start..end);
             let (begin, end) = ((start / chunk_bytes) as u32, end.div_ceil(chunk_bytes) as u32);
             for (home, room) in self.homes.iter().zip(&mut *rooms) {
-                let first = begin.max(home.extent.first);
-                let last = end.min(home.extent.first + home.extent.count);
-                if first < last {
-                    let (tensor, count) = (self.id, last - first);
+                if let Some((first, count)) = Self::within(home, &(begin..end)) {
+                    let tensor = self.id;
                     room.put(|| Submission::Push { tensor, first, count, stamp, settings });
                 }
             }
@@ -390,13 +420,13 @@ impl Tensor {
         self.count_push(bytes);
     }
 
-    fn count_submitted(&self) {
+    pub(super) fn count_submitted(&self) {
         for home in &self.homes {
             home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
         }
     }
 
-    fn count_push(&self, bytes: usize) {
+    pub(super) fn count_push(&self, bytes: usize) {
         self.job.counters.pushes.fetch_add(1, Ordering::Relaxed);
         self.job.counters.pushed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@
 //! chooses whenever a chunk was contributed to.
 
 use super::Tensor;
-use super::push::{Given, MOST};
+use super::push::{Fill, Given, MOST};
 use crate::worker::Error;
 use penstock_fabric::memory::OwnLane;
 use penstock_kernels::{Dtype, Foreign, Settings, first_nonfinite, scatter_add};
@@ -89,17 +89,18 @@ impl Scattered {
         scatter_add(*dtype, scratch, values, runs);
         (range.start as usize, Foreign::of(scratch))
     }
+}
 
-    /// Writes a chunk into the lane: zeros, and what is given of it.
-    pub(super) fn write(&mut self, lane: &mut OwnLane, chunk: u32) {
+impl Fill for Scattered {
+    /// Zeros, and what is given of it.
+    fn write(&mut self, lane: &mut OwnLane, chunk: u32) {
         let mut scratch = std::mem::take(&mut self.scratch);
         let (at, bytes) = self.put_together(chunk, &mut scratch);
         lane.write(at, bytes);
         self.scratch = scratch;
     }
 
-    /// Adds what is given to what stands in the lane.
-    pub(super) fn add(&mut self, lane: &mut OwnLane) {
+    fn add(&mut self, lane: &mut OwnLane) {
         let mut scratch = std::mem::take(&mut self.scratch);
         for chunk in self.touched() {
             let (at, bytes) = self.put_together(chunk, &mut scratch);

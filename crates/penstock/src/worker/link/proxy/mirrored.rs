@@ -9,8 +9,10 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_proto::encoding::Agreed;
+use penstock_proto::factors::{LowRank, Standing};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::Terms;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Where the chunks of one tensor are mirrored that a shard is home of.
@@ -40,6 +42,16 @@ impl Mirrored {
     }
 }
 
+impl Mirrored {
+    /// Factors of this rank, as the tensor puts them in place of the server's extent.
+    fn standing(&self, rank: u32) -> Standing {
+        let low_rank =
+            self.terms.low_rank.expect("factors stand where the declaration says that they travel");
+        let chunk = self.home.chunks()[0];
+        Standing { low_rank, rank, start: self.home.start(chunk) - self.home.range(chunk).start as u64 }
+    }
+}
+
 impl remote_shard::Mirrored for Mirrored {
     fn chunks(&self) -> &[u32] {
         self.home.chunks()
@@ -64,6 +76,20 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn contribution(&self, chunk: u32) -> Foreign<'_> {
         self.lane.contribution(self.home.range(chunk))
+    }
+
+    fn low_rank(&self) -> Option<LowRank> {
+        self.terms.low_rank
+    }
+
+    fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_> {
+        let standing = self.standing(rank).right();
+        self.lane.contribution(standing.start + bytes.start..standing.start + bytes.end)
+    }
+
+    fn left_factor(&self, rank: u32, chunk: u32) -> Foreign<'_> {
+        let start = self.home.start(chunk);
+        self.lane.contribution(self.standing(rank).left(start..start + self.home.range(chunk).len() as u64))
     }
 
     fn is_broadcast(&self) -> bool {

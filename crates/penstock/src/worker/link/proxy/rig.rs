@@ -29,6 +29,7 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
         contributions: agreed,
         filter: Arc::new(Everything),
         sums: None,
+        low_rank: None,
         propagation: Propagation::Pull,
         shows_versions_only: false,
     };
