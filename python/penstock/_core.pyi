@@ -286,6 +286,14 @@ class Tensor:
         `unit` times it on, whose values stand in `values` one after the other. Those named twice are summed.
         """
 
+    def pull_sparse(
+        self, units: Any, unit: int, out: Any, slack: int | None, exact: bool, timeout: float | None
+    ) -> int:
+        """
+        As `pull_into`, or with `exact` as `pull_whole`, of some elements, which are named as for
+        `push_sparse`, into `out`, one after the other.
+        """
+
     def due(
         self,
         data: Any | None,

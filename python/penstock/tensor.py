@@ -23,7 +23,7 @@ from .filters import Filters, HeldBack, OwnFilter
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
-from .sparse import sparse_of
+from .sparse import gathered, sparse_of
 
 if TYPE_CHECKING:
     from . import _core
@@ -406,19 +406,27 @@ class Tensor(Sealed):
         self,
         out: ArrayLike | None = None,
         *,
+        rows: ArrayLike | None = None,
+        indices: ArrayLike | None = None,
         slack: int | None = None,
         exact: bool = False,
         timeout: float | None = None,
     ) -> Array:
         """
-        Read the value, as fresh as the tensor's consistency asks for.
+        Read the value, or some of it, as fresh as the tensor's consistency asks for.
 
         Parameters
         ----------
         out
-            Writable C-contiguous array of the tensor's `shape` and `dtype` to fill (NumPy, a torch tensor on
-            the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is copied
-            under BSP.
+            Writable C-contiguous array of the tensor's `shape` (or the result's, with `rows` or `indices`) and
+            `dtype` to fill (NumPy, a torch tensor on the CPU, or anything with the buffer protocol). Default:
+            a view is returned, nothing is copied under BSP.
+        rows
+            Read these places along the first dimension alone: n whole numbers from 0 on, in any order, also
+            some twice. Only chunks that they touch are waited for, fetched and read.
+        indices
+            Likewise single elements: n whole numbers, counted over all dimensions as `ravel()` does, or an
+            array of shape (dimensions, n).
         slack
             The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
         exact
@@ -432,7 +440,8 @@ class Tensor(Sealed):
         Returns
         -------
         numpy.ndarray
-            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
+            `out`, if it was given. With `rows` a new array of shape (n, ...), the tensor's other dimensions
+            behind n; with `indices` one of shape (n,). With `exact`, a new array. Otherwise a read-only array of the tensor's
             shape and dtype: under BSP the model's own memory, which does not change until this worker's next
             push of the tensor, or clock without one, or until a flush of what a filter of broadcasts holds
             back; else this worker's mirror, which does not change until its next pull. Copy it to keep it
@@ -443,9 +452,11 @@ class Tensor(Sealed):
         ------
         ShapeError, DtypeError
             `out` has another shape, layout or dtype, cannot be written, or is not an array over its own
-            memory.
+            memory; or `rows` or `indices` are not whole numbers, or of another shape.
+        UnknownElement
+            The tensor has no such row or element. `out` is as it was.
         OptionError
-            `slack` is not a whole number of 0 or above.
+            `slack` is not a whole number of 0 or above; or both `rows` and `indices` are given.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         DeadlineExceeded
@@ -465,7 +476,11 @@ class Tensor(Sealed):
         array([0., 0., 0.], dtype=float32)
         >>> w.pull(out=np.empty(3, dtype=np.float32), slack=0)
         array([0., 0., 0.], dtype=float32)
+        >>> w.pull(rows=[2, 0])
+        array([0., 0.], dtype=float32)
         """
+        if rows is not None or indices is not None:
+            return self._pull_some(out, rows, indices, slack, exact, timeout)
         if slack is not None:
             slack = check_slack(slack)
         elif out is None and self._stable and not exact:
@@ -485,6 +500,22 @@ class Tensor(Sealed):
             return self._model_view()
         self._core.pull_mirror(slack, timeout)
         return self._mirror_view()
+
+    def _pull_some(
+        self,
+        out: ArrayLike | None,
+        rows: ArrayLike | None,
+        indices: ArrayLike | None,
+        slack: int | None,
+        exact: bool,
+        timeout: float | None,
+    ) -> Array:
+        if slack is not None:
+            slack = check_slack(slack)
+        units, unit, shape = gathered(self._name, self._shape, rows, indices)
+        array = np.empty(shape, self._dtype) if out is None else target(out, self._name, shape, self._dtype)
+        self._core.pull_sparse(units, unit, _as_buffer(array), slack, exact, timeout)
+        return array
 
     def pushpull(
         self,
@@ -581,15 +612,21 @@ class Tensor(Sealed):
         return self._job._submit_push(self._push, grad, self._optimizer._packed, more, timeout)
 
     def pull_async(
-        self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
+        self,
+        out: ArrayLike | None = None,
+        *,
+        rows: ArrayLike | None = None,
+        indices: ArrayLike | None = None,
+        slack: int | None = None,
+        timeout: float | None = None,
     ) -> Future[Array]:
         """
         `pull`, on the job's own thread, after the asynchronous calls made before it.
 
         Parameters
         ----------
-        out, slack, timeout
-            As for `pull`. Do not use `out` before the future is done.
+        out, rows, indices, slack, timeout
+            As for `pull`. Do not use `out`, nor change `rows` or `indices`, before the future is done.
 
         Returns
         -------
@@ -606,7 +643,7 @@ class Tensor(Sealed):
         >>> w.pull_async().result()
         array([0., 0., 0.], dtype=float32)
         """
-        return self._job._submit(self.pull, out, slack=slack, timeout=timeout)
+        return self._job._submit(self.pull, out, rows=rows, indices=indices, slack=slack, timeout=timeout)
 
     def pushpull_async(
         self,

@@ -332,7 +332,9 @@ impl Shard {
     /// Judges what a peer of this host submits: a worker there has nothing to be sent.
     pub fn judge_local(&self, peer: PeerId, submission: &Submission) -> Result<Judged, SubmissionRefused> {
         match *submission {
-            Submission::Fetch { tensor, .. } if peer.rank().is_some() => {
+            Submission::Fetch { tensor, .. } | Submission::FetchChunks { tensor, .. }
+                if peer.rank().is_some() =>
+            {
                 Err(SubmissionRefused::NothingToFetch { tensor })
             }
             _ => self.judge(peer, submission),
@@ -349,7 +351,11 @@ impl Shard {
             (Submission::Fetch { tensor, version, .. }, _) => {
                 self.known(tensor)?;
                 // The push of the last clock makes the version behind it.
-                check_limit("the clock that a fetch asks for", version.saturating_sub(1))?;
+                check_limit(FETCHED_CLOCK, version.saturating_sub(1))?;
+            }
+            (Submission::FetchChunks { tensor, first, count, version, .. }, _) => {
+                self.check_range(tensor, first, count)?;
+                check_limit(FETCHED_CLOCK, version.saturating_sub(1))?;
             }
             (Submission::Leave, _) => {}
             (_, None) => return Err(SubmissionRefused::NoWorker { peer }),
@@ -406,7 +412,7 @@ impl Shard {
                 self.flush(tensor, home);
                 Ok(())
             }
-            Submission::Fetch { .. } => Ok(()),
+            Submission::Fetch { .. } | Submission::FetchChunks { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
         }
     }
@@ -730,6 +736,9 @@ impl Shard {
         }
     }
 }
+
+/// What a fetch names.
+const FETCHED_CLOCK: &str = "the clock that a fetch asks for";
 
 /// Whether a number that a worker names leaves room to count on from it.
 fn check_limit(what: &'static str, got: u64) -> Result<(), SubmissionRefused> {

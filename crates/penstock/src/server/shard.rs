@@ -706,6 +706,8 @@ impl Loop {
         asked.map_err(|undeclared| undeclared.to_string())?;
         if let Submission::Fetch { tensor, state: false, .. } = *judged.submission() {
             self.pace.look_at(memory.chunks(tensor));
+        } else if let Submission::FetchChunks { tensor, count, .. } = *judged.submission() {
+            self.pace.look_at(memory.chunks(tensor).min(count as usize));
         }
         let moves_values = matches!(judged.submission(), Submission::Push { .. } | Submission::Load { .. });
         // What peers of this host have caused is not theirs.

@@ -300,7 +300,8 @@ impl Link {
         };
         let mut remotes = Vec::new();
         for ((proxy, home), lane) in self.proxies.iter().zip(homes).zip(lanes) {
-            let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
+            let (chunks, is_fresh) = (home.chunks().into(), AtomicBool::new(true));
+            let remote = Arc::new(RemoteHome { chunks, is_fresh, ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
                 let (home, terms) = (Box::new(home), Arc::clone(terms));

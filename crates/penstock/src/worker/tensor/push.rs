@@ -198,7 +198,7 @@ impl Tensor {
             None => {}
         }
         if contribution.leaves {
-            self.ask_for_result(contribution.stamp);
+            self.ask_for_result(contribution.stamp, is_sparse);
             if let (Some(kept), Some(carry)) = (kept, &mut carry) {
                 carry.keep(kept);
             }
@@ -254,7 +254,7 @@ impl Tensor {
         };
         let count = |home: &HomeShard| runs.iter().filter(|run| within(home, run).is_some()).count() as u64;
         let mut rooms = self.rooms(&links, count, deadline)?;
-        self.ask_for_result(stamp);
+        self.ask_for_result(stamp, true);
         self.count_submitted();
         let tensor = self.id;
         for run in &runs {
@@ -291,10 +291,12 @@ impl Tensor {
     }
 
     /// Under BSP nearly every push is followed by a pull of its result: a home on another host sends it back as soon as it is
-    /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at.
-    fn ask_for_result(&self, stamp: u64) {
+    /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at, or not at all of it.
+    fn ask_for_result(&self, stamp: u64, is_sparse: bool) {
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
-            let pulled = remote.pulled.swap(false, Ordering::Relaxed);
+            // Who has not pulled so far and pushes all of it is likely to pull that.
+            let is_fresh = remote.is_fresh.swap(false, Ordering::Relaxed) && !is_sparse;
+            let pulled = remote.pulled.swap(false, Ordering::Relaxed) || is_fresh;
             let is_sent = remote.is_sent.load(Ordering::Relaxed);
             let version = asking::at_push(pulled, is_sent, self.spec.consistency, stamp);
             remote.wants.store(version.is_some(), Ordering::Relaxed);
