@@ -135,7 +135,7 @@ class Tensor(Sealed):
 
     @property
     def version(self) -> int:
-        """The newest version that all chunks have reached; -1 until rank 0's value is there."""
+        """The newest version that all chunks have, as far as they have come here; -1 before the first value."""
         return self._core.version
 
     @property
@@ -418,9 +418,9 @@ class Tensor(Sealed):
         Parameters
         ----------
         out
-            Writable C-contiguous array of the tensor's `shape` (or the result's, with `rows` or `indices`) and
-            `dtype` to fill (NumPy, a torch tensor on the CPU, or anything with the buffer protocol). Default:
-            a view is returned, nothing is copied under BSP.
+            Writable C-contiguous array of the result's shape and the tensor's `dtype` to fill (NumPy, a torch
+            tensor on the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is
+            copied under BSP.
         rows
             Read these places along the first dimension alone: n whole numbers from 0 on, in any order, also
             some twice. Only chunks that they touch are waited for, fetched and read.
@@ -441,12 +441,12 @@ class Tensor(Sealed):
         -------
         numpy.ndarray
             `out`, if it was given. With `rows` a new array of shape (n, ...), the tensor's other dimensions
-            behind n; with `indices` one of shape (n,). With `exact`, a new array. Otherwise a read-only array of the tensor's
-            shape and dtype: under BSP the model's own memory, which does not change until this worker's next
-            push of the tensor, or clock without one, or until a flush of what a filter of broadcasts holds
-            back; else this worker's mirror, which does not change until its next pull. Copy it to keep it
-            longer, and before `torch.from_numpy`: torch ignores that the array is read-only, and writing to
-            memory that is mapped read-only ends the process.
+            behind n; with `indices` one of shape (n,). With `exact`, a new array. Otherwise a read-only array
+            of the tensor's shape and dtype: under BSP the model's own memory, which does not change until
+            this worker's next push of the tensor, or clock without one, or until a flush of what a filter of
+            broadcasts holds back; else this worker's mirror, which does not change until its next pull. Copy
+            it to keep it longer, and before `torch.from_numpy`: torch ignores that the array is read-only,
+            and writing to memory that is mapped read-only ends the process.
 
         Raises
         ------
