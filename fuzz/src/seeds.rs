@@ -34,6 +34,7 @@ pub fn all() -> Vec<Seeds> {
         Submission::Zero { tensor: 1 },
         Submission::Flush { tensor: 1 },
         Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
+        Submission::FetchChunks { tensor: 1, first: 2, count: 3, version: 3, ticket: 9 },
         Submission::Skip { tensor: 1, first: 2, count: 3, stamp: 3, settings },
         Submission::Factor { tensor: 1, rank: 2, at: 0 },
         Submission::PushProduct { tensor: 1, first: 2, count: 3, stamp: 3, settings, rank: 4 },

@@ -297,6 +297,14 @@ class Tensor:
     def product(self, u: Any, v: Any, rank: int, out: Any) -> None:
         """Fills `out`, a buffer of `nbytes` bytes, with what `push_factors` contributes."""
 
+    def pull_sparse(
+        self, units: Any, unit: int, out: Any, slack: int | None, exact: bool, timeout: float | None
+    ) -> int:
+        """
+        As `pull_into`, or with `exact` as `pull_whole`, of some elements, which are named as for
+        `push_sparse`, into `out`, one after the other.
+        """
+
     def due(
         self,
         data: Any | None,
@@ -343,7 +351,7 @@ class Tensor:
     def held_back(self) -> tuple[float, int]:
         """The norm of what a filter holds back of this worker's pushes, and of how many elements."""
 
-    def pushes_followed(self) -> list[tuple[int, float, float, float | None]]:
+    def pushes_followed(self, timeout: float | None) -> list[tuple[int, float, float, float | None]]:
         """When the filter of this worker's pushes changed its bound: see `filters.Pressed`."""
 
     def values_followed(

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from . import units
 from .arrays import Array, ArrayLike
@@ -93,12 +93,14 @@ class DVF:
     up
         The bound where the network presses the sender: `low` or above. Whoever sends, a worker its pushes, a
         shard its values, looks at its own connections while it trains, and goes from `low` to `up` and back,
-        in four steps; `Tensor.pressure` says when and why. Default None: `low`, always.
+        in four steps; `pressure()` of the tensor, or of what `distribute` gives, says when and why. Default
+        None: `low`, always.
     sufficient
         The bandwidth that suffices, such as "50mbit", or in bytes a second: while each connection of the
         sender has as much it uses `low`, else `up`, nothing between (section 3.3.3). Default None: the bound
         rises while sending takes a noticeable part of the time, a tenth where all wait for it (BSP), four
-        fifths where it hides behind computing (SSP and ASP); this is not in the paper.
+        fifths where it hides behind computing (SSP and ASP), and while that shortens it; this is not in the
+        paper.
     decay
         "sqrt": the bound is divided by the square root of t, the worker's clock + 1 (equation 11), which is
         what convergence is proved with; for broadcasts, of the version, and a value that rests is looked at
@@ -154,12 +156,12 @@ class DVF:
                 raise OptionError(f"expected {expected} for `up`, got {self.up!r}")
             object.__setattr__(self, "up", up + 0.0)
         if self.sufficient is not None:
-            object.__setattr__(self, "sufficient", _bandwidth(self.sufficient))
             if self.up is None:
                 raise OptionError(
                     f"expected `up` beside `sufficient`, got {self.sufficient!r} alone",
                     "there is no other bound to go to where the bandwidth does not suffice",
                 )
+            object.__setattr__(self, "sufficient", _bandwidth(self.sufficient))
 
     def _settings(self) -> tuple[float, ...]:
         up = self.low if self.up is None else self.up
@@ -452,11 +454,11 @@ class Pressed(NamedTuple):
     """When a filter that follows the network changed its bound, and why."""
 
     at: int
-    """From where on: a worker's clock; of values, a version."""
+    """From about where on: a worker's clock; of values, a version."""
     share: float
     """Which part of the way from `low` to `up`: 0, a quarter, half, three quarters or 1."""
     busy: float
-    """The part of the time before for which the busiest connection was at work."""
+    """For which part of the time before the busiest connection was at work, by its bytes and its rate."""
     slowest: float | None
     """Bytes a second that the slowest connection made, if that was known."""
 
@@ -474,7 +476,7 @@ _AUTO = DVF(0.0, 2.0, decay=None, relative=True)
 """What `filter="auto"` is, in each direction: at most all within twice the root mean square is held back."""
 
 
-def meant(given: Filters | str | None, *, broadcast: bool = True) -> Filters | None:
+def meant(given: Filters | Literal["auto"] | None, *, broadcast: bool = True) -> Filters | None:
     """What "auto" stands for: filters that follow the network, of pushes alone if so asked; else `given`."""
     if isinstance(given, str) and given == "auto":
         return Filters(push=_AUTO, broadcast=_AUTO if broadcast else None)
@@ -512,7 +514,8 @@ def spelled(filters: object) -> tuple[_Named, _Named]:
             raise OptionError(
                 f"expected ps.Filters for `filter`, got {filters!r} alone", "give filter=ps.Filters(push=...)"
             )
-        also = "" if isinstance(filters, Quantize) else ", or the same with `broadcast`"
+        only = isinstance(filters, Quantize) and filters.form != "int8"
+        also = "" if only else ", or the same with `broadcast`"
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
             f"give filter=ps.Filters(push=ps.{filters!r}){also}",

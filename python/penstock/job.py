@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from .filters import Filters
 from .first import Firsts
 from .gather import Gathering
 from .limit import Limit
-from .optim import Add, Optimizer
+from .optim import Add, Optimizer, Replace
 from .rendezvous.join import join
 from .table import Rows, Table, declare
 from .tensor import Tensor, _as_buffer
@@ -235,7 +235,7 @@ class Job(Sealed):
         rescale: float = 1.0,
         clip: float | None = None,
         refuse_nonfinite: bool = False,
-        filter: Filters | str | None = None,  # noqa: A002 (what users call it)
+        filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (what users call it)
         timeout: float | None = None,
     ) -> Tensor:
         """
@@ -285,7 +285,7 @@ class Job(Sealed):
         filter
             What of a push, and of the value, is sent now, and what later, such as
             `ps.Filters(push=ps.DVF(low=1e-3))`. "auto": all, unless the network holds training up; then what
-            matters least waits, in both directions. Default: all is sent.
+            matters least waits, in both directions; not with `ps.Replace`. Default: all is sent.
         timeout
             Seconds to wait in total. Default: the job's `deadline` for each answer of a server.
 
@@ -361,7 +361,7 @@ class Job(Sealed):
         rescale: float = 1.0,
         clip: float | None = None,
         refuse_nonfinite: bool = False,
-        filter: Filters | str | None = None,  # noqa: A002 (what users call it)
+        filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (what users call it)
         timeout: float | None = None,
     ) -> Tensor:
         """
@@ -389,6 +389,11 @@ class Job(Sealed):
             )
         refuse_other(self._tensors.get(name))
         chosen = filters.meant(filter)
+        if filter == "auto" and isinstance(optimizer, Replace):
+            raise OptionError(
+                f'expected an optimizer that accumulates with filter="auto", got {optimizer!r}',
+                "each value replaces the one before it: what was held back of one would be an older one's",
+            )
         rule = (optimizer or Add()).copy()
         limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)

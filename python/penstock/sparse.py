@@ -1,5 +1,5 @@
 """
-Sparse contributions: some elements of a tensor, and zeros for all others.
+Sparse contributions: some elements of a tensor, and zeros for all others; and the places of sparse pulls.
 
 `tensor.push(ps.Sparse(indices, values))` means what a push of the whole array would, with zeros where nothing
 is named. Where zeros change nothing by the tensor's rule, only the chunks that are touched move.
@@ -7,13 +7,14 @@ is named. Where zeros change nothing by the tensor's rule, only the chunks that 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 
 from .arrays import Array, ArrayLike, as_array, contribution, is_plain
-from .exceptions import DtypeError, ShapeError, UnknownElement
+from .exceptions import DtypeError, OptionError, ShapeError, UnknownElement
 
 
 class Sparse:
@@ -49,13 +50,7 @@ class Sparse:
     """Of the whole array, where it says so."""
 
     def __init__(self, indices: ArrayLike, values: ArrayLike) -> None:
-        places = as_array(indices)
-        if places.size == 0 and is_plain(indices):
-            places = places.astype(np.int64)  # an empty list is float64 to NumPy
-        if places.dtype.kind not in "iu":
-            raise DtypeError(f"expected indices as whole numbers, got dtype {places.dtype.name}")
-        if places.ndim not in (1, 2):
-            raise ShapeError(f"expected indices of shape (n,) or (dimensions, n), got {places.shape}")
+        places = _places(indices, "indices", (1, 2))
         given = as_array(values)
         if given.ndim == 0 or len(given) != places.shape[-1]:
             raise ShapeError(
@@ -82,18 +77,7 @@ class Sparse:
         named, behind = shape[: len(places)], shape[len(places) :]
         if len(named) < len(places):
             raise ShapeError(f"`{name}` has {len(shape)} dimensions, got indices of {len(places)}")
-        for along, size in zip(places, named, strict=True):
-            wrong = np.flatnonzero((along < 0) | (along >= size))
-            if len(wrong):
-                place = int(wrong[0])
-                raise UnknownElement(
-                    f"`{name}`: expected indices from 0 to {size - 1}, got {along[place]} at place {place}",
-                    "indices count from 0, along the dimensions that they name",
-                    place=place,
-                )
-        units = np.zeros(places.shape[1], np.uint64)
-        for along, size in zip(places, named, strict=True):
-            units = units * np.uint64(size) + along.astype(np.uint64)
+        units = _units(places, named, name)
         expected = (places.shape[1], *behind)
         if (given := as_array(self.values)).shape != expected:
             raise ShapeError(f"`{name}`: expected values of shape {expected}, got {given.shape}")
@@ -107,6 +91,75 @@ class Sparse:
         with np.errstate(all="ignore"):
             np.add.at(whole.reshape(-1, unit), units.astype(np.intp), values.reshape(-1, unit))
         return whole
+
+
+def _places(indices: ArrayLike, what: str, dimensions: tuple[int, ...]) -> Array:
+    """`indices` as an array of whole numbers; raises DtypeError or ShapeError."""
+    places = as_array(indices)
+    if places.size == 0 and is_plain(indices):
+        places = places.astype(np.int64)  # an empty list is float64 to NumPy
+    if places.dtype.kind not in "iu":
+        raise DtypeError(f"expected {what} as whole numbers, got dtype {places.dtype.name}")
+    if places.ndim not in dimensions:
+        shapes = " or ".join(("(n,)", "(dimensions, n)")[: len(dimensions)])
+        raise ShapeError(f"expected {what} of shape {shapes}, got {places.shape}")
+    return places
+
+
+def _units(places: Array, named: tuple[int, ...], name: str) -> Array:
+    """
+    Places of shape (dimensions, n) along dimensions of these sizes, each as one number.
+
+    Raises
+    ------
+    UnknownElement
+        A dimension has no such place.
+    """
+    for along, size in zip(places, named, strict=True):
+        wrong = np.flatnonzero((along < 0) | (along >= size))
+        if len(wrong):
+            place = int(wrong[0])
+            raise UnknownElement(
+                f"`{name}`: expected indices from 0 to {size - 1}, got {along[place]} at place {place}",
+                "indices count from 0, along the dimensions that they name",
+                place=place,
+            )
+    units = np.zeros(places.shape[1], np.uint64)
+    for along, size in zip(places, named, strict=True):
+        units = units * np.uint64(size) + along.astype(np.uint64)
+    return units
+
+
+def gathered(
+    name: str, shape: tuple[int, ...], rows: ArrayLike | None, indices: ArrayLike | None
+) -> tuple[Array, int, tuple[int, ...]]:
+    """
+    What a pull of some rows, or of some elements, of the tensor of that name and shape takes: where each
+    begins, counted in its length, how many elements it has, and the shape of the result.
+
+    Raises
+    ------
+    OptionError
+        Both are given.
+    ShapeError, DtypeError, UnknownElement
+        The tensor has no such places, or they are no whole numbers.
+    """
+    if rows is not None and indices is not None:
+        raise OptionError(
+            f"`{name}`: expected `rows` or `indices`, got both", "pull rows and single elements one by one"
+        )
+    if rows is not None:
+        if not shape:
+            raise ShapeError(f"`{name}` has shape (), and no rows")
+        places, named, behind = _places(rows, "rows", (1,)), shape[:1], shape[1:]
+    else:
+        places = _places(indices, "indices", (1, 2))
+        # Elements counted over all dimensions, or along each.
+        named, behind = (math.prod(shape),) if places.ndim == 1 else shape, ()
+    places = np.atleast_2d(places)
+    if len(places) != len(named):
+        raise ShapeError(f"`{name}` has {len(named)} dimensions, got indices of {len(places)}")
+    return _units(places, named, name), math.prod(behind), (places.shape[1], *behind)
 
 
 def sparse_of(value: object) -> Sparse | None:

@@ -24,7 +24,7 @@ from .filters import Filters, HeldBack, OwnFilter, Pressed, Pressure
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
-from .sparse import sparse_of
+from .sparse import gathered, sparse_of
 
 if TYPE_CHECKING:
     from . import _core
@@ -136,7 +136,7 @@ class Tensor(Sealed):
 
     @property
     def version(self) -> int:
-        """The newest version that all chunks have reached; -1 until rank 0's value is there."""
+        """The newest version that all chunks have, as far as they have come here; -1 before the first."""
         return self._core.version
 
     @property
@@ -463,14 +463,18 @@ class Tensor(Sealed):
         stamp = self._core.flush(self._optimizer._packed, limit.left())
         if stamp is not None:
             self._job._unsent.discard(self._name)
+        # Last: interrupted behind it, a call that is made again would be another one.
+        self._release(limit)
+        return stamp
+
+    def _release(self, limit: Limit[float | None]) -> None:
+        """Collective: lets readers see all of the value, where they may lack something of it."""
         if self._core.lags:
             what = f"flush of `{self.name}` (every worker calls it)"
             # Made again in this iteration it is the same call: a signal handler may have raised at its end.
             says = lambda: checksum((self._job.iteration,))  # noqa: E731
             deed = Deed(what, lambda: self._core.release(None), says)
-            # Last: interrupted behind it, a call that is made again would be another one.
             self._job._firsts.do(self._job._core, deed, limit.left())
-        return stamp
 
     @property
     def held_back(self) -> HeldBack:
@@ -499,8 +503,12 @@ class Tensor(Sealed):
 
         Raises
         ------
-        DeadlineExceeded
-            A server did not answer.
+        DeadlineExceeded, NotDelivered
+            A server did not answer, or this worker's pushes were not made in time.
+        OptionError
+            `timeout` is not a valid number of seconds.
+        JobClosed
+            The job has ended, or this worker was removed from it.
 
         Examples
         --------
@@ -508,10 +516,12 @@ class Tensor(Sealed):
         >>> w.pressure()
         Pressure(push=[], broadcast={})
         """
-        self._job._await_pushes()
-        values = self._core.values_followed(timeout)
+        limit = Limit(timeout)
+        self._job._await_pushes(limit)
+        pushes = self._core.pushes_followed(limit.left())
+        values = self._core.values_followed(limit.left())
         return Pressure(
-            [Pressed(*change) for change in self._core.pushes_followed()],
+            [Pressed(*change) for change in pushes],
             {(server, shard): [Pressed(*change) for change in changes] for server, shard, changes in values},
         )
 
@@ -531,19 +541,27 @@ class Tensor(Sealed):
         self,
         out: ArrayLike | None = None,
         *,
+        rows: ArrayLike | None = None,
+        indices: ArrayLike | None = None,
         slack: int | None = None,
         exact: bool = False,
         timeout: float | None = None,
     ) -> Array:
         """
-        Read the value, as fresh as the tensor's consistency asks for.
+        Read the value, or some of it, as fresh as the tensor's consistency asks for.
 
         Parameters
         ----------
         out
-            Writable C-contiguous array of the tensor's `shape` and `dtype` to fill (NumPy, a torch tensor on
-            the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is copied
-            under BSP.
+            Writable C-contiguous array of the result's shape and the tensor's `dtype` to fill (NumPy, a torch
+            tensor on the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is
+            copied under BSP.
+        rows
+            Read these places along the first dimension alone: n whole numbers from 0 on, in any order, also
+            some twice. Only chunks that they touch are waited for, fetched and read.
+        indices
+            Likewise single elements: n whole numbers, counted over all dimensions as `ravel()` does, or an
+            array of shape (dimensions, n).
         slack
             The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
         exact
@@ -557,20 +575,23 @@ class Tensor(Sealed):
         Returns
         -------
         numpy.ndarray
-            `out`, if it was given. With `exact`, a new array. Otherwise a read-only array of the tensor's
-            shape and dtype: under BSP the model's own memory, which does not change until this worker's next
-            push of the tensor, or clock without one, or until a flush of what a filter of broadcasts holds
-            back; else this worker's mirror, which does not change until its next pull. Copy it to keep it
-            longer, and before `torch.from_numpy`: torch ignores that the array is read-only, and writing to
-            memory that is mapped read-only ends the process.
+            `out`, if it was given. With `rows` a new array of shape (n, ...), the tensor's other dimensions
+            behind n; with `indices` one of shape (n,). With `exact`, a new array. Otherwise a read-only array
+            of the tensor's shape and dtype: under BSP the model's own memory, which does not change until
+            this worker's next push of the tensor, or clock without one, or until a flush of what a filter of
+            broadcasts holds back; else this worker's mirror, which does not change until its next pull. Copy
+            it to keep it longer, and before `torch.from_numpy`: torch ignores that the array is read-only,
+            and writing to memory that is mapped read-only ends the process.
 
         Raises
         ------
         ShapeError, DtypeError
             `out` has another shape, layout or dtype, cannot be written, or is not an array over its own
-            memory.
+            memory; or `rows` or `indices` are not whole numbers, or of another shape.
+        UnknownElement
+            The tensor has no such row or element. `out` is as it was.
         OptionError
-            `slack` is not a whole number of 0 or above.
+            `slack` is not a whole number of 0 or above; or both `rows` and `indices` are given.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         DeadlineExceeded
@@ -590,7 +611,11 @@ class Tensor(Sealed):
         array([0., 0., 0.], dtype=float32)
         >>> w.pull(out=np.empty(3, dtype=np.float32), slack=0)
         array([0., 0., 0.], dtype=float32)
+        >>> w.pull(rows=[2, 0])
+        array([0., 0.], dtype=float32)
         """
+        if rows is not None or indices is not None:
+            return self._pull_some(out, rows, indices, slack, exact, timeout)
         if slack is not None:
             slack = check_slack(slack)
         elif out is None and self._stable and not exact:
@@ -610,6 +635,22 @@ class Tensor(Sealed):
             return self._model_view()
         self._core.pull_mirror(slack, timeout)
         return self._mirror_view()
+
+    def _pull_some(
+        self,
+        out: ArrayLike | None,
+        rows: ArrayLike | None,
+        indices: ArrayLike | None,
+        slack: int | None,
+        exact: bool,
+        timeout: float | None,
+    ) -> Array:
+        if slack is not None:
+            slack = check_slack(slack)
+        units, unit, shape = gathered(self._name, self._shape, rows, indices)
+        array = np.empty(shape, self._dtype) if out is None else target(out, self._name, shape, self._dtype)
+        self._core.pull_sparse(units, unit, _as_buffer(array), slack, exact, timeout)
+        return array
 
     def pushpull(
         self,
@@ -706,15 +747,21 @@ class Tensor(Sealed):
         return self._job._submit_push(self._push, grad, self._optimizer._packed, more, timeout)
 
     def pull_async(
-        self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
+        self,
+        out: ArrayLike | None = None,
+        *,
+        rows: ArrayLike | None = None,
+        indices: ArrayLike | None = None,
+        slack: int | None = None,
+        timeout: float | None = None,
     ) -> Future[Array]:
         """
         `pull`, on the job's own thread, after the asynchronous calls made before it.
 
         Parameters
         ----------
-        out, slack, timeout
-            As for `pull`. Do not use `out` before the future is done.
+        out, rows, indices, slack, timeout
+            As for `pull`. Do not use `out`, nor change `rows` or `indices`, before the future is done.
 
         Returns
         -------
@@ -731,7 +778,7 @@ class Tensor(Sealed):
         >>> w.pull_async().result()
         array([0., 0., 0.], dtype=float32)
         """
-        return self._job._submit(self.pull, out, slack=slack, timeout=timeout)
+        return self._job._submit(self.pull, out, rows=rows, indices=indices, slack=slack, timeout=timeout)
 
     def pushpull_async(
         self,

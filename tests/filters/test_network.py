@@ -20,10 +20,10 @@ PUSHES = """
             w = job.tensor("w", filter=ps.Filters(push=given), **options)
             v = job.tensor("v", filter=ps.Filters(broadcast=given), **options)
             draw = np.random.default_rng(job.rank)
-            pushed, read, since = [], [], time.monotonic()
+            pushed, read, since, after = [], [], time.monotonic(), 0
             # Until both directions have changed, where they will: looks are a tenth of a second apart.
             while len(pushed) < 20 or time.monotonic() < since + {seconds}:
-                numbers = draw.integers(-3, 4, w.shape).astype(np.float32)
+                numbers = draw.integers(-24, 25, w.shape).astype(np.float32) / 8
                 w.push(numbers)
                 v.push(numbers)
                 pushed.append(numbers)
@@ -31,6 +31,8 @@ PUSHES = """
                 read.append((w.pull().copy(), v.pull().copy()))
                 pressure = v.pressure()
                 if w.pressure().push and pressure.broadcast and all(pressure.broadcast.values()):
+                    after += 1
+                if after == 5:
                     break
             changed = [change.at for change in w.pressure().push]
             shares = [change.share for change in w.pressure().push]
@@ -75,11 +77,12 @@ def test_a_bandwidth_that_never_suffices_has_the_upper_bound_hold_from_the_clock
         carry = due - sent
         value -= sent
         np.testing.assert_array_equal(saved["w"][clock], value, err_msg=f"{clock}, changed at {changed}")
-    assert saved["held"] == np.count_nonzero(carry)
+    assert saved["held"] == np.count_nonzero(carry) > 0
     whole = -np.sum(saved["pushed"], axis=0)
     for flushed in saved["flushed"]:
         np.testing.assert_array_equal(flushed, whole)
-    assert (np.abs(saved["v"][-1] - whole) <= 2.0).all()
+    behind = np.abs(saved["v"][-1] - whole)
+    assert 0 < behind.max() <= 2.0, "its home holds back as well"
 
 
 @pytest.mark.parametrize(("transport", "sufficient"), [("tcp", "1bit"), ("auto", "1000tbit"), ("auto", None)])
@@ -105,6 +108,8 @@ def test_auto_is_everything_where_nothing_presses(job: ps.Job) -> None:
     assert pressure.broadcast == {shard: [] for shard in pressure.broadcast}
     assert len(pressure.broadcast) == 1
     assert job.tensor("plain", shape=3).pressure() == ps.filters.Pressure([], {})
+    with pytest.raises(OptionError, match="expected an optimizer that accumulates"):
+        job.tensor("v", shape=3, optimizer=ps.Replace(), filter="auto")
     with pytest.raises(OptionError, match=r'expected ps\.Filters or "auto" for `filter`, got \'Auto\''):
         job.tensor("v", shape=3, filter="Auto")
 
@@ -115,7 +120,7 @@ def test_auto_is_everything_where_nothing_presses(job: ps.Job) -> None:
         (lambda: ps.DVF(1, 0.5), "a number of 1, which is `low`, or above for `up`, got 0.5"),
         (lambda: ps.DVF(1, float("nan")), "a number of 1, which is `low`, or above for `up`, got nan"),
         (lambda: ps.DVF(1, "2"), "a number of 1, which is `low`, or above for `up`, got '2'"),
-        (lambda: ps.DVF(1, sufficient="50mbit"), "`up` beside `sufficient`, got 6250000.0 alone"),
+        (lambda: ps.DVF(1, sufficient="50mbit"), "`up` beside `sufficient`, got '50mbit' alone"),
         (lambda: ps.DVF(1, 2, sufficient=0), "above 0, for `sufficient`, got 0"),
         (lambda: ps.DVF(1, 2, sufficient=True), "above 0, for `sufficient`, got True"),
         (lambda: ps.DVF(1, 2, sufficient="fast"), "sufficient"),

@@ -118,9 +118,10 @@ def test_filters_that_follow_the_network_give_way_on_a_slow_one_and_lose_nothing
             one.work(testbed, [0, 1], kind, 200_000, 60, program="pressed.py")
             results[kind] = one.results()
     plain, filtered = results["none"], results["auto"]
-    assert {words[3] for words in plain} == {words[3] for words in filtered}, "what was held back came"
+    assert {words[4] for words in plain} == {words[4] for words in filtered}, "what was held back came"
     for before, after in zip(plain, filtered, strict=True):
         assert (before[0], before[1]) == ("0.0", "0.0")
         assert float(after[0]) > 0
         assert float(after[1]) > 0
         assert float(after[2]) < 0.9 * float(before[2])
+        assert float(after[3]) < 0.9 * float(before[3])

@@ -53,12 +53,18 @@ impl Default for Sleeping {
 pub struct Bell {
     /// Counts rings; the futex word.
     rings: Futex,
-    /// 0: no thread waits; n + 1: for tensor n; [`ANYTHING`]: for anything.
+    /// 0: no thread waits; n + 1: for tensor n; [`single_chunks`] of that: for some of its chunks; [`ANYTHING`]: for anything.
     waits_for: AtomicU32,
 }
 
 /// The worker waits for more than one thing.
 pub const ANYTHING: u32 = u32::MAX;
+
+/// What a thread waits for that waits for some chunks of a tensor, each by itself. `tensor`: its number + 1, which is what one waits
+/// for that has to have all of them: it is not woken for each.
+pub const fn single_chunks(tensor: u32) -> u32 {
+    tensor | 1 << 31
+}
 
 impl Bell {
     /// No thread waits.
@@ -66,8 +72,8 @@ impl Bell {
         Self { rings: Futex::new(0), waits_for: AtomicU32::new(0) }
     }
 
-    /// The worker is about to sleep until something happens to `what` (a tensor's number + 1, or [`ANYTHING`]). Returns the count
-    /// to sleep on. It must look once more before it does.
+    /// The worker is about to sleep until something happens to `what` (a tensor's number + 1, [`single_chunks`] of that, or
+    /// [`ANYTHING`]). Returns the count to sleep on. It must look once more before it does.
     pub fn announce(&self, what: u32) -> u32 {
         let rings = self.rings.load(Ordering::Acquire);
         self.waits_for.store(what, Ordering::Relaxed);

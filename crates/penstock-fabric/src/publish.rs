@@ -48,6 +48,15 @@ impl ChunkHeader {
         Self { sequence: AtomicU64::new(0), version: AtomicU64::new(0), steps: AtomicU64::new(0) }
     }
 
+    /// The version + 1, or a later one's; 0 before the first. What is then [read](Self::read) is not older.
+    pub fn progress(&self) -> u64 {
+        // Pairs with the release in `leave`. The first publication ends with sequence 2.
+        match self.sequence.load(Ordering::Acquire) {
+            0 | 1 => 0,
+            _ => self.version.load(Ordering::Relaxed) + 1,
+        }
+    }
+
     /// Copies the payload with `copy`, which must use racing-safe loads, and says what it got.
     pub fn read(&self, copy: impl FnOnce()) -> Result<Published, Torn> {
         let before = self.sequence.load(Ordering::Acquire);

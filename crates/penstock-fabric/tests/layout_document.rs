@@ -134,6 +134,7 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("fetch", Submission::Fetch { tensor: 7, state: true, version: 10, ticket: 11 }),
         ("leave", Submission::Leave),
         ("flush", Submission::Flush { tensor: 7 }),
+        ("fetch chunks", Submission::FetchChunks { tensor: 7, first: 8, count: 9, version: 10, ticket: 11 }),
         ("skip", Submission::Skip { tensor: 7, first: 8, count: 9, stamp: 10, settings }),
         ("factor", Submission::Factor { tensor: 7, rank: 3, at: 10 }),
         (

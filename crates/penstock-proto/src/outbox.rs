@@ -82,6 +82,20 @@ impl Outbox {
         untaken.map(|entry| &mut entry.submission)
     }
 
+    /// Drops submissions of which no frame has been taken, where `drops` says so: on a connection on which nothing was sent so far.
+    /// Those behind them have their numbers then.
+    pub fn drop_untaken(&mut self, drops: impl Fn(&Submission) -> bool) {
+        debug_assert_eq!(self.next, self.taken + 1, "nothing was sent on this connection");
+        self.entries.retain(|entry| entry.first <= self.taken || !drops(&entry.submission));
+        self.end = self.entries.front().map_or(self.taken + 1, |entry| entry.first.min(self.taken + 1));
+        for entry in &mut self.entries {
+            entry.first = self.end;
+            self.end += u64::from(entry.frames);
+        }
+        self.cursor = 0;
+        self.sent = self.sent.min(self.end - 1);
+    }
+
     /// The next frame to be sent; it stays the next until [`Outbox::sent`].
     pub fn due(&self) -> Option<Due> {
         let entry = self.entries.get(self.cursor)?;
@@ -227,6 +241,15 @@ mod tests {
                         wire.clear();
                         acks.clear();
                         prop_assert_eq!(outbox.resume(inbox.count()), Ok(()));
+                        if how_many == 5 {
+                            // One in three of what was not taken at all is not wanted any more.
+                            let drops = |tensor: u32| tensor.is_multiple_of(3);
+                            let begun = got.last().map_or(0, |&(tensor, _)| tensor + 1);
+                            outbox.drop_untaken(
+                                |submission| matches!(submission, Submission::Zero { tensor } if drops(*tensor)),
+                            );
+                            expected.retain(|&(tensor, _)| tensor < begun || !drops(tensor));
+                        }
                     }
                 }
             }

@@ -7,7 +7,8 @@
 //!   long enough it eases by one. Pressure that comes back right after doubles the patience before the next try.
 //!
 //! Both come from what is sent anyway, by what the transport says of each link. No probe is sent, and no clock is read here:
-//! times come from outside.
+//! times come from outside. What is short says nothing of a link's bandwidth, since it takes a round trip in any case: so by
+//! bandwidth it is no reason, and by time pressure that does not shorten the sending is given up.
 
 use crate::consistency::Consistency;
 use penstock_kernels::filter::{Follows, Pressure};
@@ -23,6 +24,10 @@ const WAITED_FOR: f64 = 0.1;
 const HIDDEN: f64 = 0.8;
 /// Looks at little sending before the pressure eases: at first, and at most.
 const PATIENCE: (u32, u32) = (4, 64);
+/// Looks at the most pressure before it has to have shortened the sending, and to which part of what it was at least.
+const TRIAL: (u32, f64) = (4, 0.8);
+/// Looks at none after pressure was in vain: at first, and at most.
+const REST: (u32, u32) = (32, 4096);
 /// Changes that are kept to be shown.
 const SHOWN: usize = 16;
 
@@ -31,18 +36,21 @@ const SHOWN: usize = 16;
 pub struct Flow {
     /// Bytes that the other end has had of it, since the connection was made.
     pub sent: u64,
-    /// Bytes a second at which they go, while there are some to go; `None`: not known yet.
+    /// Bytes a second at which they went; `None`: not known yet.
     pub rate: Option<f64>,
+    /// Whether there was too little to send for that to be all that the link has: then it has as much at least, and what is short
+    /// takes a round trip, whatever the link's bandwidth.
+    pub cut_short: bool,
 }
 
 /// A decision, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// The sender's turn that was the first under it: a worker's clock, or a version.
+    /// The sender's turn that was about the first under it: a worker's clock, or a version.
     pub at: u64,
     /// What was decided.
     pub pressure: Pressure,
-    /// The part of the time for which the busiest link was at work.
+    /// For which part of the time the busiest link was at work, by its bytes and its rate.
     pub busy: f64,
     /// Bytes a second of the slowest link, if any is known.
     pub slowest: Option<f64>,
@@ -54,15 +62,31 @@ pub struct Gauge {
     follows: Follows,
     noticeable: f64,
     pressure: Pressure,
-    /// When it was looked last, and what links had sent by then.
-    last: Option<(Duration, Vec<u64>)>,
+    /// When it was looked last, and what each link had sent by then, by its place.
+    last: Option<(Duration, Vec<Option<u64>>)>,
     /// Turns since.
     turns: u32,
     /// Looks at little sending; since the pressure has eased.
     calm: u32,
     since_eased: u32,
     patience: u32,
+    trial: Trial,
     changes: VecDeque<Change>,
+}
+
+/// Whether pressure does any good. What is short takes a round trip or some, which fewer bytes do not shorten: it looks like a link
+/// that is slow.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    /// Seconds of sending a turn, when the pressure rose.
+    before: f64,
+    /// Looks at the most pressure since.
+    looks: u32,
+    /// Whether it was seen to shorten that.
+    proven: bool,
+    /// Looks for which nothing is tried, now, and after the next pressure in vain.
+    rests: u32,
+    next: u32,
 }
 
 impl Gauge {
@@ -78,6 +102,7 @@ impl Gauge {
             calm: 0,
             since_eased: u32::MAX,
             patience: PATIENCE.0,
+            trial: Trial { before: 0.0, looks: 0, proven: false, rests: 0, next: REST.0 },
             changes: VecDeque::new(),
         }
     }
@@ -101,43 +126,57 @@ impl Gauge {
         }
     }
 
-    /// Looks at all links of the sender, and decides. `at` is the turn that comes next. The first look has nothing to compare with.
-    pub fn look(&mut self, now: Duration, at: u64, flows: impl Iterator<Item = Flow>) {
-        self.turns = 0;
-        let flows: Vec<Flow> = flows.collect();
-        let sent = flows.iter().map(|flow| flow.sent).collect();
+    /// Looks at all links of the sender, and decides. Each link has its place among them, where there is none while it is not
+    /// connected. `at` is the turn that comes next. The first look has nothing to compare with.
+    pub fn look(&mut self, now: Duration, at: u64, flows: impl Iterator<Item = Option<Flow>>) {
+        let turns = std::mem::take(&mut self.turns).max(1);
+        let flows: Vec<Option<Flow>> = flows.collect();
+        let sent = flows.iter().map(|flow| flow.map(|flow| flow.sent)).collect();
         let Some((since, before)) = self.last.replace((now, sent)) else { return };
-        let rates = flows.iter().filter_map(|flow| flow.rate);
-        let slowest = rates.reduce(f64::min);
-        // A connection that was made anew counts from its own beginning; links that have come or gone are seen at the next look.
-        let time = |(flow, before): (&Flow, &u64)| {
+        let slowest =
+            |flow: fn(&Flow) -> Option<f64>| flows.iter().flatten().filter_map(flow).reduce(f64::min);
+        // A connection that was made anew counts from its own beginning. One that was not there before is seen at the next look.
+        let time = |(flow, before): (&Option<Flow>, &Option<u64>)| {
+            let (Some(flow), Some(before)) = (flow, before) else { return 0.0 };
             let new = flow.sent.checked_sub(*before).unwrap_or(flow.sent) as f64;
             flow.rate.filter(|rate| *rate > 0.0).map_or(0.0, |rate| new / rate)
         };
         let elapsed = now.saturating_sub(since).as_secs_f64().max(1e-9);
-        let busy = flows.iter().zip(&before).map(time).fold(0.0, f64::max) / elapsed;
+        let sending = flows.iter().zip(&before).map(time).fold(0.0, f64::max);
+        let busy = sending / elapsed;
         let pressure = match self.follows {
-            Follows::Bandwidth(enough) if slowest.is_some_and(|slowest| slowest < enough) => Pressure::MOST,
-            Follows::Bandwidth(_) => Pressure::NONE,
-            Follows::Time => self.by_time(busy),
+            // What was cut short may have been faster.
+            Follows::Bandwidth(enough) => match slowest(|flow| flow.rate.filter(|_| !flow.cut_short)) {
+                Some(slowest) if slowest < enough => Pressure::MOST,
+                _ => Pressure::NONE,
+            },
+            Follows::Time => self.by_time(busy, sending / f64::from(turns)),
         };
         if pressure != self.pressure {
             self.pressure = pressure;
             if self.changes.len() == SHOWN {
                 self.changes.pop_front();
             }
-            self.changes.push_back(Change { at, pressure, busy, slowest });
+            self.changes.push_back(Change { at, pressure, busy, slowest: slowest(|flow| flow.rate) });
         }
     }
 
-    fn by_time(&mut self, busy: f64) -> Pressure {
+    /// `sending`: seconds of a turn.
+    fn by_time(&mut self, busy: f64, sending: f64) -> Pressure {
+        if self.trial.rests > 0 {
+            self.trial.rests -= 1;
+            return Pressure::NONE;
+        }
         self.since_eased = self.since_eased.saturating_add(1);
         if busy > self.noticeable {
             self.calm = 0;
+            if self.is_in_vain(sending) {
+                return Pressure::NONE;
+            }
             if self.since_eased <= self.patience {
                 self.patience = (2 * self.patience).min(PATIENCE.1);
             }
-            let steps = (busy / self.noticeable - 1.0).ceil().min(f64::from(Pressure::MOST.steps()));
+            let steps = (busy / self.noticeable - 1.0).ceil().clamp(1.0, Pressure::MOST.steps().into());
             return Pressure::of(self.pressure.steps() + steps as u8);
         }
         if busy > self.noticeable / 2.0 {
@@ -154,6 +193,24 @@ impl Gauge {
             self.patience = PATIENCE.0;
         }
         self.pressure
+    }
+
+    /// Whether pressure was tried, and has not shortened the sending: then it is not tried for a while.
+    fn is_in_vain(&mut self, sending: f64) -> bool {
+        let trial = &mut self.trial;
+        if self.pressure == Pressure::NONE {
+            (trial.before, trial.looks, trial.proven) = (sending, 0, false);
+        } else if self.pressure == Pressure::MOST && !trial.proven {
+            trial.looks += 1;
+            if sending < TRIAL.1 * trial.before {
+                (trial.proven, trial.next) = (true, REST.0);
+            } else if trial.looks >= TRIAL.0 {
+                trial.rests = trial.next;
+                trial.next = (2 * trial.next).min(REST.1);
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -173,24 +230,28 @@ mod tests {
         sent: u64,
         /// Whether sending adds to the time that a turn takes.
         waits: bool,
+        /// Seconds that sending takes beside that for its bytes, which the link's rate does not tell apart.
+        round_trip: f64,
     }
 
     impl Sender {
         fn new(follows: Follows, consistency: Consistency) -> Self {
             let waits = consistency == BSP;
-            Self { gauge: Gauge::new(follows, consistency), now: 0.0, sent: 0, waits }
+            Self { gauge: Gauge::new(follows, consistency), now: 0.0, sent: 0, waits, round_trip: 0.0 }
         }
 
         /// Takes turns that send `bytes` at no pressure and a tenth at most, and gives the pressure after each.
         fn turns(&mut self, turns: u64, bytes: f64, computes: f64, rate: f64) -> Vec<u8> {
+            let mut seen = None;
             let turn = |at| {
                 if self.gauge.is_time(1, Duration::from_secs_f64(self.now)) {
-                    let flow = Flow { sent: self.sent, rate: Some(rate) };
-                    self.gauge.look(Duration::from_secs_f64(self.now), at, [flow].into_iter());
+                    let flow = Flow { sent: self.sent, rate: seen, cut_short: self.round_trip > 0.0 };
+                    self.gauge.look(Duration::from_secs_f64(self.now), at, [Some(flow)].into_iter());
                 }
                 let bytes = bytes * (1.0 - 0.9 * self.gauge.pressure().share());
                 self.sent += bytes as u64;
-                let sending = bytes / rate;
+                let sending = bytes / rate + self.round_trip;
+                seen = Some(bytes / sending);
                 self.now += if self.waits { computes + sending } else { computes.max(sending) };
                 self.gauge.pressure().steps()
             };
@@ -232,10 +293,31 @@ mod tests {
     }
 
     #[test]
+    fn round_trips_are_no_reason_to_send_less_for_long() {
+        let mut sender = Sender { round_trip: 0.3, ..Sender::new(Follows::Time, BSP) };
+        let pressed = sender.turns(4000, 0.001 * RATE, 0.7, RATE);
+        let looks = pressed.iter().filter(|steps| **steps > 0).count();
+        assert!((1..400).contains(&looks), "{looks} turns of 4000 under pressure in vain");
+        assert!(
+            pressed[3000..].iter().filter(|steps| **steps > 0).count() < 60,
+            "it is tried ever more seldom"
+        );
+        // Where bytes cost as well it is worth it.
+        let mut sender = Sender { round_trip: 0.1, ..Sender::new(Follows::Time, BSP) };
+        assert_eq!(sender.turns(400, RATE, 0.7, RATE)[300..], [4; 100]);
+        let mut gauge = Gauge::new(Follows::Bandwidth(50.0), BSP);
+        for second in 0..9 {
+            let flow = Flow { sent: 0, rate: Some(1.0), cut_short: true };
+            gauge.look(Duration::from_secs(second), second, [Some(flow)].into_iter());
+            assert_eq!(gauge.pressure(), Pressure::NONE, "as much at least");
+        }
+    }
+
+    #[test]
     fn by_bandwidth_there_are_two_ends_and_the_slowest_link_decides() {
         let mut gauge = Gauge::new(Follows::Bandwidth(50.0), BSP);
         let mut look = |seconds, rates: &[Option<f64>]| {
-            let flow = |rate: &Option<f64>| Flow { sent: 0, rate: *rate };
+            let flow = |rate: &Option<f64>| Some(Flow { rate: *rate, ..Flow::default() });
             gauge.look(Duration::from_secs(seconds), seconds, rates.iter().map(flow));
             gauge.pressure()
         };
@@ -264,7 +346,13 @@ mod tests {
         #[test]
         fn whatever_links_say_the_pressure_is_in_its_range_and_the_last_change_says_it(
             looks in prop::collection::vec(
-                (0_u64..1000, prop::collection::vec((any::<u64>(), prop::option::of(-1.0_f64..1e12)), 0..4)),
+                (
+                    0_u64..1000,
+                    prop::collection::vec(
+                        prop::option::of((any::<u64>(), prop::option::of(-1.0_f64..1e12), any::<bool>())),
+                        0..4,
+                    ),
+                ),
                 0..60,
             ),
             by_time: bool,
@@ -274,8 +362,8 @@ mod tests {
             let mut now = Duration::ZERO;
             for (at, (later, flows)) in looks.into_iter().enumerate() {
                 now += Duration::from_millis(later);
-                let flows = flows.into_iter().map(|(sent, rate)| Flow { sent, rate });
-                gauge.look(now, at as u64, flows);
+                let flow = |(sent, rate, cut_short)| Flow { sent, rate, cut_short };
+                gauge.look(now, at as u64, flows.into_iter().map(|given| given.map(flow)));
                 prop_assert!(gauge.pressure() <= Pressure::MOST);
                 let shown = gauge.changes().last().map_or(Pressure::NONE, |change| change.pressure);
                 prop_assert_eq!(shown, gauge.pressure());

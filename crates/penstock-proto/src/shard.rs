@@ -338,7 +338,9 @@ impl Shard {
     /// Judges what a peer of this host submits: a worker there has nothing to be sent.
     pub fn judge_local(&self, peer: PeerId, submission: &Submission) -> Result<Judged, SubmissionRefused> {
         match *submission {
-            Submission::Fetch { tensor, .. } if peer.rank().is_some() => {
+            Submission::Fetch { tensor, .. } | Submission::FetchChunks { tensor, .. }
+                if peer.rank().is_some() =>
+            {
                 Err(SubmissionRefused::NothingToFetch { tensor })
             }
             Submission::Factor { tensor, .. } => Err(SubmissionRefused::Factors { tensor }),
@@ -356,7 +358,11 @@ impl Shard {
             (Submission::Fetch { tensor, version, .. }, _) => {
                 self.known(tensor)?;
                 // The push of the last clock makes the version behind it.
-                check_limit("the clock that a fetch asks for", version.saturating_sub(1))?;
+                check_limit(FETCHED_CLOCK, version.saturating_sub(1))?;
+            }
+            (Submission::FetchChunks { tensor, first, count, version, .. }, _) => {
+                self.check_range(tensor, first, count)?;
+                check_limit(FETCHED_CLOCK, version.saturating_sub(1))?;
             }
             (Submission::Leave, _) => {}
             (_, None) => return Err(SubmissionRefused::NoWorker { peer }),
@@ -418,7 +424,10 @@ impl Shard {
                 self.flush(tensor, home);
                 Ok(())
             }
-            Submission::Fetch { .. } | Submission::Factor { .. } | Submission::PushProduct { .. } => Ok(()),
+            Submission::Fetch { .. }
+            | Submission::FetchChunks { .. }
+            | Submission::Factor { .. }
+            | Submission::PushProduct { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
         }
     }
@@ -742,6 +751,9 @@ impl Shard {
         }
     }
 }
+
+/// What a fetch names.
+const FETCHED_CLOCK: &str = "the clock that a fetch asks for";
 
 /// Whether a number that a worker names leaves room to count on from it.
 fn check_limit(what: &'static str, got: u64) -> Result<(), SubmissionRefused> {

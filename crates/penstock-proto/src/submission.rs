@@ -83,6 +83,19 @@ pub enum Submission {
         /// Comes back behind what has this version by now. Grows with every fetch, from 1; or [`NO_TICKET`].
         ticket: u64,
     },
+    /// Only from workers on other hosts: the same of the chunks `first..first + count`'s values.
+    FetchChunks {
+        /// The tensor.
+        tensor: TensorId,
+        /// First chunk, counted over the whole tensor.
+        first: u32,
+        /// How many chunks; the shard takes those that it is home of.
+        count: u32,
+        /// Least version of each.
+        version: u64,
+        /// As of a fetch, among which it counts.
+        ticket: u64,
+    },
     /// What a filter holds back of the tensor's values is to pass, all of it.
     Flush {
         /// The tensor.
@@ -122,7 +135,7 @@ pub enum Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is not one of ours.
-    #[error("expected a submission of kind 1 to 10, got {got}")]
+    #[error("expected a submission of kind 1 to 11, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -142,6 +155,7 @@ const PUSH_PRODUCT: u32 = 10;
 /// Where the rank of factors stands beside the kind: there is no other room.
 const RANK_SHIFT: u32 = 16;
 const _: () = assert!(MAX_RANK < 1 << RANK_SHIFT);
+const FETCH_CHUNKS: u32 = 11;
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -175,6 +189,9 @@ impl Submission {
             Self::Fetch { tensor, state, version, ticket } => {
                 [pack(FETCH, tensor), u64::from(state), version, ticket, 0, 0, 0, 0]
             }
+            Self::FetchChunks { tensor, first, count, version, ticket } => {
+                [pack(FETCH_CHUNKS, tensor), pack(first, count), version, ticket, 0, 0, 0, 0]
+            }
             Self::Flush { tensor } => [pack(FLUSH, tensor), 0, 0, 0, 0, 0, 0, 0],
             Self::Factor { tensor, rank, at } => [pack(FACTOR, tensor), pack(rank, 0), at, 0, 0, 0, 0, 0],
             Self::PushProduct { tensor, first, count, stamp, settings, rank } => {
@@ -204,6 +221,9 @@ impl Submission {
             }
             ZERO => Ok(Self::Zero { tensor }),
             FETCH => Ok(Self::Fetch { tensor, state: words[1] != 0, version: words[2], ticket: words[3] }),
+            FETCH_CHUNKS => {
+                Ok(Self::FetchChunks { tensor, first, count, version: words[2], ticket: words[3] })
+            }
             FLUSH => Ok(Self::Flush { tensor }),
             LEAVE => Ok(Self::Leave),
             FACTOR => Ok(Self::Factor { tensor, rank: first, at: words[2] }),
@@ -245,6 +265,6 @@ mod tests {
     #[test]
     fn a_kind_that_does_not_exist_is_refused() {
         assert_eq!(Submission::decode([0; WORDS]), Err(SubmissionError::UnknownKind { got: 0 }));
-        assert_eq!(Submission::decode([11; WORDS]), Err(SubmissionError::UnknownKind { got: 11 }));
+        assert_eq!(Submission::decode([12; WORDS]), Err(SubmissionError::UnknownKind { got: 12 }));
     }
 }

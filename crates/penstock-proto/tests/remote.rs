@@ -302,6 +302,13 @@ impl Asked {
         Self { ticket, least: now.filter(|(_, now)| *now >= version).collect(), states: 0 }
     }
 
+    /// Of chunks among `first..first + count` alone.
+    fn some(line: &Line, ticket: u64, version: u64, (first, count): (u32, u32)) -> Self {
+        let mut asked = Self::value(line, ticket, version);
+        asked.least.retain(|chunk, _| (first..first + count).contains(chunk));
+        asked
+    }
+
     fn state(line: &Line, ticket: u64) -> Self {
         Self { ticket, least: BTreeMap::new(), states: line.states + line.home.chunks.len() }
     }
@@ -319,7 +326,7 @@ proptest! {
     fn wherever_connections_break_all_that_is_said_is_taken_once_and_all_that_is_asked_for_comes(
         chunks in prop::sample::subsequence((0u32..7).collect::<Vec<_>>(), 1..5),
         broadcast: bool,
-        moves in prop::collection::vec((0u8..15, 1usize..5), 0..200),
+        moves in prop::collection::vec((0u8..19, 1usize..5), 0..200),
     ) {
         let mut line = Line::sending(&chunks, broadcast);
         for local in 0..chunks.len() {
@@ -330,6 +337,8 @@ proptest! {
         // A ticket that was drawn and is late: others overtake it.
         let mut late = None;
         let (mut states, mut latest, mut valued) = (0, 0, false);
+        // What was asked for of chunks by themselves.
+        let mut singles = BTreeMap::<u32, u64>::new();
         let fetch = |line: &mut Line, asked: &mut VecDeque<Asked>, ticket, state, version| {
             asked.push_back(if state { Asked::state(line, ticket) } else { Asked::value(line, ticket, version) });
             line.fetch(ticket, state, version);
@@ -374,7 +383,30 @@ proptest! {
                         }
                         true
                     }
-                    3 => {
+                    15 | 16 => {
+                        let first = chunks[times % chunks.len()];
+                        let count = [1, 2, 7][times % 3].min(7 - first);
+                        let version = (stamp + times as u64 % 3).saturating_sub(u64::from(what == 15));
+                        let version = version.min(line.home.published[0].version + 2);
+                        let own = if what == 15 { ticket += 1; ticket } else { NO_TICKET };
+                        for &chunk in chunks.iter().filter(|chunk| (first..first + count).contains(chunk)) {
+                            let latest = singles.entry(chunk).or_default();
+                            *latest = version.max(*latest);
+                        }
+                        if what == 15 {
+                            asked.push_back(Asked::some(&line, own, version, (first, count)));
+                        }
+                        line.mirror.submit(Submission::FetchChunks { tensor: W, first, count, version, ticket: own });
+                        true
+                    }
+                    17 => {
+                        let local = times % chunks.len();
+                        let version = line.home.published[local].version;
+                        line.home.publish(local, version);
+                        line.tell(Event::Published { tensor: W, local });
+                        true
+                    }
+                    3 | 18 => {
                         line.cut();
                         true
                     }
@@ -414,11 +446,18 @@ proptest! {
         if stamp > 0 {
             prop_assert_eq!(line.progress, stamp + 1, "every push asked for its result");
         }
+        let newest = singles.values().copied().max().unwrap_or(0).max(latest).max(stamp) + 1;
         for local in 0..chunks.len() {
-            line.home.publish(local, latest.max(stamp) + 1);
+            line.home.publish(local, newest);
             line.subscriber.published(W, local, &line.home);
         }
         line.exchange();
+        for (chunk, version) in &singles {
+            prop_assert!(line.seen.get(chunk) >= Some(version), "S-2: what was asked for of chunk {chunk}");
+        }
+        if stamp == 0 && !valued {
+            prop_assert!(line.seen.keys().all(|chunk| singles.contains_key(chunk)), "nobody has asked for others");
+        }
         prop_assert!(line.seen.values().all(|&version| version >= latest), "S-2: what fetches asked for");
         if broadcast && valued {
             let published = line.home.published.iter().map(|published| published.version);
@@ -439,6 +478,8 @@ fn a_subscriber_that_asks_and_does_not_read_makes_what_is_owed_no_longer() {
                 false => line.subscriber.fetch(W, 0, ticket, 0, &line.home),
                 true => line.subscriber.fetch_state(W, ticket, &line.home),
             }
+            line.subscriber.fetch_chunks(W, [0, 2].into_iter(), 0, ticket, 0, &line.home);
+            line.subscriber.fetch_chunks(W, [0, 2].into_iter(), ticket + 1, ticket, u64::MAX, &line.home);
         }
     }
     let mut sent = 0;
@@ -494,6 +535,132 @@ fn a_line_that_breaks_again_and_again_makes_what_is_to_be_sent_no_longer() {
                 said.contains(&Submission::Fetch { tensor: W, state: false, version, ticket: 0 }),
                 "{said:?}"
             );
+        }
+    }
+}
+
+#[test]
+fn chunks_that_are_asked_for_by_themselves_come_alone_and_again_on_a_new_connection() {
+    let mut line = Line::new(&[0, 2, 3, 6]);
+    (0..4).for_each(|local| line.home.publish(local, 0));
+    let fetch = |line: &mut Line, first, count, version, ticket| {
+        line.mirror.submit(Submission::FetchChunks { tensor: W, first, count, version, ticket });
+    };
+    fetch(&mut line, 2, 2, 0, 1);
+    line.exchange();
+    assert_eq!((&line.seen, line.fetched, line.progress), (&BTreeMap::from([(2, 0), (3, 0)]), 1, 0));
+    // One has the version that is asked for, and one does not: the ticket waits for neither.
+    let publish = |line: &mut Line, local, version| {
+        line.home.publish(local, version);
+        line.tell(Event::Published { tensor: W, local });
+    };
+    publish(&mut line, 1, 1);
+    fetch(&mut line, 2, 2, 1, 2);
+    line.exchange();
+    assert_eq!((line.seen[&2], line.seen[&3], line.fetched), (1, 0, 2));
+    for (local, version) in [(0, 1), (2, 1), (3, 1), (1, 2)] {
+        publish(&mut line, local, version);
+    }
+    // It is lost on its way, and nothing of what nobody asked for comes in its place.
+    line.answer();
+    line.cut();
+    line.exchange();
+    assert_eq!(&line.seen, &BTreeMap::from([(2, 1), (3, 1)]));
+    // A pull of all of it finds what is missing.
+    line.fetch(3, false, 1);
+    line.exchange();
+    assert_eq!((line.fetched, line.progress, line.seen[&2]), (3, 2, 2));
+    // What has come in the meantime is not the version that is still to come.
+    fetch(&mut line, 3, 1, 5, NO_TICKET);
+    fetch(&mut line, 3, 1, 3, NO_TICKET);
+    line.exchange();
+    publish(&mut line, 2, 3);
+    line.exchange();
+    assert_eq!(line.seen[&3], 3);
+    line.cut();
+    line.exchange();
+    publish(&mut line, 2, 5);
+    line.exchange();
+    assert_eq!(line.seen[&3], 5);
+}
+
+// As the tensors that are fetched whole.
+#[test]
+fn a_fetch_of_some_chunks_waits_for_own_contributions_that_are_promised() {
+    let mut line = Line::started();
+    line.subscriber.fetch_chunks(W, [0].into_iter(), 0, 2, 1, &line.home);
+    line.subscriber.fetch_chunks(W, [0].into_iter(), 0, 3, 1, &line.home);
+    line.exchange();
+    assert_eq!(line.fetched, 1);
+    line.home.publish(0, 0);
+    line.subscriber.published(W, 0, &line.home);
+    line.subscriber.folded(W, 1, &line.home);
+    let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
+    while line.answer() {}
+    let value = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0 };
+    let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
+    assert_eq!(told(&mut line), expected);
+}
+
+#[test]
+fn a_line_that_breaks_again_and_again_asks_for_single_chunks_once_each_and_brings_one_ticket_back() {
+    let chunks = [0, 1, 4, 5, 8];
+    let (settings, stamp) = (Settings([0.0; 5]), 0);
+    for taken in 0..6_u64 {
+        for whole in [false, true] {
+            let mut mirror = Mirror::default();
+            mirror.declare(W, chunks.to_vec(), false);
+            mirror.connect();
+            mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
+            let single =
+                |first, ticket| Submission::FetchChunks { tensor: W, first, count: 1, version: 3, ticket };
+            if whole {
+                mirror.submit(Submission::Fetch { tensor: W, state: false, version: 5, ticket: 1 });
+            }
+            mirror.submit(single(0, 2));
+            mirror.submit(Submission::Skip { tensor: W, first: 0, count: 9, stamp, settings });
+            [(4, 3), (1, 4), (8, 5)]
+                .into_iter()
+                .for_each(|(first, ticket)| mirror.submit(single(first, ticket)));
+            while mirror.due().is_some() {
+                mirror.sent();
+            }
+            let taken = taken.min(mirror.progress().1);
+            let mut cut = || {
+                mirror.connect();
+                mirror.hear(taken, &Notice::Taken, |_| 0).unwrap();
+                mirror.unsent()
+            };
+            let once = cut();
+            assert!((0..50).all(|_| cut() == once), "{whole}, {taken} taken");
+            let frames: Vec<Submission> = std::iter::from_fn(|| {
+                let due = mirror.due()?;
+                mirror.sent();
+                Some(due.submission)
+            })
+            .collect();
+            let skip = frames.iter().position(|frame| matches!(frame, Submission::Skip { .. }));
+            let of_ticket = |frame: &Submission| match *frame {
+                Submission::Fetch { ticket, .. } | Submission::FetchChunks { ticket, .. } => ticket == 5,
+                _ => false,
+            };
+            // What comes with the ticket has to have what was pushed before it.
+            let first = frames.iter().position(of_ticket).unwrap();
+            assert!(skip.is_none_or(|skip| skip < first), "{frames:?}");
+            let mut asked = std::collections::BTreeSet::new();
+            for frame in &frames {
+                match *frame {
+                    Submission::FetchChunks { first, count, version: 3, .. } => {
+                        asked.extend(first..first + count)
+                    }
+                    Submission::Fetch { version: 3, ticket: 5, .. } if whole => asked.extend(chunks),
+                    Submission::Fetch { version: 5, ticket: NO_TICKET, .. } if whole => {}
+                    Submission::Skip { .. } => {}
+                    ref other => panic!("{other:?}"),
+                }
+            }
+            assert!([0, 1, 4, 8].iter().all(|chunk| asked.contains(chunk)), "{frames:?}");
+            assert!(whole || !asked.contains(&5), "{frames:?}");
         }
     }
 }
@@ -712,13 +879,14 @@ fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
 }
 
 /// What a submission of each kind that names a tensor looks like.
-fn naming(tensor: TensorId) -> [Submission; 4] {
+fn naming(tensor: TensorId) -> [Submission; 5] {
     let settings = Settings([0.0; 5]);
     [
         Submission::Push { tensor, first: 0, count: 1, stamp: 0, settings },
         Submission::Load { tensor, first: 0, count: 1, slot: 0, part: 0, steps: 0 },
         Submission::Fetch { tensor, state: false, version: 0, ticket: NO_TICKET },
         Submission::Fetch { tensor, state: true, version: 0, ticket: 1 },
+        Submission::FetchChunks { tensor, first: 0, count: 1, version: 0, ticket: 1 },
     ]
 }
 
@@ -731,6 +899,7 @@ fn a_worker_that_names_a_tensor_which_it_has_not_declared_is_refused_and_owed_no
     for (submission, undeclared) in naming(other).into_iter().zip([
         Undeclared::Lane(other),
         Undeclared::Lane(other),
+        Undeclared::Fetch(other),
         Undeclared::Fetch(other),
         Undeclared::Fetch(other),
     ]) {
@@ -751,10 +920,14 @@ fn a_worker_that_names_a_tensor_which_it_has_not_declared_is_refused_and_owed_no
 fn only_who_has_asked_for_values_is_sent_what_is_published_and_who_reads_states_is_not() {
     let mut line = Line::new(&[0]);
     line.connect();
-    let [push, _, fetch, state] = naming(W);
-    for (submission, wanted, asks) in
-        [(state, false, false), (push, false, false), (push, true, true), (fetch, false, true)]
-    {
+    let [push, _, fetch, state, some] = naming(W);
+    for (submission, wanted, asks) in [
+        (state, false, false),
+        (push, false, false),
+        (push, true, true),
+        (fetch, false, true),
+        (some, false, true),
+    ] {
         line.overlay = Direct::default();
         line.ask(PeerId::worker(0), &submission, wanted).unwrap();
         assert_eq!(line.overlay.next_hops(W) == [PeerId::worker(0)], asks, "{submission:?}");

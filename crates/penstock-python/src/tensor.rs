@@ -322,8 +322,9 @@ impl Tensor {
     }
 
     /// How this worker's filter of pushes has followed the network.
-    fn pushes_followed(&self, py: Python<'_>) -> PyResult<Vec<Followed>> {
-        let changes = detached(py, |free| self.tensor.on(free).pushes_followed())?;
+    fn pushes_followed(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Vec<Followed>> {
+        let timeout = span(timeout)?;
+        let changes = detached(py, |free| self.tensor.on(free).pushes_followed(timeout))?;
         Ok(changes.iter().map(followed).collect())
     }
 
@@ -378,6 +379,30 @@ impl Tensor {
         let mut held = Held::new(out)?;
         let out = held.bytes_mut(py)?;
         detached(py, |free| self.tensor.on(free).pull_into(out, slack, timeout))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as for a push")]
+    fn pull_sparse(
+        &self,
+        py: Python<'_>,
+        units: &Bound<'_, PyAny>,
+        unit: usize,
+        out: &Bound<'_, PyAny>,
+        slack: Option<i64>,
+        exact: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<u64> {
+        let timeout = span(timeout)?;
+        let units = Held::new(units)?.words();
+        let mut held = Held::new(out)?;
+        let out = held.bytes_mut(py)?;
+        detached(py, |free| {
+            let tensor = self.tensor.on(free);
+            match exact {
+                true => tensor.pull_sparse_whole(&units, unit, out, slack, timeout),
+                false => tensor.pull_sparse(&units, unit, out, slack, timeout),
+            }
+        })
     }
 
     fn stable(&self, py: Python<'_>, slack: Option<i64>) -> PyResult<bool> {

@@ -23,7 +23,7 @@ JAX: pytrees in, pytrees out, outside of `jax.jit` and inside it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 try:
     import jax
@@ -196,7 +196,7 @@ def distribute(
     clip: float | None = None,
     refuse_nonfinite: bool = False,
     lr_scale: str | None = "per-update",
-    filter: Filters | str | None = None,  # noqa: A002 (as for tensors)
+    filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (as for tensors)
     propagation: str = "pull",
     timeout: float | None = None,
 ) -> Served:

@@ -6,7 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,14 +14,15 @@ import numpy as np
 from ..arrays import Array
 from ..consistency import Consistency, check_propagation, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
-from ..filters import Filters, HeldBack, OwnFilter, meant
+from ..filters import Filters, HeldBack, OwnFilter, Pressure, meant
 from ..filters import spelled as spelled_filters
 from ..job import Job
 from ..limit import Limit
 from ..optim import Optimizer, divisors, updates_in
 from ..tensor import Tensor
-from .calls import effects_barrier, on_host, packed
+from .calls import effects_barrier, is_traced, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
+from .registry import known_calls
 from .together import together
 
 _names: weakref.WeakKeyDictionary[Job, dict[str, list[str] | None]] = weakref.WeakKeyDictionary()
@@ -61,6 +62,7 @@ class Served:
         self._timeout: float | None = declaration["timeout"]
         self._rate_divisor = rate_divisor
         self._filtered = declaration["filter"] is not None
+        self._flushed: tuple[int, int, list[int]] | None = None
         self._lines = tree.lines()
         self._places = places
         values = [tree.values[place] for place in places]
@@ -153,18 +155,24 @@ class Served:
 
     def flush(self) -> None:
         """
-        Send all that the filters hold back, complete the iteration, and let everybody read the parameters
-        with it. Collective: under BSP a step that every worker takes. Outside of `jax.jit`. Without a filter
-        nothing happens.
+        Send all that the filters hold back, and complete the iteration. Collective: each leaf's tensor of
+        which some worker holds something back takes a step. Outside of `jax.jit`.
+
+        With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
+        reads all that was folded. Else what others flush is read as late as all that they push.
 
         Raises
         ------
         OptionError
             It was called inside `jit`, or another thread is in a call of this module.
-        LaneTimeout, PullTimeout, BarrierTimeout
+        AlreadyPushed
+            A `push_pull` of this iteration has failed half-way. Make it again first.
+        LaneTimeout, PullTimeout, BarrierTimeout, GetTimeout
             Other workers or the servers were too late. The call can be made again.
+        CircularWait
+            Another worker waits for this one elsewhere.
         FirstFailed, WorkerLost
-            With a filter of broadcasts: worker 0 could not do it, or left or was lost before.
+            Worker 0 could not do it, or left or was lost before.
         JobClosed
             The job has ended.
 
@@ -178,23 +186,41 @@ class Served:
         >>> served.pull()
         Array([-1., -2.], dtype=float32)
         """
-        if not self._filtered:
-            return
-        if isinstance(jax.numpy.zeros(()), jax.core.Tracer):
+        if is_traced([jax.numpy.zeros(())]):
             raise OptionError(
                 "expected a flush outside of `jax.jit`, got one inside",
                 "flush between steps: before an evaluation, a checkpoint or the end",
             )
         # A compiled program may still be making a call.
         effects_barrier()
+        known_calls.check()
+        lags = any(tensor._core.lags for tensor in self._tensors.all)
+        if not lags and not self._filtered:
+            return
+        together(self._job).in_turn("flush", self._flush)
 
-        def send() -> None:
-            limit = Limit(self._timeout)
-            for tensor in self._tensors.all:
-                tensor.flush(timeout=limit.left())
-            self._job.clock()
+    def _flush(self) -> None:
+        now = self._job.iteration
+        if self._flushed is None or self._flushed[0] != now:
+            held = np.array([tensor.held_back.elements for tensor in self._tensors.all], np.int64)
+            # All take the step of a tensor, or none does.
+            totals = self._job.sum(held, timeout=self._timeout) if self._filtered else held
+            self._flushed = now, 0, list(totals)
+        # Made again, it goes on where it was: what is collective was done by all, and would be another call.
+        _, start, totals = self._flushed
+        for place in range(start, len(self._tensors.all)):
+            tensor = self._tensors.all[place]
+            if totals[place]:
+                tensor.flush(timeout=self._timeout)
+            else:
+                tensor._release(Limit(self._timeout))
+            self._flushed = now, place + 1, totals
+        self._job.clock()
 
-        together(self._job).in_turn("flush", send)
+    def pressure(self) -> dict[str, Pressure]:
+        """How the filters have followed the network: by tensor, as `Tensor.pressure`."""
+        effects_barrier()
+        return {tensor.name: tensor.pressure(timeout=self._timeout) for tensor in self._tensors.all}
 
     @property
     def held_back(self) -> HeldBack:
@@ -216,8 +242,8 @@ class Served:
             How many iterations they may lag behind. Default: the consistency's. At the end of training, 0:
             with everybody's contributions.
         exact
-            With a filter of broadcasts: the parameters themselves, of which it may hold back something.
-            Default False.
+            The parameters themselves: a filter of broadcasts may hold back something of them, and what is
+            broadcast under SSP or ASP comes later. Default False.
 
         Returns
         -------
@@ -309,7 +335,7 @@ def serve(
     return served
 
 
-def _filters_of(given: Filters | str | None) -> Filters | None:
+def _filters_of(given: Filters | Literal["auto"] | None) -> Filters | None:
     """What `filter` means; raises OptionError if it is none that these tensors may have."""
     chosen = meant(given)
     spelled_filters(chosen)

@@ -32,7 +32,7 @@ import hashlib
 import importlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 try:
     import torch
@@ -173,7 +173,7 @@ def distribute(
     clip: float | None = None,
     clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
-    filter: Filters | str | None = None,  # noqa: A002 (as for tensors)
+    filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (as for tensors)
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
     patience: float = PATIENCE,
@@ -242,7 +242,8 @@ def distribute(
         next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
         tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
         parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
-        of the gradients. Broadcasts are not filtered, and no `ps.OwnFilter` is taken. Default: all is sent.
+        of the gradients. "auto": all, unless the network holds training up. Broadcasts are not filtered, and
+        no `ps.OwnFilter` is taken. Default: all is sent.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -818,13 +819,13 @@ def _refuse_others(where: str, **given: object) -> None:
             raise OptionError(f'expected no {name} with where="{where}", got {value!r}')
 
 
-def _filters_of(asked: Filters | str | None, where: str) -> Filters:
+def _filters_of(asked: Filters | Literal["auto"] | None, where: str) -> Filters:
     """What `filter` means; raises OptionError if it is no filter, or one in a mode that has none."""
     given = filters.meant(asked, broadcast=False)
     filters.spelled(given)
     if where == "gradients" and given not in (None, Filters()):
         raise OptionError(
-            f'expected no filter with where="gradients", got {given!r}: there p.grad is the average, which '
+            f'expected no filter with where="gradients", got {asked!r}: there p.grad is the average, which '
             "the script clips, unscales and skips as such; with a filter it would lack what is held back, "
             "and have what was held back of earlier ones, in whatever scale those were",
             'pass where="servers": the servers take the steps, and each worker\'s pushes are filtered',

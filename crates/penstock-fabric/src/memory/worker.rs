@@ -186,6 +186,28 @@ impl WorkerMemory {
         self.header(chunk).read(|| out.into().copy_from(value))
     }
 
+    /// The chunk's version + 1, or a later one's; 0 before the first. What is then read of it is not older.
+    pub fn chunk_progress(&self, chunk: u32) -> u64 {
+        self.header(chunk).progress()
+    }
+
+    /// Copies parts of a chunk's value, each a range of its bytes, to places in `out`, and says what it got; on [`Torn`], there is
+    /// nothing of use at those places.
+    pub fn read_parts(
+        &self,
+        chunk: u32,
+        parts: impl Iterator<Item = (Range<usize>, usize)>,
+        out: &mut ForeignMut<'_>,
+    ) -> Result<Published, Torn> {
+        let range = self.cut.range(chunk);
+        let value = self.value.foreign(range.start as usize..range.end as usize);
+        self.header(chunk).read(|| {
+            for (part, at) in parts {
+                out.part(at..at + part.len()).copy_from(value.part(part));
+            }
+        })
+    }
+
     /// Runs `copy`, which looks at anything that changes with the chunk, and says what it saw.
     pub fn read_beside(&self, chunk: u32, copy: impl FnOnce()) -> Result<Published, Torn> {
         self.header(chunk).read(copy)

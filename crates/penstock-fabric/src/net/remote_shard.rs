@@ -14,7 +14,7 @@
 use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
 use super::stream::Stream;
-use crate::doorbell::{self, ANYTHING};
+use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
 use crate::publish::Published;
 use penstock_kernels::codec::{Codec, Undecodable};
@@ -119,7 +119,7 @@ pub trait Submitter {
     fn pop(&mut self) -> Option<Submission>;
     /// Whether there is none.
     fn is_empty(&self) -> bool;
-    /// Wakes the worker if it waits for this: a tensor's number + 1, or anything. What was stored before is seen by whoever is not
+    /// Wakes the worker if it waits for this: a tensor's number + 1, single chunks of it, or anything. What was stored before is seen by whoever is not
     /// asleep yet: it orders earlier stores before it looks for sleepers.
     fn tell(&self, topic: u32);
 }
@@ -495,6 +495,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     mirrored.progress(progress);
                     self.submitter.tell(tensor + 1);
                 }
+                self.submitter.tell(single_chunks(tensor + 1));
             }
             Effect::Raise { chunk, count, version, steps, progress, .. } => {
                 let first = mirrored.chunks().partition_point(|&homed| homed < chunk);
@@ -506,15 +507,18 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     mirrored.progress(progress);
                     self.submitter.tell(tensor + 1);
                 }
+                self.submitter.tell(single_chunks(tensor + 1));
             }
             Effect::State { chunk, .. } => mirrored.state(chunk, wire.reader.payload()),
             Effect::Folded { count, .. } => {
                 mirrored.folded(count);
                 self.submitter.tell(tensor + 1);
+                self.submitter.tell(single_chunks(tensor + 1));
             }
             Effect::Fetched { ticket, .. } => {
                 mirrored.fetched(ticket);
                 self.submitter.tell(tensor + 1);
+                self.submitter.tell(single_chunks(tensor + 1));
             }
         }
         Ok(())

@@ -4,15 +4,17 @@ use penstock_proto::pressure::Flow;
 use rustix::fd::{AsFd, AsRawFd};
 use std::mem::MaybeUninit;
 
-/// Where these stand in `struct tcp_info` (linux/tcp.h), each 8 bytes; fields are only ever added behind. The rate is of Linux 4.9
-/// and newer.
+/// Where these stand in `struct tcp_info` (linux/tcp.h), the first a bit, the others 8 bytes each; fields are only ever added behind.
+/// The rate is of Linux 4.9 and newer.
+const RATE_IS_APP_LIMITED: usize = 7;
 const BYTES_ACKED: usize = 120;
 const DELIVERY_RATE: usize = 160;
 /// All that is asked for.
 const BYTES: usize = DELIVERY_RATE + 8;
 
 /// What a socket has sent, and at which rate the other end has had it, as the kernel measures it (`tcp_rate.c`): of the last
-/// sending that was not cut short by having nothing to send, or of a later one that was faster. `None`: it is no TCP socket.
+/// sending that was not cut short by having nothing to send, or of a later one, cut short or not, that was faster. `None`: it is
+/// no TCP socket.
 pub(super) fn flow(socket: impl AsFd) -> Option<Flow> {
     let mut info = MaybeUninit::<[u8; BYTES]>::zeroed();
     let mut length = BYTES as libc::socklen_t;
@@ -34,7 +36,8 @@ pub(super) fn flow(socket: impl AsFd) -> Option<Flow> {
         Some(u64::from_ne_bytes(bytes)).filter(|_| at + 8 <= length as usize)
     };
     let sent = field(BYTES_ACKED).filter(|_| done == 0)?;
-    Some(Flow { sent, rate: field(DELIVERY_RATE).filter(|rate| *rate > 0).map(|rate| rate as f64) })
+    let rate = field(DELIVERY_RATE).filter(|rate| *rate > 0).map(|rate| rate as f64);
+    Some(Flow { sent, rate, cut_short: info[RATE_IS_APP_LIMITED] & 1 > 0 })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! or more, unless the step is the least that there is. An element that has not moved keeps its bits. The receiver adds in the
 //! dtype's accumulator, and rounds, as the filter did.
 
-use super::quantized::{MOST, STEP, check_steps, largest_step, step};
+use super::quantized::{STEP, check_steps, largest_step, step};
 use super::span::refused;
 use super::{Base, Codec, Undecodable};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
@@ -95,22 +95,28 @@ impl Codec for Steps {
     }
 }
 
-/// Moves a block of accumulators by so many steps each, and rounds them to elements, from byte `at` of `to` on; what does not move
-/// keeps its bits.
+/// A block of elements, each moved by so many steps and rounded, goes to `to`: those that do not move as they stand in `base`, bit for
+/// bit. `wide` has the accumulators of the base, and is worked in.
 #[inline(always)]
 pub(crate) fn move_by<E: Element>(
-    from: &mut [u8],
+    base: &[u8],
+    wide: &mut [u8],
     steps: &[u8],
     exponent: i32,
-    to: &mut ForeignMut<'_>,
-    at: usize,
+    to: &mut [u8; BLOCK * 8],
 ) {
     let scale = ScalarOf::<E>::of(power_of_two(exponent));
-    for (word, &byte) in ScalarOf::<E>::words_mut(from).iter_mut().zip(steps) {
-        let moved = (ScalarOf::<E>::read(*word) + ScalarOf::<E>::of_byte(byte) * scale).write();
-        *word = if byte == 0 { *word } else { moved };
+    for (word, &byte) in ScalarOf::<E>::words_mut(wide).iter_mut().zip(steps) {
+        *word = (ScalarOf::<E>::read(*word) + ScalarOf::<E>::of_byte(byte) * scale).write();
     }
-    blocks::store::<E>(from, to, at);
+    let to = &mut to[..base.len()];
+    blocks::store::<E>(wide, &mut ForeignMut::of(to), 0);
+    let elements = to.chunks_exact_mut(E::SIZE).zip(base.chunks_exact(E::SIZE));
+    for ((to, base), &byte) in elements.zip(steps) {
+        for (to, base) in to.iter_mut().zip(base) {
+            *to = if byte == 0 { *base } else { *to };
+        }
+    }
 }
 
 struct Encode<'a> {
@@ -144,7 +150,10 @@ struct EncodeBy<'a, E> {
 struct Rooms {
     now: Room,
     held: Room,
-    moved: Room,
+    by: Room,
+    /// Elements as they stand.
+    chunk: [u8; BLOCK * 8],
+    moved: [u8; BLOCK * 8],
 }
 
 impl<E: Element> Kernel for EncodeBy<'_, E> {
@@ -153,7 +162,8 @@ impl<E: Element> Kernel for EncodeBy<'_, E> {
     #[inline(always)]
     fn run(self) -> bool {
         let Encode { codec: Steps { dtype }, chunk, base, mut out } = self.work;
-        let mut rooms = Rooms { now: Room::new(), held: Room::new(), moved: Room::new() };
+        let (now, held, by) = (Room::new(), Room::new(), Room::new());
+        let mut rooms = Rooms { now, held, by, chunk: [0; BLOCK * 8], moved: [0; BLOCK * 8] };
         let zeros = [0; BLOCK * 8];
         for start in (0..chunk.len()).step_by(BLOCK * E::SIZE) {
             let end = chunk.len().min(start + BLOCK * E::SIZE);
@@ -178,14 +188,17 @@ fn pack<E: Element>(
     packed: &mut [u8],
 ) -> bool {
     let bytes = base.len() / E::SIZE * E::State::SIZE;
-    let Rooms { now, held, moved } = rooms;
-    let (now, held, moved) = (&mut now.0[..bytes], &mut held.0[..bytes], &mut moved.0[..bytes]);
-    blocks::load::<E>(chunk, 0, now);
+    let Rooms { now, held, by, chunk: stands, moved } = rooms;
+    let (now, held, by) = (&mut now.0[..bytes], &mut held.0[..bytes], &mut by.0[..bytes]);
+    let stands = &mut stands[..base.len()];
+    // Others may be writing it: this is the one look at it.
+    blocks::copy::<E>(chunk, stands);
+    blocks::load::<E>(&Foreign::of(stands), 0, now);
     blocks::load::<E>(&Foreign::of(base), 0, held);
     let read = ScalarOf::<E>::read;
-    let by = ScalarOf::<E>::words_mut(moved);
-    let both = || ScalarOf::<E>::words(now).iter().zip(ScalarOf::<E>::words(held));
-    for (by, (now, held)) in by.iter_mut().zip(both()) {
+    let by = ScalarOf::<E>::words_mut(by);
+    let words = ScalarOf::<E>::words(now).iter().zip(ScalarOf::<E>::words(held));
+    for (by, (now, held)) in by.iter_mut().zip(words) {
         let difference = read(*now) - read(*held);
         *by = if difference.is_finite() { difference.write() } else { ScalarOf::<E>::of(0.0).write() };
     }
@@ -194,37 +207,16 @@ fn pack<E: Element>(
     // Where the largest has moved by just 64 steps, rounding may have made it less than that.
     let exponents = [nearest, (nearest + 1).min(largest_step(dtype))];
     exponents.into_iter().any(|exponent| {
-        let (scale, inverse) =
-            (ScalarOf::<E>::of(power_of_two(exponent)), ScalarOf::<E>::of(power_of_two(-exponent)));
-        let mut differ = false;
-        let mut most = 0;
-        let rooms = ScalarOf::<E>::words(moved).iter().zip(both());
-        for ((by, (now, held)), byte) in rooms.zip(steps.iter_mut()) {
+        let inverse = ScalarOf::<E>::of(power_of_two(-exponent));
+        for (by, byte) in by.iter().zip(steps.iter_mut()) {
             *byte = (read(*by) * inverse).whole_byte();
-            let moved = rounded::<E>(read(*held) + ScalarOf::<E>::of_byte(*byte) * scale);
-            let moved = if *byte == 0 { read(*held) } else { moved };
-            differ |= !moved.is(read(*now));
-            most = most.max(byte.cast_signed().unsigned_abs());
         }
         first.copy_from_slice(&(exponent as i16).to_le_bytes());
-        // One payload, of those that a receiver takes.
-        !differ
-            && most <= MOST
-            && (most > MOST / 2 || exponent == nearest && check_steps(dtype, first, steps).is_ok())
+        // As the receiver will.
+        now.copy_from_slice(held);
+        move_by::<E>(base, now, steps, exponent, moved);
+        moved[..base.len()] == *stands && check_steps(dtype, first, steps).is_ok()
     })
-}
-
-/// As an element holds it.
-#[inline(always)]
-fn rounded<E: Element>(number: ScalarOf<E>) -> ScalarOf<E> {
-    if E::SIZE == E::State::SIZE {
-        return number;
-    }
-    let (mut wide, mut narrow) = ([0; crate::vector::TAIL], [0; crate::vector::TAIL]);
-    ScalarOf::<E>::words_mut(&mut wide)[0] = number.write();
-    E::store(E::State::load(&wide), &mut narrow);
-    E::State::store(E::load(&narrow), &mut wide);
-    ScalarOf::<E>::read(ScalarOf::<E>::words(&wide)[0])
 }
 
 struct Decode<'a> {
@@ -271,12 +263,13 @@ impl<E: Element> Kernel for DecodeBy<'_, E> {
         if base == Base::Zeros {
             chunk.fill(0);
         }
-        let mut room = Room::new();
+        let (mut room, mut moved) = (Room::new(), [0; BLOCK * 8]);
         for ((first, steps), chunk) in blocks.zip(chunk.chunks_mut(BLOCK * E::SIZE)) {
             let held = &mut room.0[..steps.len() * E::State::SIZE];
             blocks::load::<E>(&Foreign::of(chunk), 0, held);
             let exponent = i16::from_le_bytes([first[0], first[1]]).into();
-            move_by::<E>(held, steps, exponent, &mut ForeignMut::of(chunk), 0);
+            move_by::<E>(chunk, held, steps, exponent, &mut moved);
+            chunk.copy_from_slice(&moved[..chunk.len()]);
         }
         Ok(())
     }

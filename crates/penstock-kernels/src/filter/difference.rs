@@ -4,7 +4,7 @@
 //! bit. What is not finite is no difference to choose by, and always passes. One pass over value and held for each look; the
 //! loops hold no branch that depends on the numbers, so that the compiler can make vectors of them.
 
-use super::sums::Spread;
+use super::spread::Spread;
 use crate::Dtype;
 use half::bf16;
 

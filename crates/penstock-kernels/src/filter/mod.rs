@@ -12,6 +12,7 @@
 //! | `sums/random.rs` | some, drawn at random |
 //! | `steps.rs` | all of it, moved towards the value by steps that take a byte |
 //! | `difference.rs` | the arithmetic of those that choose |
+//! | `spread.rs` | what a relative bound is relative to |
 //! | `behind.rs` | when a filter chooses |
 //!
 //! A new filter is a file and a row of [`ALL`]. The type of its elements is part of the filter itself.
@@ -27,6 +28,7 @@
 mod behind;
 mod difference;
 mod everything;
+mod spread;
 mod steps;
 pub mod sums;
 
@@ -105,12 +107,6 @@ impl Pressure {
     /// How many steps.
     pub fn steps(self) -> u8 {
         self.0
-    }
-
-    /// A step more, or the most.
-    #[must_use]
-    pub fn raised(self) -> Self {
-        Self::of(self.0 + 1)
     }
 
     /// A step less, or none.

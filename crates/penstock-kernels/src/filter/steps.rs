@@ -13,7 +13,7 @@ use crate::codec::{self, STEP_BLOCK};
 use crate::number::{Number, Real, largest, power_of_two};
 use crate::sweep::ScalarOf;
 use crate::vector::Element;
-use crate::{Dtype, Foreign, ForeignMut};
+use crate::{Dtype, Foreign};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -76,6 +76,7 @@ impl<E: Element> Kernel for On<'_, E> {
         let Work { dtype, value, held } = self.work;
         let (mut now, mut there, mut by) = (Room::new(), Room::new(), Room::new());
         let (mut steps, mut strange) = ([0; STEP_BLOCK], [false; STEP_BLOCK]);
+        let mut moved = [0; STEP_BLOCK * 8];
         let block = STEP_BLOCK * E::SIZE;
         for (value, held) in value.chunks(block).zip(held.chunks_mut(block)) {
             let elements = value.len() / E::SIZE;
@@ -85,13 +86,17 @@ impl<E: Element> Kernel for On<'_, E> {
             blocks::load::<E>(&Foreign::of(held), 0, there);
             differences::<E>(now, there, by, &mut strange[..elements]);
             let exponent = count::<E>(dtype, by, &mut steps[..elements]);
-            codec::move_by::<E>(there, &steps[..elements], exponent, &mut ForeignMut::of(held), 0);
-            blocks::load::<E>(&Foreign::of(held), 0, there);
-            let moved = ScalarOf::<E>::words(there);
-            for (strange, moved) in strange.iter_mut().zip(moved) {
-                // Beyond the numbers that there are.
+            codec::move_by::<E>(held, there, &steps[..elements], exponent, &mut moved);
+            blocks::load::<E>(&Foreign::of(&moved[..held.len()]), 0, there);
+            let words = ScalarOf::<E>::words(there).iter().zip(ScalarOf::<E>::words(by));
+            let largest_there_is = exponent == codec::largest_step(dtype);
+            let most = ScalarOf::<E>::of(f64::from(codec::MOST) * power_of_two(exponent));
+            for (strange, (moved, by)) in strange.iter_mut().zip(words) {
+                // Beyond the numbers that there are, or the steps.
                 *strange |= !ScalarOf::<E>::read(*moved).is_finite();
+                *strange |= largest_there_is && ScalarOf::<E>::read(*by).magnitude() > most;
             }
+            held.copy_from_slice(&moved[..held.len()]);
             if strange[..elements].contains(&true) {
                 let pairs = value.chunks_exact(E::SIZE).zip(held.chunks_exact_mut(E::SIZE));
                 for ((value, held), _) in pairs.zip(strange).filter(|(_, strange)| *strange) {

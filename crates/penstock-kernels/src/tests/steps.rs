@@ -122,14 +122,32 @@ fn what_is_no_finite_step_passes_as_it_is_and_its_chunk_goes_by_another_codec() 
             Dtype::F32 => f32::MAX.into(),
             Dtype::F64 => f64::MAX,
         };
-        // As far apart as numbers can be, where the accumulator is no wider.
-        let far = if dtype.size() == dtype.accumulator_size() { -largest } else { largest };
-        let before = encode(dtype, &[1.0, f64::NAN, f64::INFINITY, far, 2.0, 3.0]);
+        let before = encode(dtype, &[1.0, f64::NAN, f64::INFINITY, -largest, 2.0, 3.0]);
         let value = encode(dtype, &[f64::NAN, 1.0, 2.0, largest, f64::NEG_INFINITY, 3.0]);
         let mut held = before.clone();
         filter(dtype).next(AT, &value, &mut held);
         assert_eq!(held, value, "{dtype:?}");
         assert_eq!(payload(dtype, &held, Some(&before)), None);
+    }
+}
+
+/// Also NaN that signals, which widening to float32 makes quiet.
+#[test]
+fn what_does_not_move_keeps_its_bits() {
+    for (dtype, signals) in [(Dtype::F16, 0x7c01_u16), (Dtype::Bf16, 0x7f81)] {
+        let before: Vec<u8> = [signals, 0x8000, 0].into_iter().flat_map(u16::to_le_bytes).collect();
+        let mut value = before.clone();
+        value[4..].copy_from_slice(&encode(dtype, &[1.0]));
+        let mut held = before.clone();
+        filter(dtype).next(AT, &value, &mut held);
+        assert_eq!(held, value, "{dtype:?}");
+        let payload = payload(dtype, &held, Some(&before)).unwrap();
+        let mut receiver = before.clone();
+        Steps::new(dtype).decode(&payload, Base::Held, &mut receiver).unwrap();
+        assert_eq!(receiver, held, "{dtype:?}");
+        let mut quiet = before.clone();
+        quiet[1] |= 2;
+        assert_eq!(super::steps::payload(dtype, &before, Some(&quiet)), None, "{dtype:?}: bits differ");
     }
 }
 

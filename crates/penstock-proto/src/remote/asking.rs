@@ -64,8 +64,17 @@ pub fn at_pull(requirement: &Requirement, known: Known, anew: bool) -> AtPull {
     }
 }
 
+/// Whether a pull of some chunks asks a home for this one, with a ticket that it waits for, as it does for the chunk's version: also
+/// behind a barrier or a load, since what comes then stands for later pulls of nothing else. `known`: of that chunk, at a home that
+/// does not broadcast. Otherwise it has come or is on its way, with the ticket of what was last fetched anew at the latest.
+pub fn at_pull_of_chunk(requirement: &Requirement, known: Known, anew: bool) -> bool {
+    let Requirement { version, stands_still, .. } = *requirement;
+    anew || !stands_still || known.progress <= version && known.wanted <= version
+}
+
 /// The version that a push asks a home to send as soon as it is there, chunk by chunk: its result, where that is the next to be
-/// pulled. `pulled`: the value was pulled since the push before, so that this one's is likely to be. `is_sent`: it comes unasked.
+/// pulled. `pulled`: all of the value was pulled since the push before, so that this one's is likely to be. `is_sent`: it comes
+/// unasked.
 pub fn at_push(pulled: bool, is_sent: bool, consistency: Consistency, stamp: u64) -> Option<u64> {
     (pulled && !is_sent && consistency.folds_together()).then_some(stamp + 1)
 }

@@ -112,7 +112,11 @@ pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks)
         {
             Err(Undeclared::Lane(tensor))
         }
-        Submission::Fetch { tensor, .. } if !home.has_lane(tensor, rank) => Err(Undeclared::Fetch(tensor)),
+        Submission::Fetch { tensor, .. } | Submission::FetchChunks { tensor, .. }
+            if !home.has_lane(tensor, rank) =>
+        {
+            Err(Undeclared::Fetch(tensor))
+        }
         _ => Ok(()),
     }
 }
@@ -178,6 +182,8 @@ struct OwedChunk {
     seen: u64,
     /// The one of which the value was sent last.
     sent: u64,
+    /// The least version + 1 that was fetched of it by itself and waits for own contributions; 0: none.
+    held: u64,
 }
 
 impl OwedChunk {
@@ -200,7 +206,7 @@ struct Owed {
     chunks: Vec<OwedChunk>,
     /// Whether each publication is owed: the home broadcasts, and was asked on this connection.
     each: bool,
-    /// A fetch that waits for own contributions.
+    /// Fetches that wait for own contributions.
     held: Option<Held>,
     /// Tickets that are next to be returned, and those behind them.
     batches: [Option<Batch>; 2],
@@ -214,12 +220,14 @@ struct Owed {
     skips: u64,
 }
 
-/// A fetch that is taken up when so many of the subscriber's contributions were folded. A later one goes with it.
-#[derive(Debug, Clone, Copy)]
+/// Fetches that are taken up together, when so many of the subscriber's contributions were folded.
+#[derive(Debug)]
 struct Held {
     folded: u64,
-    /// The least of those asked for: chunks that have it are sent.
-    version: u64,
+    /// The least version that was asked for of all chunks, if one was: those that have it are sent.
+    version: Option<u64>,
+    /// Chunks that were asked for by themselves, each once.
+    locals: Vec<usize>,
     ticket: u64,
 }
 
@@ -324,6 +332,11 @@ impl Subscriber {
                 overlay.subscribe(tensor, peer);
                 self.fetch(tensor, version, ticket, machine.promised(peer, tensor), home);
             }
+            Submission::FetchChunks { tensor, first, count, version, ticket } => {
+                overlay.subscribe(tensor, peer);
+                let locals = (first..first + count).filter_map(|chunk| home.local(tensor, chunk));
+                self.fetch_chunks(tensor, locals, version, ticket, machine.promised(peer, tensor), home);
+            }
             Submission::Push { tensor, first, count, stamp, .. }
             | Submission::Skip { tensor, first, count, stamp, .. }
                 if wanted =>
@@ -378,18 +391,59 @@ impl Subscriber {
                 self.known(id).chunks[local].awaited.want(version);
             }
         }
-        let owed = self.known(id);
-        if ticket != NO_TICKET && owed.count < folded {
-            let before = owed.held.unwrap_or(Held { folded, version, ticket });
-            owed.held = Some(Held {
-                folded: folded.max(before.folded),
-                version: version.min(before.version),
-                ticket: ticket.max(before.ticket),
-            });
+        if let Some(held) = self.hold(id, ticket, folded) {
+            held.version = Some(held.version.map_or(version, |before| before.min(version)));
             return;
         }
         self.renew(id, version, home);
         self.join(id, ticket, 0);
+    }
+
+    /// The same of some of the chunks.
+    pub fn fetch_chunks(
+        &mut self,
+        id: TensorId,
+        locals: impl Iterator<Item = usize>,
+        version: u64,
+        ticket: u64,
+        folded: u64,
+        home: &impl Chunks,
+    ) {
+        self.owed(id, home);
+        let holds = self.hold(id, ticket, folded).is_some();
+        for local in locals {
+            let published = home.publication(id, local);
+            let chunk = &mut self.known(id).chunks[local];
+            if published.version < version || published.sequence == 0 {
+                chunk.awaited.want(version);
+            }
+            if !holds {
+                self.renew_one(id, local, version, home);
+                continue;
+            }
+            let before = chunk.held;
+            chunk.held = if before == 0 { version + 1 } else { before.min(version + 1) };
+            if before == 0
+                && let Some(held) = &mut self.known(id).held
+            {
+                held.locals.push(local);
+            }
+        }
+        if !holds {
+            self.join(id, ticket, 0);
+        }
+    }
+
+    /// What a fetch is kept with that comes before the contributions that it is to see were folded; `None`: they were.
+    fn hold(&mut self, id: TensorId, ticket: u64, folded: u64) -> Option<&mut Held> {
+        let owed = self.known(id);
+        if ticket == NO_TICKET || owed.count >= folded {
+            return None;
+        }
+        let held =
+            owed.held.get_or_insert(Held { folded, version: None, locals: Vec::new(), ticket: NO_TICKET });
+        (held.folded, held.ticket) = (folded.max(held.folded), ticket.max(held.ticket));
+        Some(held)
     }
 
     /// It wants the optimizer's state, as it is now, then the ticket.
@@ -419,8 +473,15 @@ impl Subscriber {
         if new {
             self.due.push_back(Due::Folded { tensor: id });
         }
-        if let Some(Held { version, ticket, .. }) = self.known(id).held.take_if(|held| held.folded <= count) {
-            self.renew(id, version, home);
+        let held = self.known(id).held.take_if(|held| held.folded <= count);
+        if let Some(Held { version, locals, ticket, .. }) = held {
+            if let Some(version) = version {
+                self.renew(id, version, home);
+            }
+            for local in locals {
+                let version = std::mem::take(&mut self.known(id).chunks[local].held) - 1;
+                self.renew_one(id, local, version, home);
+            }
             self.join(id, ticket, 0);
         }
     }
@@ -532,11 +593,13 @@ impl Subscriber {
 
     /// Queues each chunk that has the version and has changed since it was sent.
     fn renew(&mut self, id: TensorId, version: u64, home: &impl Chunks) {
-        for local in 0..home.chunks(id) {
-            let published = home.publication(id, local);
-            if published.version >= version && published.sequence != self.known(id).chunks[local].seen {
-                self.queue(id, local);
-            }
+        (0..home.chunks(id)).for_each(|local| self.renew_one(id, local, version, home));
+    }
+
+    fn renew_one(&mut self, id: TensorId, local: usize, version: u64, home: &impl Chunks) {
+        let published = home.publication(id, local);
+        if published.version >= version && published.sequence != self.known(id).chunks[local].seen {
+            self.queue(id, local);
         }
     }
 

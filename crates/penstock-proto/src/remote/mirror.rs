@@ -177,6 +177,25 @@ struct Mirrored {
     /// The newest ticket that has not come back of those of the value, with the least version that was asked for with one of
     /// them, and of those of the state.
     open: [Option<Submission>; 2],
+    /// Chunks that were asked for by themselves and have not come, by their place.
+    singles: BTreeMap<usize, Single>,
+}
+
+/// What was asked for of one chunk by itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Single {
+    /// Versions that have not come.
+    awaited: Awaited,
+    /// The newest ticket that has not come back; 0: none.
+    ticket: u64,
+    /// The least version that was asked for with one of those.
+    version: u64,
+}
+
+impl Single {
+    fn is_over(&self) -> bool {
+        self.awaited == Awaited::default() && self.ticket == NO_TICKET
+    }
 }
 
 impl Mirrored {
@@ -207,20 +226,100 @@ impl Mirrored {
         if all { Some(0) } else { first }.into_iter().chain(rest)
     }
 
+    /// Notes a fetch of some chunks, likewise.
+    fn expect_singles(&mut self, locals: Range<usize>, version: u64, ticket: u64) {
+        for local in locals {
+            let lacks = self.versions[local] <= version;
+            if !lacks && ticket == NO_TICKET {
+                continue;
+            }
+            let single = self.singles.entry(local).or_default();
+            if lacks {
+                single.awaited.want(version);
+            }
+            if ticket != NO_TICKET {
+                single.version =
+                    if single.ticket == NO_TICKET { version } else { single.version.min(version) };
+                single.ticket = single.ticket.max(ticket);
+            }
+        }
+    }
+
+    /// Notes that chunks have come to this version.
+    fn singles_came(&mut self, locals: Range<usize>, version: u64) {
+        // Most tensors are fetched whole.
+        if self.singles.is_empty() {
+            return;
+        }
+        let mut over = Vec::new();
+        for (&local, single) in self.singles.range_mut(locals) {
+            single.awaited.came(version);
+            if single.is_over() {
+                over.push(local);
+            }
+        }
+        over.iter().for_each(|local| _ = self.singles.remove(local));
+    }
+
     /// Notes that fetches up to `ticket` have come back.
     fn fetched(&mut self, ticket: u64) {
         for open in &mut self.open {
             *open = open.filter(|fetch| ticket_of(fetch) > ticket);
         }
+        self.singles.retain(|_, single| {
+            if single.ticket <= ticket {
+                single.ticket = NO_TICKET;
+            }
+            !single.is_over()
+        });
+    }
+
+    /// Chunks that are to be asked for again by themselves. Where all of the value is asked for with a ticket, that stands for
+    /// theirs.
+    fn missed_singles(&self, tensor: TensorId) -> Vec<Submission> {
+        let newest = self.newest_ticket();
+        let ticket = if self.open[0].is_some() { NO_TICKET } else { newest };
+        let mut runs: BTreeMap<(u64, u64), Vec<Range<usize>>> = BTreeMap::new();
+        for (&local, single) in &self.singles {
+            let open = (single.ticket != NO_TICKET && ticket != NO_TICKET).then_some(single.version);
+            let (first, last) = single.awaited.bounds().unzip();
+            // What the ticket is for is asked for with it.
+            let wants = [first, last.filter(|_| first != last)].into_iter().filter(|&want| want != open);
+            let asks = wants.flatten().map(|version| (version, NO_TICKET));
+            for ask in asks.chain(open.map(|version| (version, ticket))) {
+                let runs = runs.entry(ask).or_default();
+                match runs.last_mut().filter(|last| last.end == local) {
+                    Some(last) => last.end += 1,
+                    None => runs.push(local..local + 1),
+                }
+            }
+        }
+        let all = runs.into_iter().flat_map(|(ask, runs)| runs.into_iter().map(move |run| (ask, run)));
+        let fetch = |((version, ticket), run): (_, Range<usize>)| {
+            let (first, last) = (self.chunks[run.start], self.chunks[run.end - 1]);
+            Submission::FetchChunks { tensor, first, count: last - first + 1, version, ticket }
+        };
+        all.map(fetch).collect()
+    }
+
+    /// The newest ticket that has not come back; 0: none.
+    fn newest_ticket(&self) -> u64 {
+        let singles = self.singles.values().map(|single| single.ticket);
+        self.open.iter().flatten().map(ticket_of).chain(singles).max().unwrap_or(NO_TICKET)
     }
 
     /// What is to be asked for again. Only the last brings a ticket back, and it stands for all: which of the value and the
     /// state was asked for first is not known any more, and a ticket comes back behind both (S-3).
     fn unfetched(&self) -> impl Iterator<Item = Submission> {
-        let [value, state] = self.open;
-        let newest = self.open.iter().flatten().map(ticket_of).max().unwrap_or(0);
-        let both = value.is_some() && state.is_some();
-        let state = state.map(|fetch| with_ticket(fetch, if both { NO_TICKET } else { newest }));
+        let [mut value, state] = self.open;
+        let newest = self.newest_ticket();
+        let singles = self.singles.values().filter(|single| single.ticket != NO_TICKET);
+        let least = singles.map(|single| single.version).min();
+        if let (Some(Submission::Fetch { version, .. }), Some(least)) = (&mut value, least) {
+            *version = least.min(*version);
+        }
+        let follows = value.is_some() || least.is_some();
+        let state = state.map(|fetch| with_ticket(fetch, if follows { NO_TICKET } else { newest }));
         state.into_iter().chain(value.map(|fetch| with_ticket(fetch, newest)))
     }
 
@@ -253,6 +352,7 @@ impl Mirrored {
         if self.versions[first..end].iter().any(|&was| version + 1 < was) {
             return Err(Broken::Fell { chunk, version });
         }
+        self.singles_came(first..end, version);
         let mut risen = false;
         for local in first..end {
             let was = std::mem::replace(&mut self.versions[local], version + 1);
@@ -307,7 +407,7 @@ impl Mirror {
     pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>, broadcast: bool) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
         let (positions, awaited) = (versions.clone(), Awaited::default());
-        let open = [None; 2];
+        let (open, singles) = ([None; 2], BTreeMap::new());
         let asked = false;
         let mirrored = Mirrored {
             chunks,
@@ -319,6 +419,7 @@ impl Mirror {
             progress,
             awaited,
             open,
+            singles,
         };
         self.tensors.insert(id, mirrored);
     }
@@ -354,6 +455,14 @@ impl Mirror {
                     mirrored.expect(submission);
                 }
                 1
+            }
+            Submission::FetchChunks { tensor, first, count, version, ticket } => {
+                let mirrored = self.tensors.get_mut(tensor);
+                mirrored.map_or(0, |mirrored| {
+                    let locals = mirrored.locals(first, count);
+                    mirrored.expect_singles(locals, version, ticket);
+                    1
+                })
             }
             Submission::Skip { tensor, first, count, .. } => {
                 let locals = self.tensors.get(tensor).map(|mirrored| mirrored.locals(first, count));
@@ -476,6 +585,7 @@ impl Mirror {
                     return Err(Broken::Baseless { chunk, held, got: base });
                 }
                 mirrored.positions[local] = publication;
+                mirrored.singles_came(local..local + 1, version);
                 let mut progress = None;
                 if version + 1 > was {
                     mirrored.versions[local] = version + 1;
@@ -504,7 +614,18 @@ impl Mirror {
         if self.left {
             return Ok(()); // what would come is not looked at
         }
-        // All that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a
+        // Chunks that were asked for by themselves are asked for behind everything: more may be asked for with the same frames.
+        // So is the value then, which may stand for them: what a worker has pushed by then is to be in both.
+        let opens = |tensor: TensorId| {
+            let singles = self.tensors.get(tensor).into_iter().flat_map(|mirrored| mirrored.singles.values());
+            singles.into_iter().any(|single| single.ticket != NO_TICKET)
+        };
+        self.outbox.drop_untaken(|submission| match *submission {
+            Submission::FetchChunks { .. } => true,
+            Submission::Fetch { tensor, state: false, ticket, .. } => ticket != NO_TICKET && opens(tensor),
+            _ => false,
+        });
+        // All else that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a
         // line that breaks again and again makes nothing longer. What else stands there brings no ticket back: it would pass
         // those whose answers were lost.
         let mut untaken: Vec<&mut Submission> = self.outbox.untaken().collect();
@@ -535,6 +656,7 @@ impl Mirror {
                 let is_state = matches!(fetch, Submission::Fetch { state: true, .. });
                 ask(if is_state { at.state } else { at.value.filter(|_| follows) }, fetch);
             }
+            behind.extend(mirrored.missed_singles(tensor));
         }
         behind.into_iter().for_each(|fetch| self.outbox.submit(fetch, 1));
         Ok(())

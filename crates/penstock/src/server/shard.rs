@@ -487,7 +487,10 @@ impl Loop {
         self.next_flow = self.now + FLOWS_APART;
         let Self { memory, ports, since, now, .. } = self;
         let mut flows = None;
-        let mut look = || ports.remotes().filter_map(|(_, remote)| remote.flow()).collect::<Vec<_>>();
+        let mut look = || {
+            let places = ports.places();
+            places.map(|place| ports.remote_at(place).and_then(|remote| remote.flow())).collect::<Vec<_>>()
+        };
         memory.look_at_network(now.duration_since(*since), || flows.get_or_insert_with(&mut look).clone());
     }
 
@@ -739,6 +742,8 @@ impl Loop {
         asked.map_err(|undeclared| undeclared.to_string())?;
         if let Submission::Fetch { tensor, state: false, .. } = *judged.submission() {
             self.pace.look_at(memory.chunks(tensor));
+        } else if let Submission::FetchChunks { tensor, count, .. } = *judged.submission() {
+            self.pace.look_at(memory.chunks(tensor).min(count as usize));
         }
         let moves_values = matches!(judged.submission(), Submission::Push { .. } | Submission::Load { .. });
         // What peers of this host have caused is not theirs.

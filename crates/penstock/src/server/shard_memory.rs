@@ -193,9 +193,9 @@ impl Memory {
         !self.following.is_empty()
     }
 
-    /// Looks at how hard the network presses, for those tensors of which enough versions were published since; `flows`: of all peers
-    /// on other hosts.
-    pub(super) fn look_at_network(&mut self, now: Duration, mut flows: impl FnMut() -> Vec<Flow>) {
+    /// Looks at how hard the network presses, for those tensors of which enough versions were published since; `flows`: by the peers'
+    /// places, of those on other hosts.
+    pub(super) fn look_at_network(&mut self, now: Duration, mut flows: impl FnMut() -> Vec<Option<Flow>>) {
         for &id in &self.following {
             let Some(pressed) = self.tensors.get_mut(id).and_then(|tensor| tensor.pressed.as_mut()) else {
                 continue;

@@ -32,7 +32,7 @@ from ...exceptions import (
     ShapeError,
     not_to_be_sent,
 )
-from ...filters import Filters, HeldBack
+from ...filters import Filters, HeldBack, Pressed
 from ...first import Deed, checksum
 from ...handlers import Handlers
 from ...job import Job
@@ -374,6 +374,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         each = [shared.sends_to.held_back for shared in self._shared.values()]
         return HeldBack(math.hypot(*(one.norm for one in each)), sum(one.elements for one in each))
+
+    def pressure(self) -> dict[str, list[Pressed]]:
+        """
+        How the filter of this worker's gradients has followed the network, if it does: by parameter, the last
+        changes of its bound, the newest last.
+        """
+        return {shared.sends_to.name: shared.sends_to.pressure().push for shared in self._shared.values()}
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

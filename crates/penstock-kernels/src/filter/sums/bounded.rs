@@ -10,6 +10,7 @@
 
 use super::split::{EVERYTHING, collect, split, spread};
 use super::{Coordinates, Follows, Made, Pressure, SumFilter};
+use crate::filter::spread::Spread;
 use crate::filter::{self, Everything, Filter, Unfit, difference};
 use crate::{Dtype, Foreign, ForeignMut};
 use std::sync::Arc;
@@ -33,13 +34,6 @@ pub struct Bounded {
     relative: bool,
     /// Bytes a second on each link that suffice; `None`: what counts is how much of the time goes to sending.
     sufficient: Option<f64>,
-}
-
-/// What there is of numbers: the root of the mean of their squares, and the largest magnitude.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(in crate::filter) struct Spread {
-    pub(in crate::filter) root_mean_square: f64,
-    pub(in crate::filter) largest: f64,
 }
 
 impl Bounded {
@@ -105,6 +99,8 @@ impl Bounded {
 /// So many times their root mean square, but not so much that none of them is beyond it.
 fn within(times: f64, Spread { root_mean_square, largest }: Spread) -> f64 {
     let (bound, most) = (times * root_mean_square, largest * 0.875);
+    // Of the least numbers that there are seven eighths may be as much.
+    let most = if most < largest { most } else { 0.0 };
     if bound > most { most } else { bound }
 }
 

@@ -33,7 +33,6 @@ mod top;
 
 pub use super::{Coordinates, Follows, Pressure};
 pub use bounded::Bounded;
-pub(super) use bounded::Spread;
 pub use own::Own;
 pub use quantize::Quantize;
 pub use random::Random;

@@ -1,6 +1,6 @@
 //! The arithmetic of splitting a sum: what is due, what is sent, what is carried.
 
-use super::Spread;
+use super::super::spread::Spread;
 use crate::accumulate::padded;
 use crate::arch::{self, Dispatch, Isa, Kernel};
 use crate::control_word::settled;

@@ -266,9 +266,9 @@ impl Link {
         })
     }
 
-    /// What the connections to the server's shards have carried, and how fast; none, if it is on this host.
-    pub(in crate::worker) fn flows(&self) -> impl Iterator<Item = Flow> {
-        self.proxies.iter().filter_map(proxy::Handle::flow)
+    /// What the connection to each of the server's shards has carried, and how fast, if it is known; none, if it is on this host.
+    pub(in crate::worker) fn flows(&self) -> impl Iterator<Item = Option<Flow>> {
+        self.proxies.iter().map(proxy::Handle::flow)
     }
 
     /// Whether the server is on another host.
@@ -306,7 +306,8 @@ impl Link {
         };
         let mut remotes = Vec::new();
         for ((proxy, home), lane) in self.proxies.iter().zip(homes).zip(lanes) {
-            let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
+            let (chunks, is_fresh) = (home.chunks().into(), AtomicBool::new(true));
+            let remote = Arc::new(RemoteHome { chunks, is_fresh, ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
                 let (home, terms) = (Box::new(home), Arc::clone(terms));

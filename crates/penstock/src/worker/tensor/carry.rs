@@ -94,7 +94,7 @@ impl Carry {
     }
 
     /// A push of this clock begins, of `all` that is due or as the filter says: the network is looked at, if it is time to.
-    pub(super) fn begin<I: Iterator<Item = Flow>>(
+    pub(super) fn begin<I: Iterator<Item = Option<Flow>>>(
         &mut self,
         clock: u64,
         all: bool,
@@ -194,9 +194,9 @@ impl Tensor {
 
     /// How the filter of this worker's pushes has followed the network: its last changes, the oldest first; none where it does not
     /// follow it, or had no reason to.
-    pub fn pushes_followed(&self) -> Result<Vec<Change>, Error> {
+    pub fn pushes_followed(&self, timeout: Option<Duration>) -> Result<Vec<Change>, Error> {
         let Some(carry) = &self.carry else { return Ok(Vec::new()) };
-        let _turn = self.take_turn(self.job.deadline(None))?;
+        let _turn = self.take_turn(self.job.deadline(timeout))?;
         let changes = |pressed: &Pressed| pressed.gauge.changes().copied().collect();
         Ok(lock(carry).pressed.as_ref().map(changes).unwrap_or_default())
     }

@@ -189,7 +189,7 @@ impl Tensor {
         let window = self.window();
         let count = |home: &HomeShard| if low_rank(home).is_some() { 1 } else { self.windows(home, window) };
         let mut rooms = self.rooms(&links, count, deadline)?;
-        self.ask_for_result(stamp);
+        self.ask_for_result(stamp, false);
         self.count_submitted();
         let (tensor, rank) = (self.id, rank as u32);
         // First what is short: it is on its way while the rest is multiplied.

@@ -13,12 +13,14 @@
 //! | `sparse.rs`, `factors.rs` | those of which some elements are given, or two factors |
 //! | `divide.rs` | contributions of which the program itself says what is sent |
 //! | `pull.rs` | values, in place or copied |
+//! | `gather.rs` | values of some elements |
 //! | `state.rs` | first values, the optimizer's state, and putting them back |
 
 mod carry;
 mod declare;
 mod divide;
 mod factors;
+mod gather;
 mod pull;
 mod push;
 mod sparse;
@@ -36,6 +38,7 @@ use super::job::Inner;
 use super::link::{Link, RemoteHome, Rooms, Waited, lock};
 use crate::turn::{Taken, Turn};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
+use penstock_fabric::doorbell::single_chunks;
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -233,25 +236,30 @@ impl Tensor {
         if self.homes.iter().all(&done) {
             return Ok(Waited::Done);
         }
-        self.wait_since(Instant::now(), deadline, done)
+        self.wait_since(Instant::now(), deadline, false, done)
     }
 
     /// The same for a wait that began just now, `since` when the clock was looked at: a look at the clock costs a hundredth of a
-    /// push of a small tensor.
+    /// push of a small tensor. `singly`: for chunks of other hosts, each by itself.
     fn wait_since(
         &self,
         since: Instant,
         deadline: Deadline,
+        singly: bool,
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
         let links = self.job.links();
+        let what = |home: &HomeShard| match singly && home.remote.is_some() {
+            true => single_chunks(self.id + 1),
+            false => self.id + 1,
+        };
         let mut result = Ok(Waited::Done);
         for home in &self.homes {
             if done(home) {
                 continue;
             }
             let link = links.get(home.server).ok_or(Error::Closed)?;
-            result = link.wait(self.id + 1, deadline, || done(home));
+            result = link.wait(what(home), deadline, || done(home));
             if result != Ok(Waited::Done) {
                 break;
             }
@@ -269,6 +277,17 @@ impl Tensor {
         version: u64,
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
+        self.wait_long_for(deadline, version, false, done)
+    }
+
+    /// The same, with `singly` as in [`Tensor::wait_since`].
+    fn wait_long_for(
+        &self,
+        deadline: Deadline,
+        version: u64,
+        singly: bool,
+        done: impl Fn(&HomeShard) -> bool,
+    ) -> Result<Waited, Error> {
         // A wait that is already over looks at no clock.
         if self.homes.iter().all(&done) {
             return Ok(Waited::Done);
@@ -277,7 +296,7 @@ impl Tensor {
         let mut circle = Circle::begun(now, &self.job, deadline);
         loop {
             let until = deadline.at_most(now.duration_since(deadline.began()) + LOOK_EVERY);
-            let result = self.wait_since(now, until, &done);
+            let result = self.wait_since(now, until, singly, &done);
             if result != Ok(Waited::TimedOut) || deadline.left().is_zero() {
                 return result;
             }
@@ -314,10 +333,13 @@ impl Tensor {
         if self.has_value.load(Ordering::Relaxed) {
             return Ok(());
         }
-        for home in self.homes.iter().filter(|home| home.remote.is_some() && self.progress(home) == 0) {
-            self.want(home, 0, deadline)?;
+        for home in &self.homes {
+            match &home.remote {
+                Some(remote) if !self.has_first(home) => self.want_first(home, remote, deadline)?,
+                _ => {}
+            }
         }
-        match self.wait_long(deadline, 0, |home| self.progress(home) > 0)? {
+        match self.wait_long_for(deadline, 0, true, |home| self.has_first(home))? {
             Waited::TimedOut => {
                 Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
             }
@@ -325,6 +347,26 @@ impl Tensor {
                 self.has_value.store(true, Ordering::Relaxed);
                 Ok(())
             }
+        }
+    }
+
+    /// Whether all of the home's part has a value. Worker 0 gives it chunk by chunk, so that the last has one when all have: of a
+    /// home on another host, which need not send the others for that.
+    fn has_first(&self, home: &HomeShard) -> bool {
+        match home.remote.as_ref().and_then(|remote| remote.chunks.last()) {
+            Some(&last) if self.spec.propagation != Propagation::Broadcast => {
+                self.memory.chunk_progress(last) > 0
+            }
+            _ => self.progress(home) > 0,
+        }
+    }
+
+    fn want_first(&self, home: &HomeShard, remote: &RemoteHome, deadline: Deadline) -> Result<(), Error> {
+        match remote.chunks.len().checked_sub(1) {
+            Some(last) if self.spec.propagation != Propagation::Broadcast => {
+                self.fetch_chunks(home, remote, &[last], 0, false, deadline).map(|_| ())
+            }
+            _ => self.want(home, 0, deadline),
         }
     }
 
@@ -448,10 +490,7 @@ impl Tensor {
 
     /// Whether what was asked of a home on another host with its ticket has come.
     fn is_fetched(home: &HomeShard, tickets: &Tickets) -> bool {
-        // Pairs with the release in the proxy: a thread that sees the ticket sees the chunks.
-        home.remote
-            .as_ref()
-            .is_none_or(|remote| remote.fetched.load(Ordering::Acquire) >= tickets[home.place])
+        home.remote.as_ref().is_none_or(|remote| remote.has_come(tickets[home.place]))
     }
 
     /// Brings the mirrors of homes on other hosts up to date, whatever their version.

@@ -8,7 +8,7 @@ use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, ForeignMut, Settings};
 use penstock_proto::consistency::MAX_SLACK;
-use penstock_proto::remote::asking::{self, AtPull, Changes, Known};
+use penstock_proto::remote::asking::{self, AtPull, Known};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::worker::Requirement;
@@ -82,7 +82,7 @@ impl Tensor {
             self.wait_for_version(&requirement, deadline())?;
         }
         let version = self.homes.iter().map(|home| self.progress(home)).min().unwrap_or(0).saturating_sub(1);
-        self.count_pull(position, version);
+        self.count_pull(position, version, self.spec.bytes() as usize);
         Ok(version)
     }
 
@@ -141,7 +141,7 @@ impl Tensor {
             let published = self.verified(deadline, read)?;
             least = least.min(published.version);
         }
-        self.count_pull(position, least);
+        self.count_pull(position, least, self.spec.bytes() as usize);
         Ok(least)
     }
 
@@ -172,13 +172,29 @@ impl Tensor {
     ) -> Result<(), Error> {
         let tickets = self.freshen(requirement, deadline)?;
         let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
+        let old = |home: &HomeShard| self.progress(home) <= requirement.version;
+        self.wait_until_fresh(requirement, deadline, false, (fresh, old, || self.version().is_none()))
+    }
+
+    /// Waits until each home is `fresh`; `old` are those that lack the version, and `lacks_value` says whether there may be none.
+    /// `singly`: for chunks of other hosts, each by itself.
+    pub(super) fn wait_until_fresh(
+        &self,
+        requirement: &Requirement,
+        deadline: Deadline,
+        singly: bool,
+        (fresh, old, lacks_value): (
+            impl Fn(&HomeShard) -> bool,
+            impl Fn(&HomeShard) -> bool,
+            impl Fn() -> bool,
+        ),
+    ) -> Result<(), Error> {
         // Waiting for the others is what more slack would save; it would save nothing of the wait for this worker's own
         // update to be folded.
-        let old = |home: &HomeShard| self.progress(home) <= requirement.version;
         // The only worker of a job waits for itself.
-        let others = self.adaptive.as_ref().filter(|_| self.job.size > 1 && self.homes.iter().any(old));
+        let others = self.adaptive.as_ref().filter(|_| self.job.size > 1 && self.homes.iter().any(&old));
         let since = others.map(|_| Instant::now());
-        let waited = self.wait_long(deadline, requirement.version, fresh)?;
+        let waited = self.wait_long_for(deadline, requirement.version, singly, &fresh)?;
         if let (Some((_, controller)), Some(since)) = (others, since) {
             lock(controller).waited(since.elapsed());
         }
@@ -186,7 +202,7 @@ impl Tensor {
             return Ok(());
         }
         let (name, version, waited) = (self.spec.name.clone(), requirement.version, deadline.waited());
-        if self.version().is_none() {
+        if lacks_value() {
             return Err(Error::NoValue { name, waited });
         }
         let (missing, silent) = self.whom(version, deadline, |home| !fresh(home))?;
@@ -199,12 +215,8 @@ impl Tensor {
         if self.homes.iter().all(|home| home.remote.is_none()) {
             return Ok(Tickets::new());
         }
-        let now = Changes { barriers: self.job.barriers(), loads: self.loads.load(Ordering::Acquire) };
-        let fetched = Changes {
-            barriers: self.seen_barriers.load(Ordering::Acquire),
-            loads: self.seen_loads.load(Ordering::Acquire),
-        };
-        let anew = now.are_newer_than(fetched);
+        let now = self.changes();
+        let anew = now.are_newer_than(self.fetched_at());
         let freshen = |home| self.freshen_home(home, requirement, anew, deadline);
         let tickets = self.homes.iter().map(freshen).collect::<Result<Tickets, Error>>()?;
         // Noted once every home has been told: a thread that sees it sees the tickets, and waits for them.
@@ -266,12 +278,12 @@ impl Tensor {
         Ok(published)
     }
 
-    pub(super) fn count_pull(&self, position: u64, version: u64) {
+    pub(super) fn count_pull(&self, position: u64, version: u64, bytes: usize) {
         let staleness = position.saturating_sub(version);
         self.staleness.store(staleness, Ordering::Relaxed);
         let counters = &self.job.counters;
         counters.max_staleness.fetch_max(staleness, Ordering::Relaxed);
         counters.pulls.fetch_add(1, Ordering::Relaxed);
-        counters.pulled_bytes.fetch_add(self.spec.bytes(), Ordering::Relaxed);
+        counters.pulled_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }

@@ -171,10 +171,20 @@ impl Tensor {
         let (lane, contribution) = (&mut *ready.lane, ready.contribution);
         let mut carry = self.carry.as_ref().filter(|_| contribution.leaves).map(lock);
         let mut kept = None;
+        let (all, is_sparse) = (matches!(given, Given::HeldBack), matches!(given, Given::Sparse(_)));
+        let is_divided = matches!(given, Given::Divided(_));
+        let passing = match &mut carry {
+            Some(carry) if !is_divided => {
+                let links = self.job.links();
+                carry.begin(contribution.stamp, all, || links.iter().flat_map(Link::flows))
+            }
+            Some(_) => Passing::Chosen,
+            None => Passing::Untouched,
+        };
         if let Given::Sparse(scattered) = &mut given
             && contribution.leaves
             && !contribution.adds
-            && carry.is_none()
+            && passing == Passing::Untouched
             && !self.filtered
             && self.spec.rule.ignores_zeros(&settings)
         {
@@ -188,7 +198,7 @@ impl Tensor {
         if let Given::Product(product) = &mut given
             && contribution.leaves
             && !contribution.adds
-            && carry.is_none()
+            && passing == Passing::Untouched
             && self.any_travels_as_factors(product)
         {
             self.deliver_product(lane, product, contribution.stamp, settings, deadline)?;
@@ -197,9 +207,7 @@ impl Tensor {
             position.loaded();
             return Ok(contribution.stamp);
         }
-        let all = matches!(given, Given::HeldBack);
         let is_filled = matches!(given, Given::Sparse(_) | Given::Product(_));
-        let is_divided = matches!(given, Given::Divided(_));
         if let (Given::Divided(parts), Some(_)) = (&given, &carry) {
             kept = Some(parts.kept);
         }
@@ -215,12 +223,6 @@ impl Tensor {
             (Given::New(None), _) | (Given::HeldBack, true) => (Sum::Lane, None, None),
         };
         let links = self.job.links();
-        let flows = || links.iter().flat_map(Link::flows);
-        let passing = match &mut carry {
-            Some(carry) if !is_divided => carry.begin(contribution.stamp, all, flows),
-            Some(_) => Passing::Chosen,
-            None => Passing::Untouched,
-        };
         let is_written = passing != Passing::Untouched || written.is_some() || !matches!(sum, Sum::Lane);
         let window = if is_written { self.window() } else { self.whole() };
         // Nothing is changed before there is room for all of it, and from then on nothing waits: it counts whole, or not at
@@ -235,7 +237,7 @@ impl Tensor {
             None => {}
         }
         if contribution.leaves {
-            self.ask_for_result(contribution.stamp);
+            self.ask_for_result(contribution.stamp, is_sparse);
             if let (Some(kept), Some(carry)) = (kept, &mut carry) {
                 carry.keep(kept);
             }
@@ -290,7 +292,7 @@ impl Tensor {
         let within = |home: &HomeShard, run: &Run| Self::within(home, &run.chunks);
         let count = |home: &HomeShard| runs.iter().filter(|run| within(home, run).is_some()).count() as u64;
         let mut rooms = self.rooms(&links, count, deadline)?;
-        self.ask_for_result(stamp);
+        self.ask_for_result(stamp, true);
         self.count_submitted();
         let tensor = self.id;
         for run in &runs {
@@ -334,10 +336,12 @@ impl Tensor {
     }
 
     /// Under BSP nearly every push is followed by a pull of its result: a home on another host sends it back as soon as it is
-    /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at.
-    pub(super) fn ask_for_result(&self, stamp: u64) {
+    /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at, or not at all of it.
+    pub(super) fn ask_for_result(&self, stamp: u64, is_sparse: bool) {
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
-            let pulled = remote.pulled.swap(false, Ordering::Relaxed);
+            // Who has not pulled so far and pushes all of it is likely to pull that.
+            let is_fresh = remote.is_fresh.swap(false, Ordering::Relaxed) && !is_sparse;
+            let pulled = remote.pulled.swap(false, Ordering::Relaxed) || is_fresh;
             let is_sent = remote.is_sent.load(Ordering::Relaxed);
             let version = asking::at_push(pulled, is_sent, self.spec.consistency, stamp);
             remote.wants.store(version.is_some(), Ordering::Relaxed);

@@ -11,18 +11,50 @@ use crate::worker::Error;
 use penstock_fabric::memory::OwnLane;
 use penstock_kernels::{Dtype, Foreign, Settings, first_nonfinite, scatter_add};
 use penstock_proto::chunk::Cut;
+use penstock_proto::spec::TensorSpec;
 use std::ops::Range;
 use std::time::Duration;
 
 /// Elements of one chunk, one after the other.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
-    chunk: u32,
+pub(super) struct Piece {
+    pub(super) chunk: u32,
     /// The first, in the chunk.
-    at: u32,
+    pub(super) at: u32,
     /// The first of their values.
-    from: usize,
-    len: u32,
+    pub(super) from: usize,
+    pub(super) len: u32,
+}
+
+/// `units[i]` names elements `units[i] * unit..` of a tensor, `unit` of them, whose values stand together from `i * unit` on. They exist.
+/// By chunk; of one chunk in the order in which they were named.
+pub(super) fn pieces(dtype: Dtype, cut: Cut, units: &[u64], unit: usize) -> Vec<Piece> {
+    let per_chunk = cut.chunk_bytes() as usize / dtype.size();
+    let mut pieces = Vec::with_capacity(units.len());
+    for (place, &index) in units.iter().enumerate() {
+        let (mut at, mut from) = (index as usize * unit, place * unit);
+        let end = at + unit;
+        while at < end {
+            let (chunk, within) = (at / per_chunk, at % per_chunk);
+            let len = (per_chunk - within).min(end - at);
+            pieces.push(Piece { chunk: chunk as u32, at: within as u32, from, len: len as u32 });
+            (at, from) = (at + len, from + len);
+        }
+    }
+    // Stable.
+    pieces.sort_by_key(|piece| piece.chunk);
+    pieces
+}
+
+/// Whether the tensor has all units that are named, of so many elements each.
+pub(super) fn check_units(spec: &TensorSpec, units: &[u64], unit: usize) -> Result<(), Error> {
+    let count = spec.elements().unwrap_or(0).checked_div(unit as u64).unwrap_or(0);
+    match units.iter().position(|&index| index >= count) {
+        Some(place) => {
+            Err(Error::UnknownElement { name: spec.name.clone(), place, got: units[place], count })
+        }
+        None => Ok(()),
+    }
 }
 
 /// A sparse contribution, by chunk.
@@ -38,23 +70,9 @@ pub(super) struct Scattered {
 }
 
 impl Scattered {
-    /// `units[i]` names elements `units[i] * unit..` of the tensor, `unit` of them, which stand in `values` from `i * unit` on. What they
-    /// name exists, and there are as many values.
+    /// What these [pieces] name, and there are as many values. What is named twice is summed in the order in which it was named.
     fn new(dtype: Dtype, cut: Cut, units: &[u64], unit: usize, values: Vec<u8>) -> Self {
-        let per_chunk = cut.chunk_bytes() as usize / dtype.size();
-        let mut pieces = Vec::with_capacity(units.len());
-        for (place, &index) in units.iter().enumerate() {
-            let (mut at, mut from) = (index as usize * unit, place * unit);
-            let end = at + unit;
-            while at < end {
-                let (chunk, within) = (at / per_chunk, at % per_chunk);
-                let len = (per_chunk - within).min(end - at);
-                pieces.push(Piece { chunk: chunk as u32, at: within as u32, from, len: len as u32 });
-                (at, from) = (at + len, from + len);
-            }
-        }
-        // Stable: what is named twice is summed in the order in which it was named.
-        pieces.sort_by_key(|piece| piece.chunk);
+        let pieces = pieces(dtype, cut, units, unit);
         Self { dtype, cut, pieces, values, scratch: vec![0; cut.chunk_bytes() as usize] }
     }
 
@@ -166,15 +184,10 @@ impl Tensor {
         more: bool,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        let name = || self.spec.name.clone();
-        let all = self.spec.elements().unwrap_or(0);
-        let count = all.checked_div(unit as u64).unwrap_or(0);
-        if let Some(place) = units.iter().position(|&index| index >= count) {
-            return Err(Error::UnknownElement { name: name(), place, got: units[place], count });
-        }
+        check_units(&self.spec, units, unit)?;
         let expected = units.len() * unit * self.spec.dtype.size();
         if values.len() != expected {
-            return Err(Error::WrongSize { name: name(), expected, got: values.len() });
+            return Err(Error::WrongSize { name: self.spec.name.clone(), expected, got: values.len() });
         }
         let mut copy = vec![0; expected];
         values.copy_to(&mut copy);

@@ -249,7 +249,7 @@ impl Tensor {
         let mut whole = vec![0; self.spec.bytes() as usize];
         let version = self.look_beside(1, &mut whole, StateView::copy_whole, deadline)?;
         out.copy_from(Foreign::of(&whole));
-        self.count_pull(position, version);
+        self.count_pull(position, version, whole.len());
         Ok(version)
     }
 

@@ -56,12 +56,24 @@ pub(in crate::worker) struct RemoteHome {
     pub(in crate::worker) wants: AtomicBool,
     /// The version + 1 that pushes have asked for.
     pub(in crate::worker) wanted: AtomicU64,
-    /// Whether the value was pulled since the last push.
+    /// Whether all of the value was pulled since the last push.
     pub(in crate::worker) pulled: AtomicBool,
+    /// Whether it is not known how the value will be pulled: nothing was pulled or pushed so far.
+    pub(in crate::worker) is_fresh: AtomicBool,
+    /// The chunks that the shard is home of, ascending.
+    pub(in crate::worker) chunks: Box<[u32]>,
     /// Whether the home sends what is new unasked: it broadcasts, and was asked for the value.
     pub(in crate::worker) is_sent: AtomicBool,
     /// Whether the lane's address was given to somebody who may write there at any time.
     pub(in crate::worker) lent: AtomicBool,
+}
+
+impl RemoteHome {
+    /// Whether what was asked for with this ticket or before has come.
+    pub(in crate::worker) fn has_come(&self, ticket: u64) -> bool {
+        // Pairs with the release in the proxy: a thread that sees the ticket sees the chunks.
+        self.fetched.load(Ordering::Acquire) >= ticket
+    }
 }
 
 /// What a proxy is told by its own process.
