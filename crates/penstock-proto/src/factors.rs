@@ -18,7 +18,7 @@ use penstock_kernels::Dtype;
 use std::ops::Range;
 
 /// Rows of the left factor, in place of a chunk.
-pub const ROWS: Encoding = Encoding(64);
+pub const ROWS: Encoding = Encoding(63);
 /// Largest rank: with it a chunk of 32 KiB costs its shard a millisecond.
 pub const MAX_RANK: u32 = 1024;
 /// Bytes of a piece of the right factor, but for the last: as many as one send has frames fill it.
@@ -44,6 +44,12 @@ impl LowRank {
     /// Bytes of a row of the left factor.
     pub fn left(&self, rank: u32) -> usize {
         rank as usize * self.dtype.size()
+    }
+
+    /// Most bytes of rows that come in place of a chunk of so many bytes.
+    pub fn longest(&self, bytes: usize, rank: u32) -> usize {
+        // Of the first and the last of them the chunk may have any part.
+        bytes / 2 + 2 * self.left(rank)
     }
 
     /// The rows that these bytes of the tensor, which are whole elements and not none, are of.
@@ -218,8 +224,7 @@ impl Held {
         if got != expected {
             return Err(Unexpected::Rows { expected, got });
         }
-        // Of the first and the last of them the chunk may have any part.
-        let most = (bytes.end - bytes.start) as usize / 2 + 2 * row;
+        let most = low_rank.longest((bytes.end - bytes.start) as usize, self.rank);
         if got > most { Err(Unexpected::Longer { most, got }) } else { Ok(self.rank) }
     }
 
