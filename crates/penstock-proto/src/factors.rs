@@ -201,9 +201,14 @@ impl Held {
     pub fn receive(&mut self, low_rank: &LowRank, rank: u32, piece: Range<usize>) -> &mut [u8] {
         if piece.start == 0 {
             (self.rank, self.come, self.length) = (rank, 0, low_rank.right(rank));
-            if self.bytes.len() < self.length {
-                self.bytes.resize(self.length, 0);
+            if self.bytes.capacity() < self.length {
+                self.bytes.clear();
+                self.bytes.reserve_exact(self.length);
             }
+        }
+        // Its memory is touched as it comes.
+        if self.bytes.len() < piece.end {
+            self.bytes.resize(piece.end, 0);
         }
         &mut self.bytes[piece]
     }
@@ -228,7 +233,7 @@ impl Held {
         if got > most { Err(Unexpected::Longer { most, got }) } else { Ok(self.rank) }
     }
 
-    /// The factor, once it is whole.
+    /// The factor, once [it is whole](Self::expect_rows).
     pub fn whole(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
