@@ -1,10 +1,10 @@
 //! Products of two thin matrices: contributions of low rank, given as their factors.
 //!
 //! An element is `((0 + u0 * v0) + u1 * v1) + ...`, in the accumulator, each product and each sum rounded, and once more to the
-//! dtype where that is narrower. So it does not matter who multiplies, nor how the product is cut into pieces: the bits are the same.
+//! dtype where that is narrower. So it does not matter who multiplies, nor how the product is cut: the bits are the same.
 //!
-//! Speed of light: a multiplication and an addition for each element and rank. A vector's worth of four rows stays in registers while
-//! the rows of `v` go by, which are read once for each four rows of the product, from a near cache where they fit one.
+//! Speed of light: a multiplication and an addition for each element and rank. A vector's worth of four rows stays in registers
+//! while the rows of `v` go by, which are read once for each four rows of the product, from a near cache where they fit one.
 
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
 use crate::dtype::Dtype;

@@ -1,13 +1,13 @@
 //! Contributions of low rank: between hosts `u @ v` travels as `u` and `v`.
 //!
-//! A tensor of m rows and n columns declares the largest rank r that its contributions may travel with ([`LowRank`]). Then v, of r rows,
-//! goes to each of its shards once a push, in [pieces](PIECE) that are frames of their own; and the frame of each chunk carries,
-//! instead of the chunk, the rows of u that the chunk has a part of, encoded as [`ROWS`]. The shard multiplies where it would
+//! A tensor of m rows and n columns declares the largest rank r that its contributions may travel with ([`LowRank`]). Then v, of r
+//! rows, goes to each of its shards once a push, in [pieces](PIECE) that are frames of their own; and the frame of each chunk
+//! carries, instead of the chunk, the rows of u that the chunk has a part of, encoded as [`ROWS`]. The shard multiplies where it would
 //! decode: what stands in the lane is the product, by the same kernel as on the worker, so nothing behind it knows of factors.
 //!
-//! Both factors stand in the worker's lane, at the beginning of each server's extent ([`Standing`]), in place of the product: the lane
-//! is not written again before its contribution is folded (S-1), so v is whole there for as long as a frame of it may have to be
-//! sent again, and no v comes while a chunk of the last push is under way. The shard [keeps](Held) what has come of v over
+//! Both factors stand in the worker's lane, at the beginning of each server's extent ([`Standing`]), in place of the product: the
+//! lane is not written again before its contribution is folded (S-1), so v is whole there for as long as a frame of it may have to
+//! be sent again, and no v comes while a chunk of the last push is under way. The shard [keeps](Held) what has come of v over
 //! connections, as frames are taken once; it takes pieces in order, and rows only once v is whole.
 //!
 //! Bytes of a push: r (m + shards n) elements, and a header for each chunk. Memory: r n elements for each shard and worker on
@@ -63,8 +63,8 @@ impl LowRank {
         (byte / self.dtype.size() as u64 % self.columns) as usize
     }
 
-    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor: where that
-    /// is half as much at most.
+    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor: where
+    /// that is half as much at most.
     pub fn pays(&self, rank: u32, bytes: Range<u64>, shards: u64) -> bool {
         let rows = self.rows(bytes.clone());
         let sent = (shards * self.columns + rows.end - rows.start) * self.left(rank) as u64;
