@@ -1,10 +1,10 @@
 //! Products of two thin matrices: contributions of low rank, given as their factors.
 //!
 //! An element is `((0 + u0 * v0) + u1 * v1) + ...`, in the accumulator, each product and each sum rounded, and once more to the
-//! dtype where that is narrower. So it does not matter who multiplies, nor how the product is cut into pieces: the bits are the same.
+//! dtype where that is narrower. So it does not matter who multiplies, nor how the product is cut: the bits are the same.
 //!
-//! Speed of light: a multiplication and an addition for each element and rank. A tile of a few vectors stays in registers while
-//! the rows of `v` go by, which are read once for each row of the product, from a near cache where they fit one.
+//! Speed of light: a multiplication and an addition for each element and rank. A vector's worth of four rows stays in registers
+//! while the rows of `v` go by, which are read once for each four rows of the product, from a near cache where they fit one.
 
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
 use crate::dtype::Dtype;
@@ -102,8 +102,8 @@ struct ProductOn<'a, E> {
     element: PhantomData<E>,
 }
 
-/// Vectors of a row that are summed at a time: the additions of one do not wait for those of another.
-const TILE: usize = 2;
+/// Rows that are summed at a time: what is loaded of `v` is used for each.
+const ROWS: usize = 4;
 
 impl<E: Element> Kernel for ProductOn<'_, E>
 where
@@ -113,51 +113,68 @@ where
 
     #[inline(always)]
     fn run(self) {
-        let Self { factors: Factors { u, v, columns, rank }, mut column, mut out, .. } = self;
-        let mut rows = ScalarOf::<E>::words(u).chunks_exact(rank.max(1));
+        let Self { factors: Factors { u, v, columns, rank }, column, mut out, .. } = self;
+        let stride = columns * E::SIZE;
+        // Without a rank `u` has no words, and all is 0.
+        let words = ScalarOf::<E>::words(u);
+        let row = |number: usize| &words[number * rank..(number + 1) * rank];
+        let (mut number, mut at) = (0, column * E::SIZE);
         while !out.is_empty() {
-            // Without a rank there are no rows, and all is 0.
-            let row = rows.next().unwrap_or_default();
-            let bytes = out.len().min((columns - column) * E::SIZE);
-            let (piece, rest) = std::mem::take(&mut out).split_at_mut(bytes);
-            write_row::<E>(row, v, columns * E::SIZE, column * E::SIZE, piece);
-            (out, column) = (rest, 0);
+            let whole = if at == 0 { out.len() / stride } else { 0 };
+            if whole >= ROWS {
+                let rows: [_; ROWS] = std::array::from_fn(|next| row(number + next));
+                write_rows::<E, ROWS>(rows, v, stride, 0, take(&mut out, ROWS * stride));
+                number += ROWS;
+            } else if whole >= 2 {
+                write_rows::<E, 2>([row(number), row(number + 1)], v, stride, 0, take(&mut out, 2 * stride));
+                number += 2;
+            } else {
+                let bytes = out.len().min(stride - at);
+                write_rows::<E, 1>([row(number)], v, stride, at, take(&mut out, bytes));
+                (number, at) = (number + 1, 0);
+            }
         }
     }
 }
 
-/// Writes a piece of one row, from byte `at` of it on.
+/// The first so many bytes, which are gone from there.
 #[inline(always)]
-fn write_row<E: Element>(
-    row: &[<ScalarOf<E> as Number>::Word],
+fn take<'a>(bytes: &mut &'a mut [u8], count: usize) -> &'a mut [u8] {
+    bytes.split_off_mut(..count).expect("there are as many")
+}
+
+/// Writes a piece of each row, from byte `at` of it on, one row behind the other.
+#[inline(always)]
+fn write_rows<E: Element, const N: usize>(
+    rows: [&[<ScalarOf<E> as Number>::Word]; N],
     v: &[u8],
     stride: usize,
-    mut at: usize,
-    mut out: &mut [u8],
+    at: usize,
+    out: &mut [u8],
 ) where
     ScalarOf<E>: Number,
 {
-    while out.len() >= TILE * E::BYTES {
-        let (tile, rest) = std::mem::take(&mut out).split_at_mut(TILE * E::BYTES);
-        let sums = sum::<E, TILE>(row, |rank, vector| E::load(&v[rank * stride + at + vector * E::BYTES..]));
-        for (sum, out) in sums.into_iter().zip(tile.chunks_exact_mut(E::BYTES)) {
-            E::store(sum, out);
+    let bytes = out.len() / N;
+    let mut done = 0;
+    while bytes - done >= E::BYTES {
+        let sums = sum::<E, N>(rows, |rank| E::load(&v[rank * stride + at + done..]));
+        for (row, sum) in sums.into_iter().enumerate() {
+            E::store(sum, &mut out[row * bytes + done..][..E::BYTES]);
         }
-        (out, at) = (rest, at + TILE * E::BYTES);
+        done += E::BYTES;
     }
-    while out.len() >= E::BYTES {
-        let (vector, rest) = std::mem::take(&mut out).split_at_mut(E::BYTES);
-        let [sum] = sum::<E, 1>(row, |rank, _| E::load(&v[rank * stride + at..]));
-        E::store(sum, vector);
-        (out, at) = (rest, at + E::BYTES);
-    }
-    if !out.is_empty() {
-        // Numbers of the next row may be summed as well, for nothing.
-        let [sum] =
-            sum::<E, 1>(row, |rank, _| load::<E>(v, rank * stride + at..rank * stride + at + out.len()));
-        let mut padded = [0; TAIL];
-        E::store(sum, &mut padded);
-        out.copy_from_slice(&padded[..out.len()]);
+    if done < bytes {
+        // Numbers of the next row of `v` may be summed as well, for nothing.
+        let left = bytes - done;
+        let sums = sum::<E, N>(rows, |rank| {
+            let first = rank * stride + at + done;
+            load::<E>(v, first..first + left)
+        });
+        for (row, sum) in sums.into_iter().enumerate() {
+            let mut padded = [0; TAIL];
+            E::store(sum, &mut padded);
+            out[row * bytes + done..][..left].copy_from_slice(&padded[..left]);
+        }
     }
 }
 
@@ -174,19 +191,20 @@ fn load<E: Element>(v: &[u8], range: Range<usize>) -> E::Vector {
     }
 }
 
+/// Of each row the numbers in the columns of a vector, which `load` gives of each row of `v`.
 #[inline(always)]
 fn sum<E: Element, const N: usize>(
-    row: &[<ScalarOf<E> as Number>::Word],
-    load: impl Fn(usize, usize) -> E::Vector,
+    rows: [&[<ScalarOf<E> as Number>::Word]; N],
+    load: impl Fn(usize) -> E::Vector,
 ) -> [E::Vector; N]
 where
     ScalarOf<E>: Number,
 {
     let mut sums = [E::Vector::splat(ScalarOf::<E>::of_narrow(0.0)); N];
-    for (rank, word) in row.iter().enumerate() {
-        let factor = E::Vector::splat(ScalarOf::<E>::read(*word));
-        for (vector, sum) in sums.iter_mut().enumerate() {
-            *sum = sum.add(factor.mul(load(rank, vector)));
+    for rank in 0..rows[0].len() {
+        let vector = load(rank);
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            *sum = sum.add(E::Vector::splat(ScalarOf::<E>::read(row[rank])).mul(vector));
         }
     }
     sums

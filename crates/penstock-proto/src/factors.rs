@@ -1,13 +1,13 @@
 //! Contributions of low rank: between hosts `u @ v` travels as `u` and `v`.
 //!
-//! A tensor of m rows and n columns declares the largest rank r that its contributions may travel with ([`LowRank`]). Then v, of r rows,
-//! goes to each of its shards once a push, in [pieces](PIECE) that are frames of their own; and the frame of each chunk carries,
-//! instead of the chunk, the rows of u that the chunk has a part of, encoded as [`ROWS`]. The shard multiplies where it would
+//! A tensor of m rows and n columns declares the largest rank r that its contributions may travel with ([`LowRank`]). Then v, of r
+//! rows, goes to each of its shards once a push, in [pieces](PIECE) that are frames of their own; and the frame of each chunk
+//! carries, instead of the chunk, the rows of u that the chunk has a part of, encoded as [`ROWS`]. The shard multiplies where it would
 //! decode: what stands in the lane is the product, by the same kernel as on the worker, so nothing behind it knows of factors.
 //!
-//! Both factors stand in the worker's lane, at the beginning of each server's extent ([`Standing`]), in place of the product: the lane
-//! is not written again before its contribution is folded (S-1), so v is whole there for as long as a frame of it may have to be
-//! sent again, and no v comes while a chunk of the last push is under way. The shard [keeps](Held) what has come of v over
+//! Both factors stand in the worker's lane, at the beginning of each server's extent ([`Standing`]), in place of the product: the
+//! lane is not written again before its contribution is folded (S-1), so v is whole there for as long as a frame of it may have to
+//! be sent again, and no v comes while a chunk of the last push is under way. The shard [keeps](Held) what has come of v over
 //! connections, as frames are taken once; it takes pieces in order, and rows only once v is whole.
 //!
 //! Bytes of a push: r (m + shards n) elements, and a header for each chunk. Memory: r n elements for each shard and worker on
@@ -18,7 +18,7 @@ use penstock_kernels::Dtype;
 use std::ops::Range;
 
 /// Rows of the left factor, in place of a chunk.
-pub const ROWS: Encoding = Encoding(64);
+pub const ROWS: Encoding = Encoding(63);
 /// Largest rank: with it a chunk of 32 KiB costs its shard a millisecond.
 pub const MAX_RANK: u32 = 1024;
 /// Bytes of a piece of the right factor, but for the last: as many as one send has frames fill it.
@@ -46,6 +46,12 @@ impl LowRank {
         rank as usize * self.dtype.size()
     }
 
+    /// Most bytes of rows that come in place of a chunk of so many bytes.
+    pub fn longest(&self, bytes: usize, rank: u32) -> usize {
+        // Of the first and the last of them the chunk may have any part.
+        bytes / 2 + 2 * self.left(rank)
+    }
+
     /// The rows that these bytes of the tensor, which are whole elements and not none, are of.
     pub fn rows(&self, bytes: Range<u64>) -> Range<u64> {
         let row = self.columns * self.dtype.size() as u64;
@@ -57,8 +63,8 @@ impl LowRank {
         (byte / self.dtype.size() as u64 % self.columns) as usize
     }
 
-    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor: where that
-    /// is half as much at most.
+    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor: where
+    /// that is half as much at most.
     pub fn pays(&self, rank: u32, bytes: Range<u64>, shards: u64) -> bool {
         let rows = self.rows(bytes.clone());
         let sent = (shards * self.columns + rows.end - rows.start) * self.left(rank) as u64;
@@ -195,9 +201,14 @@ impl Held {
     pub fn receive(&mut self, low_rank: &LowRank, rank: u32, piece: Range<usize>) -> &mut [u8] {
         if piece.start == 0 {
             (self.rank, self.come, self.length) = (rank, 0, low_rank.right(rank));
-            if self.bytes.len() < self.length {
-                self.bytes.resize(self.length, 0);
+            if self.bytes.capacity() < self.length {
+                self.bytes.clear();
+                self.bytes.reserve_exact(self.length);
             }
+        }
+        // Its memory is touched as it comes.
+        if self.bytes.len() < piece.end {
+            self.bytes.resize(piece.end, 0);
         }
         &mut self.bytes[piece]
     }
@@ -218,12 +229,11 @@ impl Held {
         if got != expected {
             return Err(Unexpected::Rows { expected, got });
         }
-        // Of the first and the last of them the chunk may have any part.
-        let most = (bytes.end - bytes.start) as usize / 2 + 2 * row;
+        let most = low_rank.longest((bytes.end - bytes.start) as usize, self.rank);
         if got > most { Err(Unexpected::Longer { most, got }) } else { Ok(self.rank) }
     }
 
-    /// The factor, once it is whole.
+    /// The factor, once [it is whole](Self::expect_rows).
     pub fn whole(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

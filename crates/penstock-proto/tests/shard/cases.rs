@@ -591,6 +591,22 @@ fn what_others_can_change_is_looked_at_when_it_is_taken() {
     assert_eq!((format!("{:?}", rig.shard), rig.home.clone()), before, "C-5");
 }
 
+#[test]
+fn factors_are_no_contribution_in_shared_memory_nor_is_what_only_a_proxy_understands() {
+    let mut rig = Rig::new(1, 1, Bsp);
+    let factor = Submission::Factor { tensor: W, rank: 1, at: 0 };
+    let (settings, rank) = (Settings([0.5, 0.0, 0.0, 0.0, 0.0]), 1);
+    let product = Submission::PushProduct { tensor: W, first: 0, count: 1, stamp: 0, settings, rank };
+    for submission in [factor, product] {
+        assert_eq!(rig.refuse(0, submission), SubmissionRefused::Factors { tensor: W });
+    }
+    let refused = rig.shard.judge(PeerId::worker(0), &product).unwrap_err();
+    assert_eq!(refused, SubmissionRefused::Factors { tensor: W });
+    let unknown = Submission::Factor { tensor: 9, rank: 1, at: 0 };
+    let refused = rig.shard.judge(PeerId::worker(0), &unknown).unwrap_err();
+    assert_eq!(refused, SubmissionRefused::UnknownTensor { got: 9 });
+}
+
 /// A rule that ignores zeros: the settings of `pushed`.
 fn skipped(first: u32, count: u32, stamp: u64) -> Submission {
     Submission::Skip { tensor: W, first, count, stamp, settings: Settings([0.5, 0.0, 0.0, 0.0, 0.0]) }

@@ -526,13 +526,18 @@ impl Catalog {
 /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer than
 /// one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded from.
 fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
-    let Terms { values, contributions, .. } = terms;
+    let Terms { values, contributions, low_rank, .. } = terms;
     let bytes = layout.value(chunk).len();
     let payload = values.longest(bytes).max(layout.beside(chunk).len());
     let unread = if payload > BATCH_BYTES { payload } else { 0 };
     let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
     let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
-    unread + outgoing + incoming
+    // Rows of a left factor, and the same in accumulators.
+    let rows = low_rank.map_or(0, |low_rank| {
+        let rows = low_rank.longest(bytes, low_rank.most);
+        rows + rows / low_rank.dtype.size() * low_rank.dtype.accumulator_size()
+    });
+    unread + outgoing + incoming.max(rows)
 }
 
 impl Entry {
@@ -692,6 +697,27 @@ mod tests {
             "there was room for the tensor without that"
         );
         drop(kept);
+    }
+
+    #[test]
+    fn room_for_factors_is_charged_to_the_worker_on_another_host_that_may_send_them() {
+        let charged = |low_rank, remote| {
+            let account = Account::new(Limits::NONE);
+            let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+            let (shape, travel) = (vec![2, u64::from(CHUNK) / 4], Travel::default().low_rank(low_rank));
+            let spec = TensorSpec { shape, travel, ..spec("w") };
+            let (id, _) = declare_in_turns(&mut catalog, 0, spec, None).unwrap();
+            lane_in_turns(&mut catalog, id, 1, remote).unwrap();
+            account.worker(1).taken(Resource::Bytes)
+        };
+        // Three rows of the matrix; and of a left factor half a chunk and two rows more, as it comes and in accumulators.
+        let (right, left) = (3 * CHUNK, 2 * (CHUNK / 2 + 2 * 3 * 4));
+        let shards = u64::from(SHARDS);
+        assert_eq!(
+            charged(3, true) - charged(0, true),
+            shards.min(2) * u64::from(right) + shards * u64::from(left)
+        );
+        assert_eq!(charged(3, false), charged(0, false));
     }
 
     // The chunks of a tensor that has more than the memory there is were gone over before that was found out: half a second here.

@@ -460,31 +460,30 @@ mod tests {
             (factor(2, u64::MAX), Encoding::RAW, &v, "from 18446744073709551615 on"),
             (factor(1, 0), Encoding::RAW, &v, "expected bytes 0 to at most 188 of a right factor, got 376"),
             (factor(2, 0), Encoding::RAW, &[], "got 0 from 0 on"),
-            (factor(2, 0), ROWS, &v, "which do not travel so"),
+            (factor(2, 0), ROWS, &v, "whose contributions do not travel so"),
             (Submission::Factor { tensor: 9, rank: 1, at: 0 }, Encoding::RAW, &v, "tensor 9"),
             (rows_of(0), ROWS, &u, "of which 0 of 0 bytes have come"),
             (push, ROWS, &u, "factors of tensor 3 where a push is expected"),
-            (load, ROWS, &u, "expected an encoding that the tensor agreed to, got 64"),
+            (load, ROWS, &u, "expected an encoding that the tensor agreed to, got 63"),
         ] {
-            let mut rig = rig_of_factors();
-            rig.lane(0).fill(0xee);
-            let Heard::Broke(what) = rig.send(1, submission, encoding, payload) else { panic!("{said}") };
-            let said = said.replace("which do", "whose contributions do");
-            assert!(what.contains(&said), "{what}");
-            assert!(rig.lane(0).iter().all(|&byte| byte == 0xee));
+            let mut far = rig_of_factors();
+            far.lane(0).fill(0xee);
+            let Heard::Broke(what) = far.send(1, submission, encoding, payload) else { panic!("{said}") };
+            assert!(what.contains(said), "{what}");
+            assert!(far.lane(0).iter().all(|&byte| byte == 0xee));
         }
         // Of a right factor that is not whole, and rows that are not the chunk's.
-        let mut rig = rig_of_factors();
-        assert!(matches!(rig.send(1, factor(2, 0), Encoding::RAW, &v[..100]), Heard::Submission(_)));
-        let Heard::Broke(what) = rig.send(2, rows_of(0), ROWS, &u) else { panic!("it is not whole") };
+        let mut far = rig_of_factors();
+        assert!(matches!(far.send(1, factor(2, 0), Encoding::RAW, &v[..100]), Heard::Submission(_)));
+        let Heard::Broke(what) = far.send(2, rows_of(0), ROWS, &u) else { panic!("it is not whole") };
         assert!(what.contains("of which 100 of 376 bytes have come"), "{what}");
-        let mut rig = rig_of_factors();
-        assert!(matches!(rig.send(1, factor(2, 0), Encoding::RAW, &v), Heard::Submission(_)));
-        let Heard::Broke(what) = rig.send(2, rows_of(0), ROWS, &u[8..]) else { panic!("a row is missing") };
+        let mut far = rig_of_factors();
+        assert!(matches!(far.send(1, factor(2, 0), Encoding::RAW, &v), Heard::Submission(_)));
+        let Heard::Broke(what) = far.send(2, rows_of(0), ROWS, &u[8..]) else { panic!("a row is missing") };
         assert!(what.contains("expected 176 bytes of rows of a left factor, got 168"), "{what}");
         // Where the declaration does not say that they travel.
-        let mut rig = rig(&Travel::default());
-        let Heard::Broke(what) = rig.send(1, factor(1, 0), Encoding::RAW, &v[..188]) else {
+        let mut far = rig(&Travel::default());
+        let Heard::Broke(what) = far.send(1, factor(1, 0), Encoding::RAW, &v[..188]) else {
             panic!("it is not")
         };
         assert!(what.contains("whose contributions do not travel so"), "{what}");

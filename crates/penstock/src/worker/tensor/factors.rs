@@ -1,8 +1,8 @@
 //! Contributions of low rank, given as their factors: `u @ v`.
 //!
 //! For servers on this host the product is written into the lane, chunk by chunk, as the bytes of an array would be. For those on
-//! others, where the declaration says so and it [pays](LowRank::pays), the factors themselves stand there in its place, and what
-//! travels is they ([`factors`](penstock_proto::factors)). Elsewhere (filters, parts of one contribution) the product is a push like
+//! others, where the declaration says so and it [pays](LowRank::pays), the factors themselves stand there in its place, and they are
+//! what travels ([`factors`](penstock_proto::factors)). Elsewhere (filters, parts of one contribution) the product is a push like
 //! any other. It has the same bits in each case: one kernel multiplies, here or at the shard.
 
 use super::push::{Fill, Given};
@@ -105,9 +105,10 @@ impl Fill for Product {
 }
 
 impl Tensor {
-    /// Contributes `u @ v` to a matrix: `u` has as many rows as it, `rank` elements each, and `v` `rank` rows as long as its. The same
-    /// as [`Tensor::push`] of the product, each element of which is summed in the order of the ranks in the dtype's accumulator, from
-    /// 0 on, and rounded once; what then stands in the lane may not be pushed from there. Returns the clock that it is stamped with.
+    /// Contributes `u @ v` to a matrix: `u` has as many rows as it, `rank` elements each, and `v` `rank` rows as long as its. The
+    /// same as [`Tensor::push`] of the product, each element of which is summed in the order of the ranks in the dtype's
+    /// accumulator, from 0 on, and rounded once; what then stands in the lane may not be pushed from there. Returns the clock that
+    /// it is stamped with.
     pub fn push_factors(
         &self,
         u: Foreign<'_>,
