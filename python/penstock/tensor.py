@@ -136,7 +136,7 @@ class Tensor(Sealed):
 
     @property
     def version(self) -> int:
-        """The newest version that all chunks have, as far as they have come here; -1 before the first."""
+        """The newest version that all chunks have, as far as they came here; -1 before the first value."""
         return self._core.version
 
     @property

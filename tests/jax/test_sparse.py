@@ -13,6 +13,20 @@ if importlib.util.find_spec("jax") is None:
 # JAX is never imported here: a process that has imported it warns of every fork.
 
 
+def test_arrays_of_jax_name_the_rows_of_a_pull(spawn_job: Any) -> None:
+    spawn_job(
+        1,
+        """
+        import jax.numpy as jnp
+
+        with ps.init() as job:
+            w = job.tensor("w", np.arange(12).reshape(4, 3), dtype="float32")
+            np.testing.assert_array_equal(w.pull(rows=jnp.array([2, 0])), [[6, 7, 8], [0, 1, 2]])
+            np.testing.assert_array_equal(w.pull(indices=jnp.array([[2, 0], [1, 1]])), [7, 1])
+        """,
+    )
+
+
 def test_sparse_arrays_of_jax_are_taken(spawn_job: Any) -> None:
     spawn_job(
         1,

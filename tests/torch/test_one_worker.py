@@ -1572,15 +1572,6 @@ def test_what_is_no_model_or_no_optimizer_of_torch_is_refused_with_what_to_do(jo
         assert refused.value.hint
 
 
-def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
-    model = nn.Embedding(5, 3, sparse=True)
-    _, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ps.exceptions.DtypeError, match="sparse") as caught:
-        optimizer.step()
-    assert "sparse=False" in str(caught.value.hint)
-
-
 @pytest.mark.parametrize(
     ("make", "options"),
     [

@@ -209,6 +209,31 @@ mod loom_tests {
         }
     }
 
+    /// What a reader waits for before it reads one chunk of several.
+    #[test]
+    fn what_is_read_behind_a_look_at_the_progress_is_not_older() {
+        let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = std::sync::Arc::clone(&outcomes);
+        loom::model(move || {
+            let chunk = chunk();
+            let home = Arc::clone(&chunk);
+            let writer = loom::thread::spawn(move || {
+                let mut sequence = 0;
+                home.change(&mut sequence, 1);
+                home.change(&mut sequence, 2);
+            });
+            let progress = chunk.header.progress();
+            let read = chunk.read();
+            assert!(read.is_err() || read >= Ok(progress.saturating_sub(1)), "{progress}, {read:?}");
+            seen.lock().unwrap().insert((progress, read.is_ok()));
+            writer.join().unwrap();
+        });
+        let outcomes = outcomes.lock().unwrap();
+        for expected in [(0, true), (2, true), (2, false), (3, true)] {
+            assert!(outcomes.contains(&expected), "{expected:?} never came up");
+        }
+    }
+
     #[test]
     fn a_visit_that_changes_nothing_leaves_the_chunk_readable() {
         loom::model(|| {

@@ -197,7 +197,9 @@ pub enum Observation<'a> {
         version: u64,
         /// Whether it is the state.
         state: bool,
-        /// The chunks that are homed there.
+        /// Whether it is of some chunks alone.
+        some: bool,
+        /// The chunks, which are homed there.
         chunks: &'a [u32],
     },
     /// A push asks a shard of another host for its result.
@@ -405,9 +407,10 @@ impl Observation<'_> {
             Self::Connected { shard, taken, submitted, .. } => {
                 format!("shard={shard} taken={taken} submitted={submitted}")
             }
-            Self::Asked { shard, ticket, version, state, .. } => {
+            Self::Asked { shard, ticket, version, state, some, chunks, .. } => {
                 let what = if *state { "state".to_owned() } else { format!("{version}") };
-                format!("shard={shard} ticket={ticket} version={what}")
+                let of = if *some { format!(" chunks={chunks:?}") } else { String::new() };
+                format!("shard={shard} ticket={ticket} version={what}{of}")
             }
             Self::Wanted { shard, version, .. } => format!("shard={shard} version={version}"),
             Self::Returned { shard, ticket, .. } => format!("shard={shard} ticket={ticket}"),

@@ -114,6 +114,11 @@ pub struct Mirrored {
 }
 
 impl Mirrored {
+    /// The chunk's version + 1; 0 before the first.
+    fn chunk_progress(&self, chunk: u32) -> u64 {
+        self.values.get(&chunk).map_or(0, |held| held.version + 1)
+    }
+
     fn is_sent(&self) -> bool {
         self.broadcast && self.asked
     }
@@ -329,10 +334,10 @@ impl Proxy<'_> {
         self.deeds.take()
     }
 
-    /// Whether it has told the worker of something about the tensor since this was asked last.
-    pub fn take_told(&mut self, tensor: Option<TensorId>) -> bool {
+    /// Whether it has told the worker of what it waits for since this was asked last.
+    pub fn take_told(&mut self, topic: Option<u32>) -> bool {
         let told = self.shard.submitter().told.take();
-        tensor.is_some_and(|tensor| told.contains(&(tensor + 1)))
+        topic.is_some_and(|topic| told.contains(&topic))
     }
 
     /// Gives a ticket back, though nothing has come.
@@ -361,9 +366,11 @@ impl Proxy<'_> {
     /// Whether what is needed of the shard is there.
     pub fn meets(&self, need: &Need) -> bool {
         let Some(mirrored) = self.shard.tensor(need.tensor) else { return false };
-        need.version.is_none_or(|version| mirrored.progress > version)
-            && mirrored.folded >= need.folded
-            && mirrored.fetched >= need.ticket
+        let comes = |version| match &need.chunks {
+            None => mirrored.progress > version,
+            Some(chunks) => chunks.iter().all(|chunk| mirrored.chunk_progress(*chunk) > version),
+        };
+        need.version.is_none_or(comes) && mirrored.folded >= need.folded && mirrored.fetched >= need.ticket
     }
 
     /// A fetch of what has changed, once it has `version`, or of the optimizer's state.
@@ -407,6 +414,41 @@ impl Proxy<'_> {
             mirrored.renewed = mirrored.ticket;
         }
         (asked, mirrored.ticket)
+    }
+
+    /// What a pull of these chunks, ascending, asks for, in this order, and the ticket that it waits for.
+    pub fn gather(
+        &mut self,
+        tensor: TensorId,
+        requirement: &Requirement,
+        anew: bool,
+        chunks: &[u32],
+    ) -> (Vec<Submission>, u64) {
+        let Some(mirrored) = self.shard.tensor_mut(tensor) else { return (Vec::new(), NO_TICKET) };
+        let asks = |chunk: &u32| {
+            let (progress, wanted) = (mirrored.chunk_progress(*chunk), mirrored.wanted);
+            asking::at_pull_of_chunk(requirement, Known { progress, wanted, is_sent: false }, anew)
+        };
+        let place = |chunk: &u32| mirrored.chunks.binary_search(chunk).ok();
+        let places: Vec<usize> = chunks.iter().filter(|chunk| asks(chunk)).filter_map(place).collect();
+        if places.is_empty() {
+            return (Vec::new(), mirrored.renewed);
+        }
+        let mut asked = Vec::new();
+        for run in places.chunk_by(|one, next| one + 1 == *next) {
+            let (first, last) = (mirrored.chunks[run[0]], mirrored.chunks[run[run.len() - 1]]);
+            mirrored.ticket += 1;
+            let (count, version, ticket) = (last - first + 1, requirement.version, mirrored.ticket);
+            asked.push(Submission::FetchChunks { tensor, first, count, version, ticket });
+        }
+        (asked, mirrored.ticket)
+    }
+
+    /// Asks for the last chunk's first value, without a ticket: all others have one then. The chunk; `None` if it is there.
+    pub fn want_first(&mut self, tensor: TensorId) -> Option<(Submission, u32)> {
+        let mirrored = self.shard.tensor(tensor)?;
+        let first = *mirrored.chunks.last().filter(|&&last| mirrored.chunk_progress(last) == 0)?;
+        Some((Submission::FetchChunks { tensor, first, count: 1, version: 0, ticket: NO_TICKET }, first))
     }
 
     /// A push, of the whole tensor or of a part: the version that it asks for, if it does.

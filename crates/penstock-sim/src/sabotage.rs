@@ -29,6 +29,10 @@ pub enum Sabotage {
     ReturnsTicketsTooEarly,
     /// Leaves chunks out of what a fetch brings.
     LosesNotices,
+    /// Sends all of a tensor to who asks for some of its chunks.
+    SendsAllForSome,
+    /// Sends one chunk to who asks for several, one after the other.
+    SendsOneForSome,
     /// Opens the barrier when all but one stand at it.
     OpensBarriersEarly,
     /// Does not tell some that stood at a barrier that it has opened.

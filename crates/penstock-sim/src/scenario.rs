@@ -48,12 +48,16 @@ pub struct Scenario {
 
 impl Scenario {
     /// The scenario of a seed: of every eight, four are marked jobs with all faults, in one of which a tensor is loaded again and
-    /// again; two are synchronous descents whose bits are
+    /// again; in one of sixteen, one is too, and some pulls are of some chunks alone; two are synchronous descents whose bits are
     /// judged, one is a descent by a single worker under any consistency, judged in the same way, and one a descent out of step.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let its = rng.word();
         match seed % 8 {
+            1 if seed % 16 == 1 => {
+                let workload = Workload::marked(its).with_loads().with_gathers();
+                Self::marked(seed, workload, &mut rng)
+            }
             0..3 => Self::marked(seed, Workload::marked(its), &mut rng),
             3 => Self::marked(seed, Workload::marked(its).with_loads(), &mut rng),
             4 | 5 => {

@@ -40,6 +40,13 @@ pub enum Op {
         /// Whether the next contribution depends on it.
         trains: bool,
     },
+    /// Reads some of its chunks.
+    Gather {
+        /// The tensor.
+        tensor: TensorId,
+        /// The read's own slack.
+        slack: Option<u32>,
+    },
     /// Contributes to it.
     Push(TensorId),
     /// On another host: has the optimizer's state sent, as another thread would, and goes on meanwhile.
@@ -51,7 +58,7 @@ pub enum Op {
 }
 
 /// What a wait is for, at one shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     /// The shard.
     pub shard: usize,
@@ -59,6 +66,8 @@ pub struct Need {
     pub tensor: TensorId,
     /// Least version of each chunk.
     pub version: Option<u64>,
+    /// On another host: of these chunks alone, each by itself.
+    pub chunks: Option<Rc<[u32]>>,
     /// Own contributions that must have been taken from the lane.
     pub folded: u64,
     /// On another host: the ticket that must have come back, or [`NO_TICKET`](penstock_proto::submission::NO_TICKET).
@@ -74,6 +83,8 @@ pub struct Reading {
     pub slack: Option<u32>,
     /// Whether the next contribution depends on it.
     pub trains: bool,
+    /// Whether all of it is read.
+    pub whole: bool,
     /// Chunks still to be read, one after the other.
     pub left: Vec<u32>,
     /// What was read, as far as it was.
@@ -222,7 +233,12 @@ impl Worker {
         if self.ops.is_empty() {
             self.plan(workload, remote, rng);
         }
-        self.ops.pop_front().expect("a plan ends with a clock or with leaving")
+        match self.ops.pop_front().expect("a plan ends with a clock or with leaving") {
+            Op::Pull { tensor, slack, .. } if workload.gathers(self.rank, tensor, self.steps) => {
+                Op::Gather { tensor, slack }
+            }
+            op => op,
+        }
     }
 
     fn plan(&mut self, workload: &Workload, remote: bool, rng: &mut Rng) {

@@ -84,6 +84,8 @@ pub struct Workload {
     pub leaves_at: Vec<u64>,
     /// The tensors.
     pub tensors: Vec<TensorPlan>,
+    /// Whether some pulls are of some chunks alone.
+    pub gathers: bool,
 }
 
 const PUSHES: u64 = 1;
@@ -99,6 +101,7 @@ const SKIPS: u64 = 10;
 const FACTORS: u64 = 11;
 const LEFT: u64 = 12;
 const RIGHT: u64 = 13;
+const GATHERS: u64 = 14;
 
 /// So far apart are the elements of one load from those of the next: each has a number of its own in `f32`, too.
 const BETWEEN_LOADS: u64 = 4096;
@@ -175,10 +178,16 @@ impl Workload {
         self
     }
 
+    /// The same, in which workers pull some chunks alone: some of them of each tensor in no other way, the others now and then.
+    #[must_use]
+    pub fn with_gathers(self) -> Self {
+        Self { gathers: true, ..self }
+    }
+
     fn empty(seed: u64, workers: u32, iterations: u64, rng: &mut Rng) -> Self {
         let leave = |rank| if rank > 0 && rng.once_in(4) { rng.within(0..=iterations) } else { iterations };
         let leaves_at = (0..workers).map(leave).collect();
-        Self { seed, kind: Kind::Descent, iterations, leaves_at, tensors: Vec::new() }
+        Self { seed, kind: Kind::Descent, iterations, leaves_at, tensors: Vec::new(), gathers: false }
     }
 
     fn some_declaration(&self, id: u64, rng: &mut Rng) -> u64 {
@@ -262,6 +271,12 @@ impl Workload {
         };
         let waits_for_none = effective != Some(0) || self.is_loaded(tensor);
         (declared && wanted && (waits_for_none || all_push())).then_some(slack)
+    }
+
+    /// Whether the pull that `rank` makes of `tensor` in its `step` is of some chunks alone.
+    pub fn gathers(&self, rank: Rank, tensor: TensorId, step: u64) -> bool {
+        let always = || self.draw(GATHERS, rank, tensor, 0).is_multiple_of(3);
+        self.gathers && (always() || self.draw(GATHERS, rank, tensor, step).is_multiple_of(2))
     }
 
     /// Whether nobody contributes to the tensor, which is loaded instead.

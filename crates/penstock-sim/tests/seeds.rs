@@ -62,6 +62,27 @@ fn what_is_loaded_while_others_work_is_read_whole_by_those_for_whom_it_was_finis
     }
 }
 
+/// Every other pull of some chunks is a worker's only way to see a tensor: whatever was not asked for may not come.
+#[test]
+fn some_chunks_that_are_pulled_alone_are_as_fresh_as_all_would_be_and_nothing_else_comes() {
+    let (mut tally, mut some, mut awaited) = (Tally::default(), 0, 0);
+    for seed in (1..3200).step_by(16) {
+        let mut log = |_: u64, observation: &Observation<'_>| {
+            if let Observation::Asked { some: true, ticket, .. } = *observation {
+                (some, awaited) = (some + 1, awaited + u64::from(ticket > 0));
+            }
+        };
+        let outcome = Scenario::from_seed(seed)
+            .check_logged(Some(&mut log))
+            .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        tally.merge(&outcome.tally);
+    }
+    assert!(some > 1000 && awaited > 800, "{some} times, {awaited} with a ticket");
+    for (event, least) in [("cut", 1000), ("crash", 20), ("load", 200), ("read", 2000)] {
+        assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
+    }
+}
+
 #[test]
 fn who_is_suspended_for_less_than_a_lease_stays_and_for_longer_is_lost_and_the_others_values_hold() {
     let mut tally = Tally::default();

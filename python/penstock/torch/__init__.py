@@ -370,6 +370,12 @@ def distribute(
         raise OptionError(f"expected buffers {', '.join(map(repr, KINDS))}, got {buffers!r}")
     # A worker that says so and one that does not mean the same.
     buffers = buffers or KINDS[0]
+    if job.size > 1 and isinstance(optimizer, torch.optim.SparseAdam):
+        raise OptionError(
+            "SparseAdam steps the rows that a gradient names and leaves the others alone, and the average of "
+            "several workers' gradients is dense",
+            'take SGD or Adagrad, which where="servers" has step touched rows only; or Adam, which steps all',
+        )
     _check_count("check_every", check_every, 0)
     _check_count("bucket_bytes", bucket_bytes, 1)
     patience = _core.seconds(patience)

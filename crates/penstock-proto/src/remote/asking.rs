@@ -145,6 +145,25 @@ mod tests {
     }
 
     #[test]
+    fn of_a_chunk_by_itself_is_asked_what_has_not_come_moves_or_may_have_changed() {
+        let still = requirement(None, Consistency::Bsp);
+        for (known, anew, asks) in [
+            (NEVER, false, true),
+            (known(3, 3), false, true),
+            (known(3, 4), false, false),
+            (known(4, 0), false, false),
+            (known(4, 0), true, true),
+        ] {
+            assert_eq!(at_pull_of_chunk(&still, known, anew), asks, "{known:?} {anew}");
+        }
+        for (slack, consistency) in
+            [(Some(1), Consistency::Bsp), (None, Consistency::Ssp(2)), (None, Consistency::Asp)]
+        {
+            assert!(at_pull_of_chunk(&requirement(slack, consistency), known(9, 9), false));
+        }
+    }
+
+    #[test]
     fn a_barrier_or_an_own_load_since_the_last_fetch_makes_it_anew() {
         let fetched = Changes { barriers: 2, loads: 1 };
         assert!(!fetched.are_newer_than(fetched));

@@ -1,6 +1,6 @@
 //! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a
 //! ticket comes back behind everything that was there when it was asked for, with it or before (S-3). Of what is broadcast the last
-//! publication comes to whoever has asked for the value (S-5).
+//! publication comes to whoever has asked for the value (S-5). And nothing comes of a chunk that nobody has asked for.
 
 use super::Checker;
 use crate::history::Observation;
@@ -32,6 +32,8 @@ pub struct Asked {
     open: BTreeMap<(Rank, usize, TensorId), Vec<Open>>,
     /// The newest version that a push or a fetch asked for.
     wanted: BTreeMap<(Rank, usize, TensorId), u64>,
+    /// The same of chunks that were asked for by themselves.
+    wanted_alone: BTreeMap<(Rank, TensorId, u32), u64>,
     /// Tensors whose homes send what is new unasked, and whoever has asked for the value once.
     broadcast: BTreeSet<TensorId>,
     sent: BTreeSet<(Rank, usize, TensorId)>,
@@ -56,7 +58,7 @@ impl Asked {
         (rank, shard, tensor): (Rank, usize, TensorId),
         ticket: u64,
         version: u64,
-        state: bool,
+        (state, some): (bool, bool),
         chunks: &[u32],
     ) {
         // A version that is still to come is not waited for by the ticket.
@@ -66,7 +68,12 @@ impl Asked {
             (chunk, if there { published.len() } else { 0 })
         };
         let least = chunks.iter().map(published).collect();
-        if !state {
+        if some {
+            for &chunk in chunks {
+                let wanted = self.wanted_alone.entry((rank, tensor, chunk)).or_default();
+                *wanted = version.max(*wanted);
+            }
+        } else if !state {
             if self.broadcast.contains(&tensor) {
                 self.sent.insert((rank, shard, tensor));
             }
@@ -89,6 +96,13 @@ impl Asked {
         version: u64,
         value: &[u8],
     ) -> Result<(), String> {
+        let of_all = |&(of, shard, id): &(Rank, usize, TensorId)| {
+            let homed = || self.homed.get(&(shard, id)).is_some_and(|homed| homed.contains(&chunk));
+            (of, id) == (rank, tensor) && homed()
+        };
+        if !self.wanted_alone.contains_key(&(rank, tensor, chunk)) && !self.wanted.keys().any(of_all) {
+            return Err(format!("t{tensor}[{chunk}] came to worker {rank}, which has not asked for it"));
+        }
         let what = (version, digest(value));
         let Some(last) = self.publications(tensor, chunk).iter().rposition(|&published| published == what)
         else {
@@ -149,8 +163,8 @@ impl Checker for Asked {
                 self.published.entry((tensor, chunk)).or_default().push((version, digest(held)));
                 self.homed.entry((shard, tensor)).or_default().insert(chunk);
             }
-            Observation::Asked { rank, shard, tensor, ticket, version, state, chunks } => {
-                self.asked((rank, shard, tensor), ticket, version, state, chunks);
+            Observation::Asked { rank, shard, tensor, ticket, version, state, some, chunks } => {
+                self.asked((rank, shard, tensor), ticket, version, (state, some), chunks);
             }
             Observation::Wanted { rank, shard, tensor, version } => {
                 let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
@@ -211,6 +225,15 @@ impl Checker for Asked {
                 ));
             }
         }
+        for (&(rank, tensor, chunk), &version) in &self.wanted_alone {
+            let has = self.has.get(&(rank, tensor, chunk)).is_some_and(|&(has, _)| has >= version);
+            let is_there = self.is_there(tensor, std::iter::once(chunk), version);
+            if !self.gone.contains(&rank) && is_there && !has {
+                return Err(format!(
+                    "worker {rank} asked for version {version} of t{tensor}[{chunk}] by itself, which is there and never came"
+                ));
+            }
+        }
         for (&(rank, shard, tensor), &version) in &self.wanted {
             let chunks = self.homed.get(&(shard, tensor)).into_iter().flatten().copied();
             let lacks = |chunk| self.has.get(&(rank, tensor, chunk)).is_none_or(|&(has, _)| has < version);
@@ -258,7 +281,27 @@ mod tests {
     }
 
     fn asked(ticket: u64, version: u64, state: bool) -> Observation<'static> {
-        Observation::Asked { rank: 1, shard: 3, tensor: 0, ticket, version, state, chunks: CHUNKS }
+        let (some, chunks) = (false, CHUNKS);
+        Observation::Asked { rank: 1, shard: 3, tensor: 0, ticket, version, state, some, chunks }
+    }
+
+    fn asked_for(ticket: u64, version: u64, chunks: &[u32]) -> Observation<'_> {
+        let (state, some) = (false, true);
+        Observation::Asked { rank: 1, shard: 3, tensor: 0, ticket, version, state, some, chunks }
+    }
+
+    #[test]
+    fn a_chunk_that_nobody_has_asked_for_and_one_that_was_and_never_comes_are_seen() {
+        let mut checker = checker();
+        see(&mut checker, asked_for(1, 1, &[2])).unwrap();
+        let unasked = see(&mut checker, came(0, 1)).unwrap_err();
+        assert!(unasked.contains("which has not asked for it"), "{unasked}");
+        let early = see(&mut checker, returned(1)).unwrap_err();
+        assert!(early.contains("lacks publication 1 of t0[2]"), "{early}");
+        let lost = checker.quiet().unwrap_err();
+        assert!(lost.contains("t0[2] by itself"), "{lost}");
+        see(&mut checker, came(2, 1)).unwrap();
+        checker.quiet().unwrap();
     }
 
     fn returned(ticket: u64) -> Observation<'static> {

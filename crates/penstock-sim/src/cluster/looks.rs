@@ -12,6 +12,7 @@ use crate::remote::{self, Deed};
 use crate::sabotage::Sabotage;
 use crate::transport::Way;
 use crate::worker::State;
+use penstock_fabric::doorbell::single_chunks;
 use penstock_fabric::net::remote_peer::{Heard, Homed as _, Taken};
 use penstock_fabric::net::remote_shard::{Looked, Over};
 use penstock_proto::encoding::Encoding;
@@ -169,7 +170,10 @@ impl Cluster<'_> {
             }
         }
         let waits_for = match &self.workers[rank as usize].state {
-            State::Waiting { needs, .. } => needs.first().map(|need| need.tensor),
+            State::Waiting { needs, .. } => needs.first().map(|need| match need.chunks {
+                Some(_) => single_chunks(need.tensor + 1),
+                None => need.tensor + 1,
+            }),
             _ => None,
         };
         if self.proxies[rank as usize][shard].take_told(waits_for) {
@@ -266,7 +270,8 @@ impl Cluster<'_> {
         let sabotage = self.scenario.sabotage;
         let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
         let port = ports.0[rank as usize].as_mut().expect("it is listened to");
-        if let Submission::Fetch { tensor, ticket, .. } = *submission
+        if let Submission::Fetch { tensor, ticket, .. } | Submission::FetchChunks { tensor, ticket, .. } =
+            *submission
             && ticket != NO_TICKET
         {
             let newest = port.tickets.entry(tensor).or_insert(0);
@@ -276,6 +281,19 @@ impl Cluster<'_> {
                 return Ok(());
             }
         }
+        let submission = &match *submission {
+            Submission::FetchChunks { tensor, version, ticket, .. }
+                if sabotage == Some(Sabotage::SendsAllForSome) =>
+            {
+                Submission::Fetch { tensor, state: false, version, ticket }
+            }
+            Submission::FetchChunks { tensor, first, version, ticket, .. }
+                if sabotage == Some(Sabotage::SendsOneForSome) =>
+            {
+                Submission::FetchChunks { tensor, first, count: 1, version, ticket }
+            }
+            submission => submission,
+        };
         let wanted = wanted && sabotage != Some(Sabotage::ForgetsWhatIsWanted);
         let subscriber = port.peer.subscriber();
         subscriber.ask(PeerId::worker(rank), submission, wanted, (machine, overlay), memory)

@@ -192,12 +192,20 @@ impl<'a> Cluster<'a> {
         let proxy = &mut self.proxies[rank as usize][shard];
         proxy.shard.submitter().ring.push_back(submission);
         proxy.left |= matches!(submission, Submission::Leave);
-        if let Submission::Fetch { tensor, state, version, ticket } = submission {
-            let maps = std::mem::take(&mut self.maps);
-            let chunks = &maps[tensor as usize].homes[shard];
-            let seen = self.see(Observation::Asked { rank, shard, tensor, ticket, version, state, chunks });
-            self.maps = maps;
-            seen?;
+        let asked = match submission {
+            Submission::Fetch { tensor, state, version, ticket } => {
+                Some((tensor, ticket, version, state, 0..u32::MAX))
+            }
+            Submission::FetchChunks { tensor, first, count, version, ticket } => {
+                Some((tensor, ticket, version, false, first..first + count))
+            }
+            _ => None,
+        };
+        if let Some((tensor, ticket, version, state, range)) = asked {
+            let homed = self.maps[tensor as usize].homes[shard].iter().copied();
+            let chunks: &[u32] = &homed.filter(|chunk| range.contains(chunk)).collect::<Vec<_>>();
+            let some = matches!(submission, Submission::FetchChunks { .. });
+            self.see(Observation::Asked { rank, shard, tensor, ticket, version, state, some, chunks })?;
             if self.scenario.sabotage == Some(Sabotage::ReturnsTicketsTooEarly) {
                 self.proxies[rank as usize][shard].return_ticket(tensor, ticket);
             }

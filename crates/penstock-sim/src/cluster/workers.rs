@@ -7,6 +7,7 @@ use crate::sabotage::Sabotage;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::{Share, Thin};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::asking::Changes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::spec::TensorSpec;
@@ -53,6 +54,7 @@ impl Cluster<'_> {
             Op::Barrier(number) => return self.meet(rank, number),
             Op::Declare(tensor) => self.begin_declare(rank, tensor),
             Op::Load(tensor) => self.load(rank, tensor),
+            Op::Ready(tensor) if self.asks_for_last(rank, tensor) => return self.await_last(rank, tensor),
             Op::Ready(tensor) => {
                 if self.is_remote(rank) {
                     self.ask(rank, tensor, |proxy| {
@@ -64,6 +66,7 @@ impl Cluster<'_> {
                 return self.wait_for(rank, needs, Then::Go);
             }
             Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
+            Op::Gather { tensor, slack } => return self.gather(rank, tensor, slack),
             Op::State(tensor) => return self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true)),
             Op::Push(tensor) => {
                 return self.wait_for(rank, self.lane_needs(rank, tensor), Then::Fill(tensor));
@@ -120,7 +123,7 @@ impl Cluster<'_> {
         let here = homes.filter(|(_, chunks)| !chunks.is_empty());
         here.map(|(shard, _)| {
             let (version, folded, ticket) = what(shard);
-            Need { shard, tensor, version, folded, ticket }
+            Need { shard, tensor, version, chunks: None, folded, ticket }
         })
         .collect()
     }
@@ -211,7 +214,100 @@ impl Cluster<'_> {
         let mut left: Vec<u32> = (0..cut.chunks()).collect();
         self.rng.shuffle(&mut left);
         let value = vec![0; cut.bytes() as usize];
-        self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, left, value }))
+        self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, whole: true, left, value }))
+    }
+
+    /// Whether a worker on another host waits for one chunk of each home, to know that there is a first value. (In jobs without
+    /// pulls of some chunks it has all of the value sent, as of one that is broadcast.)
+    fn asks_for_last(&self, rank: Rank, tensor: TensorId) -> bool {
+        let broadcast = self.workload.spec(tensor).propagation == Propagation::Broadcast;
+        self.workload.gathers && self.is_remote(rank) && !broadcast
+    }
+
+    fn await_last(&mut self, rank: Rank, tensor: TensorId) -> Result<(), Failure> {
+        let mut needs = Vec::new();
+        for mut need in self.needs(tensor, |_| (Some(0), 0, NO_TICKET)) {
+            let Some((want, last)) = self.proxies[rank as usize][need.shard].want_first(tensor) else {
+                continue;
+            };
+            self.say(rank, need.shard, want)?;
+            need.chunks = Some(Rc::from([last]));
+            needs.push(need);
+        }
+        self.wait_for(rank, needs, Then::Go)
+    }
+
+    /// A pull of some chunks.
+    fn gather(&mut self, rank: Rank, tensor: TensorId, slack: Option<u32>) -> Result<(), Failure> {
+        let all = self.maps[tensor as usize].cut.chunks();
+        let one_in = self.rng.pick(&[2, 8]);
+        let mut chunks: Vec<u32> = (0..all).filter(|_| self.rng.once_in(one_in)).collect();
+        if chunks.is_empty() {
+            chunks.push(self.rng.within(0..=u64::from(all) - 1) as u32);
+        }
+        let worker = &mut self.workers[rank as usize];
+        let TensorSpec { consistency, propagation, .. } = *self.workload.spec(tensor);
+        let position = worker.positions[tensor as usize];
+        let effective = propagation.slack(slack, self.workload.workers());
+        let requirement = position.requirement(worker.clock, effective, consistency, propagation);
+        let sent = worker.sent[tensor as usize].clone();
+        // What is new of a value that is broadcast comes whole.
+        let singly = self.is_remote(rank) && propagation != Propagation::Broadcast;
+        let tickets = match singly {
+            true => Vec::new(),
+            false => self.freshen(rank, tensor, &requirement)?,
+        };
+        // Another thread pulls some just before, and this one does not wait for them.
+        if singly && self.rng.once_in(6) {
+            let others: Vec<u32> = (0..all).filter(|_| self.rng.once_in(3)).collect();
+            self.gather_singly(rank, tensor, &requirement, &others)?;
+        }
+        let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
+        let needs = match singly {
+            true => {
+                let mut needs = self.gather_singly(rank, tensor, &requirement, &chunks)?;
+                needs.iter_mut().for_each(|need| need.folded = own(need.shard));
+                // Another thread reads the state while this one waits.
+                if self.rng.once_in(6) {
+                    self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true))?;
+                }
+                needs
+            }
+            false => self.needs(tensor, |shard| (Some(requirement.version), own(shard), tickets[shard])),
+        };
+        let value = vec![0; self.maps[tensor as usize].cut.bytes() as usize];
+        self.rng.shuffle(&mut chunks);
+        let (trains, whole, left) = (false, false, chunks);
+        self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, whole, left, value }))
+    }
+
+    /// Asks for what a pull of these chunks has to ask other hosts for, and what it then needs of them, but for own contributions.
+    fn gather_singly(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        requirement: &Requirement,
+        chunks: &[u32],
+    ) -> Result<Vec<Need>, Failure> {
+        let worker = &self.workers[rank as usize];
+        let now = Changes { barriers: worker.barriers, loads: worker.loads[tensor as usize] };
+        let anew = now.are_newer_than(worker.fetched[tensor as usize]);
+        let mut needs = Vec::new();
+        for mut need in self.needs(tensor, |_| (Some(requirement.version), 0, NO_TICKET)) {
+            let homed = &self.maps[tensor as usize].homes[need.shard];
+            let here: Vec<u32> = chunks.iter().copied().filter(|chunk| homed.contains(chunk)).collect();
+            if here.is_empty() {
+                continue;
+            }
+            let (asked, ticket) =
+                self.proxies[rank as usize][need.shard].gather(tensor, requirement, anew, &here);
+            for submission in asked {
+                self.say(rank, need.shard, submission)?;
+            }
+            (need.chunks, need.ticket) = (Some(here.into()), ticket);
+            needs.push(need);
+        }
+        Ok(needs)
     }
 
     /// Asks for what a pull has to ask other hosts for: the ticket that it waits for at each shard.
@@ -288,9 +384,9 @@ impl Cluster<'_> {
     }
 
     pub(super) fn finish_read(&mut self, rank: Rank, reading: Reading) {
-        let Reading { tensor, slack, trains, value, .. } = reading;
+        let Reading { tensor, slack, trains, whole, value, .. } = reading;
         let worker = &mut self.workers[rank as usize];
-        if slack.is_none() && self.workload.spec(tensor).consistency.folds_together() {
+        if whole && slack.is_none() && self.workload.spec(tensor).consistency.folds_together() {
             let position = worker.positions[tensor as usize].at(worker.clock);
             self.reads.insert((rank, tensor, position), crate::rng::digest(&value));
         }

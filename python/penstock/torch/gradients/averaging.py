@@ -32,6 +32,7 @@ from ..arrivals import Newcomers, watch, when_added_to, whenever_computed
 from ..copies import Ours, leave_hooks_behind
 from ..data import epochs_of
 from ..known import Known, Parts
+from ..layouts import is_any
 from .backward import Backward, _this_pass, backward_of
 from .bucket import Bucket, Member, buckets_of, gradients_of
 from .buffers import Buffers
@@ -297,7 +298,7 @@ class Averaging:
                 return
             for place in list(self._averaged):
                 gradient = self._members[place].gradient
-                if gradient is None or not gradient.any():
+                if gradient is None or not is_any(gradient):
                     self._averaged.discard(place)
             self._looked = _this_pass()
 

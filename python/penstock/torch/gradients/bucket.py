@@ -1,6 +1,9 @@
 """
 Buckets: gradients of many parameters as one tensor of the job, in the order in which backward makes them.
 
+A sparse gradient goes as the dense one that it means, and its average is dense: every worker has others of
+its rows.
+
 A gradient is copied once into the lane, when all of its bucket are there, and the average once from the
 servers' memory into `p.grad`. `p.grad` stays the array that autograd made: a script may keep it, and nothing
 writes to it after the pass.
@@ -25,6 +28,7 @@ import torch
 from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ...job import Job
 from ...optim import Replace
+from ..layouts import refusal
 from .memory import CudaMemory, HostMemory, Memory
 
 ALIGNMENT_BYTES = 64
@@ -60,12 +64,9 @@ class Member:
         return self.shape.numel()
 
     def refusal(self, gradient: torch.Tensor) -> PenstockError | None:
-        """Why its bucket does not take the gradient: it is sparse, or the model was converted or moved."""
-        if gradient.layout is not torch.strided:
-            return DtypeError(
-                f"the gradient of `{self.name}` has layout {gradient.layout}, expected a dense one",
-                "build the layer with sparse=False",
-            )
+        """Why its bucket does not take the gradient: for its layout, or the model was converted or moved."""
+        if (refused := refusal(gradient, self.name)) is not None:
+            return refused
         hint = "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`"
         if gradient.dtype is not self.dtype:
             was, now = _word(self.dtype), _word(gradient.dtype)
@@ -159,6 +160,7 @@ class Bucket:
                 if gradient is None:
                     lane.zero_()
             lanes = [lane for lane, gradient in zip(lanes, gradients, strict=True) if gradient is not None]
+        present = [one if one.layout is torch.strided else one.to_dense() for one in present]
         self.has_left = True
         try:
             self._memory.send(lanes, present)
@@ -189,6 +191,12 @@ class Bucket:
         values = self._values
         if len(present) < len(values):
             values = [value for value, one in zip(values, gradients, strict=True) if one is not None]
+        if any(gradient.layout is not torch.strided for gradient in present):
+            # Others have gradients of other rows: the average is dense.
+            for parameter in (member.parameter for member in self.members):
+                if parameter is not None and parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            present = [gradient for gradient in gradients_of(self._held) if gradient is not None]
         if any(gradient.requires_grad for gradient in present):
             # Of `backward(create_graph=True)`: what they hold is part of the graph.
             warnings.warn(

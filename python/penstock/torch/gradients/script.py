@@ -21,6 +21,7 @@ from ...handlers import Handlers
 from ...job import Job
 from ..broadcast import broadcast_bytes
 from ..known import Known
+from ..layouts import is_any
 from .averaging import Averaging
 
 SET_BY_LOADS = "decoupled_weight_decay"
@@ -227,7 +228,7 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging, same_orde
         parameters = [parameter for group in stepped.param_groups for parameter in group["params"]]
         # Zeros leave nobody apart: by such a step torch.distributed.checkpoint has state made.
         if not any(
-            parameter.grad is not None and not last.had(parameter) and parameter.grad.any()
+            parameter.grad is not None and not last.had(parameter) and is_any(parameter.grad)
             for parameter in parameters
         ):
             return

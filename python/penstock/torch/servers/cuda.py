@@ -52,6 +52,10 @@ class CudaTransfer:
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
         """Starts the copy into the lane; the lane is announced when the copy engine is through."""
+        if gradient.layout is not torch.strided:
+            # What it names comes to the host first.
+            self._sends_to.push(gradient)
+            return
         if self._check and not held:
             self.hold(gradient)
         if self._check and self._held is not None:

@@ -16,6 +16,9 @@ average. So what happens to a gradient between backward and `step()` is looked f
 | changes a setting, such as the learning rate | error | no more overlap | no more overlap |
 | adds to it, in more backward passes than before | error | counts | counts |
 
+A sparse gradient is known by its object and version alone: what is written into its values by
+themselves is not seen.
+
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 
 A script that steps by hand never comes to `step()`, where parameters are compared: so they are, now and then,
@@ -36,10 +39,11 @@ import torch
 from ...exceptions import AlreadyPushed, DtypeError, OptionError, PenstockError, ShapeError
 from ...optim import Settings
 from ...tensor import Tensor
+from ..layouts import is_any
 from ..script import of_the_script
 from .bits import same_bits
 from .rules import GroupRule
-from .transfer import Transfer, dense
+from .transfer import Transfer, sendable
 
 LEARNING_STEPS = 2
 """
@@ -143,11 +147,11 @@ class Shared:
         self.computed, self.place, self.moved = 0, None, False
 
     def hold(self) -> None:
-        """Has the transfer keep the gradient's bits, if it is one that can leave."""
+        """Has the transfer keep the gradient's bits, if it is dense."""
         gradient = self.parameter.grad
         if gradient is not None and gradient.layout is torch.strided:
             self.check()
-            self.transfer.hold(dense(gradient, self.name, self.parameter.dtype))
+            self.transfer.hold(sendable(gradient, self.name, self.parameter.dtype))
             self.held = True
 
     def remember(self, *, follows: bool) -> None:
@@ -396,7 +400,7 @@ class Delivery:
         shared.check()
         shared.group.refresh()
         transfer = shared.transfer
-        sends = dense(gradient, shared.name, shared.parameter.dtype)
+        sends = sendable(gradient, shared.name, shared.parameter.dtype)
         try:
             transfer.send(sends, held=shared.held)
         except AlreadyPushed:
@@ -404,7 +408,9 @@ class Delivery:
             raise cut_short(
                 f"{left} {shared.tensor._job.iteration} already: a backward pass, a step() or a flush()"
             ) from None
-        shared.left, shared.held = True, self._check and (shared.held or transfer.keeps_sent)
+        # Of a sparse one nothing is kept: it is known by its version.
+        keeps = transfer.keeps_sent and sends.layout is torch.strided
+        shared.left, shared.held = True, self._check and (shared.held or keeps)
         shared.stamp = shared.tensor._job.iteration
 
     def check(self) -> None:
@@ -495,7 +501,7 @@ class Delivery:
         for shared in self:
             gradient = shared.parameter.grad
             unseen = shared.watched and not shared.left and not shared.additions
-            if not unseen or gradient is None or self._is_over(shared) or not gradient.detach().any():
+            if not unseen or gradient is None or self._is_over(shared) or not is_any(gradient):
                 continue
             self._told_of_others = True
             warnings.warn(
@@ -510,7 +516,7 @@ class Delivery:
         """Looks at a gradient that has not left, for what the script did to it since the last addition."""
         if shared.gradient_changed():
             gradient = shared.parameter.grad
-            thrown_away = gradient is None or not gradient.detach().any()
+            thrown_away = gradient is None or not is_any(gradient)
             if not thrown_away and not self._alone:
                 raise OptionError(
                     f"the gradient of `{shared.name}` was changed between backward and step(): the servers "

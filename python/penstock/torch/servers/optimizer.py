@@ -437,8 +437,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
-            A gradient is sparse, or of another element type than its parameter; or the model was converted
-            after `distribute`.
+            A gradient is sparse in another layout than COO, or of another element type than its parameter; or
+            the model was converted after `distribute`.
         SettingsError
             A parameter group has a setting that is out of range or no number, or lacks one, or a flag was
             changed; with `clip_norm` also one whose parameters are frozen here. Or, on worker 0, a parameter

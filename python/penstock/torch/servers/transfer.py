@@ -20,6 +20,7 @@ import torch
 
 from ...exceptions import DtypeError, OptionError
 from ...tensor import Tensor
+from ..layouts import refusal
 from .bits import converted, over, same_bits, sum_of
 
 
@@ -64,10 +65,13 @@ class Transfer(Protocol):
     """Whether `holds` knows what `send` was given; if not, only what `hold` was."""
 
     def hold(self, gradient: torch.Tensor) -> None:
-        """Keeps a copy of a gradient that has not left."""
+        """Keeps a copy of a dense gradient that has not left."""
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
-        """Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it."""
+        """
+        Contributes `gradient`, which may be changed after `settle`; `held`: `holds` is true of it. A sparse
+        one is not kept.
+        """
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """
@@ -128,9 +132,11 @@ class HostTransfer:
         self._lane.copy_(gradient)
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
-        """Copies it into the lane, unless it is there."""
+        """Copies it into the lane, unless it is there; of a sparse one what it names."""
         tensor = self._sends_to
-        if held and self._kept is None:
+        if gradient.layout is not torch.strided:
+            tensor.push(gradient)
+        elif held and self._kept is None:
             tensor._core.push(None, tensor._optimizer._packed, False, None)
         elif gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
             tensor.push(gradient)
@@ -209,13 +215,13 @@ def transfer_for(
     )
 
 
-def dense(gradient: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """`gradient`, detached; raises DtypeError if it is sparse, or of another type than its parameter."""
-    if gradient.layout != torch.strided:
-        raise DtypeError(
-            f"the gradient of `{name}` has layout {gradient.layout}, expected a dense one",
-            "build the layer with sparse=False",
-        )
+def sendable(gradient: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """
+    `gradient`, detached; raises DtypeError if it is sparse in another layout than COO, or of another type
+    than its parameter.
+    """
+    if (refused := refusal(gradient, name)) is not None:
+        raise refused
     if gradient.dtype is not dtype:
         mine, its = (str(one).removeprefix("torch.") for one in (gradient.dtype, dtype))
         raise DtypeError(
