@@ -6,12 +6,13 @@ The shaper's state is one number: bytes that wait, or, below zero, bytes that it
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock_bench.link.search import Outcome, Search
-from penstock_bench.link.streams import Sent, Stream, judged, summary
+from penstock_bench.link.search import Found, Outcome, Search
+from penstock_bench.link.streams import SECONDS, Sent, Stream, judged, summary
 
 HEADERS = 42
 PAYLOAD = 1472
@@ -48,6 +49,20 @@ class Path:
         self._random = random.Random(self.seed)
         self._waits = -self.bucket
         self._cross = self._crossing()
+
+    @property
+    def available(self) -> float:
+        """What is left, on the average over all time."""
+        return self.rate - self.cross
+
+    def near(self, found: Found) -> bool:
+        """
+        Whether that is in what was found, give or take what cannot be told: 2 %, and twice what the average
+        over one stream deviates by from that over all time.
+        """
+        deviation = self.cross * self.burstiness / math.sqrt(3 * SECONDS / CROSS)
+        slack = 0.02 * self.available + 2 * deviation
+        return found.low - slack <= self.available <= found.high + slack
 
     def _crossing(self) -> Iterator[float]:
         while True:

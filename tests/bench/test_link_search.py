@@ -121,7 +121,7 @@ def test_a_shaper_and_cross_traffic_lead_to_what_is_left(
 ) -> None:
     path = Path(rate, bucket, cross, burstiness=0.1, noise=50e-6, drift=1e-4, seed=seed)
     found = path.searched(Search(1e10, 0.05)).found()
-    assert 0.98 * found.low <= rate - cross <= 1.02 * found.high, found
+    assert path.near(found), found
     assert found.high - found.low <= 0.05 * found.high or found.grey is not None, found
 
 
@@ -140,7 +140,7 @@ def test_disturbed_hosts_only_cost_streams(seed: int) -> None:
     busy = Path(1e9, BUCKET, 400e6, noise=50e-6, seed=seed, disturbed=SECONDS, lossy=0.2)
     for path in (quiet, busy):
         found = path.searched(Search(1e10, 0.05)).found()
-        assert 0.98 * found.low <= 600e6 <= 1.02 * found.high, found
+        assert path.near(found), found
         assert bool(found.discarded) == (path is busy)
 
 
@@ -161,4 +161,4 @@ def test_clocks_that_drift_are_no_trend(drift: float) -> None:
 def test_any_path_is_found(rate: float, share: float, bucket: int, seed: int) -> None:
     path = Path(rate, bucket, share * rate, burstiness=0.1, noise=20e-6, seed=seed)
     found = path.searched(Search(1e10, 0.05)).found()
-    assert 0.98 * found.low <= rate * (1 - share) <= 1.02 * found.high, found
+    assert path.near(found), found

@@ -118,6 +118,9 @@ class Search:
     _ramp: bool = True
     _fleet: Counter[Verdict] = field(default_factory=Counter)
     _guess: float | None = None
+    """The rate at which the last stream came that was above."""
+    _over_guess: float = 0.0
+    """The rate to try once the one just under the guess is known to be available."""
     _counted: int = 0
     _discarded: Counter[str] = field(default_factory=Counter)
     _over: bool = False
@@ -165,9 +168,12 @@ class Search:
             self._high = self._rate
             self._ramp = False
             self._fleet.clear()
-            # What an overloaded path lets through is at least what is available of it, and seldom much more.
+            # What an overloaded path lets through is at least what is available of it, and just that where
+            # nothing competes: then a rate on either side of it is the result.
             guess = self._guess if self._guess is not None else 0.0
-            self._rate = guess if 0.5 * self._high < guess < self._high else DESCENT * self._high
+            under = guess * (1 - 0.45 * self.resolution)
+            self._over_guess = guess * (1 + 0.5 * self.resolution)
+            self._rate = under if 0 < under < self._high else DESCENT * self._high
         elif below or unclear > RAMP_LEAD:
             self._fleet.clear()
             if self._rate < self.most:
@@ -178,6 +184,7 @@ class Search:
 
     def _is_above(self) -> None:
         self._high, self._limited = self._rate, None
+        self._over_guess = 0.0
         if self._grey is not None:
             low, high = self._grey
             self._grey = (low, min(high, self._rate)) if low < self._rate else None
@@ -212,6 +219,8 @@ class Search:
         low, high = max(parts, key=lambda part: part[1] - part[0], default=(high, high))
         if high - low <= least:
             self._over = True
+        elif low < self._over_guess < high:
+            self._rate, self._over_guess = self._over_guess, 0.0
         elif low == 0.0:
             self._rate = DESCENT * high
             # Nothing is available: less than the first rate, and far less.
