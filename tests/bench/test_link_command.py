@@ -46,7 +46,7 @@ hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS
         ("host:1 --load 101", "--load '101' is out of range: 1 to 100"),
         ("host:1 --load all", "--load 'all' is not a number"),
         ("host:1 --bucket -1", "--bucket"),
-        ("host:1 --bucket 1GiB", "--bucket 1GiB is above 256 MiB"),
+        ("host:1 --bucket 1GiB", "--bucket 1GiB is above 2 MiB"),
         ("host:1 --rate 1gbit", "--rate is of test hosts"),
         ("host:1 --competing 1gbit", "--competing is of test hosts"),
         ("host:1 --size 1MiB", "--size is of test hosts"),

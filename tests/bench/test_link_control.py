@@ -102,8 +102,8 @@ def test_a_stream_whose_numbers_are_each_allowed_but_not_together_is_refused() -
     large = replace(STREAM, payload=2000, together=64)
     with pytest.raises(LinkError, match="bytes a message"):
         message(kind="send", **sockets.told(large)).stream()
-    long = replace(STREAM, messages=2000, gap=10**7)
-    with pytest.raises(LinkError, match="a stream of at most 10 s"):
+    long = replace(STREAM, messages=7000, gap=10**7)
+    with pytest.raises(LinkError, match="a stream of at most 60 s"):
         message(kind="send", **sockets.told(long)).stream()
 
 
@@ -159,24 +159,26 @@ def asking(listener: listen.Listener) -> Iterator[tuple[Control, bytes, _core.Li
 
 
 def test_a_listener_sends_nothing_to_who_has_not_shown_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "PATIENCE", 0.2)
+    monkeypatch.setattr(sockets, "PATIENCE", 0.2)
     with listening() as (listener, wrong), asking(listener) as (control, _, udp):
         udp.greet(bytes(16))
         control.say("send", **sockets.told(STREAM))
-        with pytest.raises(LinkError, match=r"the other end refused: 'no datagram came from 127\.0\.0\.1"):
+        with pytest.raises(
+            LinkError, match=r"the other end refused: 'no datagram with the token came from 127\.0\.0\.1"
+        ):
             control.hear("met")
         assert not udp.met(bytes(16), HERE, 0.05), "not even an answer"
     assert len(wrong) == 1
 
 
 def test_a_listener_sends_to_the_host_at_the_other_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "PATIENCE", 0.2)
+    monkeypatch.setattr(sockets, "PATIENCE", 0.2)
     with listening() as (listener, _), asking(listener) as (control, token, _):
         # Somebody else who knows the token, at another address.
         other = sockets.bound("127.0.0.2", 0)
         other.connect(HERE, listener.port)
         other.greet(token)
-        with pytest.raises(LinkError, match="refused: 'no datagram came"):
+        with pytest.raises(LinkError, match="refused: 'no datagram with the token"):
             control.hear("met")
 
 
@@ -236,6 +238,23 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
         with pytest.raises(LinkError, match="nobody answers") as caught:
             measure.measure(HERE, closed.getsockname()[1], measure.Settings(1e6, 1, 0.5), lambda _: None)
     assert "--listen" in str(caught.value.hint)
+
+
+def test_what_a_message_may_ask_for_is_what_the_core_does() -> None:
+    udp, other = sockets.bound(HERE, 0), sockets.bound(HERE, 0)
+    udp.connect(HERE, other.port())
+    allowed = [(32, 1), (65_507, 1), (1_023, 64)]
+    for payload, together in [*allowed, (31, 1), (65_508, 1), (1_024, 64), (100, 65)]:
+        stream = replace(STREAM, payload=payload, together=together, messages=1, ahead=1)
+        fields = sockets.told(stream)
+        if (payload, together) in allowed:
+            assert message(kind="send", **fields).stream() == stream
+            assert sockets.send(udp, bytes(16), stream).messages <= 1
+        else:
+            with pytest.raises(LinkError):
+                message(kind="send", **fields).stream()
+            with pytest.raises(ValueError, match="expected datagrams of 32 bytes"):
+                sockets.send(udp, bytes(16), stream)
 
 
 def test_a_stream_goes_from_end_to_end_and_both_say_the_same_of_it() -> None:

@@ -33,8 +33,8 @@ MOST_LINE = 4096
 """Bytes of a message."""
 PATIENCE = 10.0
 """Seconds for an answer that takes the other end no time."""
-MOST_STREAM_SECONDS = 10.0
-"""Of one stream, with what is sent ahead: a hundred messages at 120 kbit/s."""
+MOST_STREAM_SECONDS = 60.0
+"""Of one stream, with what is sent ahead: three times what the slowest and the largest bucket take."""
 HEADER = 32
 """Bytes of a datagram that are not filler."""
 TOKEN = 16
@@ -47,12 +47,27 @@ class LinkError(PenstockError, RuntimeError):
 
 
 class Control:
-    """A connection to the other end."""
+    """
+    A connection to the other end.
+
+    Raises
+    ------
+    LinkError
+        The other end has gone already.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._read = b""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.peer = _plain(connection.getpeername()[0])
+            """The other end's address, without a zone and not mapped from IPv4."""
+            self.here = _plain(connection.getsockname()[0])
+            """Our address, as the other end knows it."""
+        except OSError as error:
+            connection.close()
+            raise self._gone(error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -63,16 +78,6 @@ class Control:
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
-
-    @property
-    def peer(self) -> str:
-        """The other end's address, without a zone and not mapped from IPv4."""
-        return _plain(self._socket.getpeername()[0])
-
-    @property
-    def here(self) -> str:
-        """Our address, as the other end knows it."""
-        return _plain(self._socket.getsockname()[0])
 
     def say(self, kind: str, **fields: Any) -> None:
         """

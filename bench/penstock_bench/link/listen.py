@@ -8,7 +8,7 @@ time, and
   that host has sent a random token, which it was told over the connection. So nobody can have it send to a
   third party;
 - sends at no higher rate, and for no longer, than its options allow;
-- ends what takes longer than that, and what says nothing for ten seconds.
+- ends what takes longer than that, and what says nothing when its answer is due.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from dataclasses import dataclass
 
 from penstock import _core
 from penstock_bench.link import sockets
-from penstock_bench.link.control import PATIENCE, TOKEN, VERSION, Control, LinkError, Message
+from penstock_bench.link.control import TOKEN, VERSION, Control, LinkError, Message
 from penstock_bench.link.streams import AHEAD_SPEED, Stream
 
 ROUNDING = 1.01
 """A gap is whole nanoseconds."""
-PAUSES = 60.0
-"""Seconds between two requests: the one that asks pauses so that the path is not full for long."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +99,18 @@ class Listener:
         token = secrets.token_bytes(TOKEN)
         end = time.monotonic() + self._limits.seconds
         control.say("welcome", token=token.hex(), rate=self._limits.rate, seconds=self._limits.seconds)
-        if not udp.met(token, peer, PATIENCE):
-            raise LinkError(
-                f"no datagram came from {peer} in {PATIENCE:g} s",
-                f"UDP port {self.port} may be closed by a firewall",
-            )
+        sockets.meet(udp, token, peer)
         control.say("met", payload=sockets.payload(udp, peer))
         while True:
-            asked = control.hear(("receive", "send", "done"), PAUSES)
-            if asked.kind == "done":
-                return
-            if time.monotonic() > end:
+            left = end - time.monotonic()
+            if left < 0:
                 raise LinkError(
                     f"expected a measurement of at most {self._limits.seconds:g} s, as the listener allows",
                     "its --most-seconds allows more",
                 )
+            asked = control.hear(("receive", "send", "done"), left)
+            if asked.kind == "done":
+                return
             self._stream(control, udp, token, asked, sockets.headers(peer))
 
     def _stream(

@@ -15,8 +15,6 @@ from penstock_bench.link.streams import BUCKET, Heard, Sent, Stream, judged
 
 WAYS = ("to", "from")
 """Seen from the end that asks."""
-GREETINGS = 0.1
-"""Seconds after which the token is shown again, since a datagram may be lost."""
 LOAD = 0.1
 """Of the rate that is tried, on the average over its streams and the pauses between them."""
 LEAST_PAUSE = 0.02
@@ -99,7 +97,7 @@ def measure(host: str, port: int, settings: Settings, note: Callable[[str], None
         most = min(settings.rate, welcome.real("rate", 1, 1e18))
         seconds = min(settings.seconds, welcome.real("seconds", 0, 1e9))
         udp = sockets.bound(control.here, 0)
-        udp.connect(peer, port)
+        sockets.connect(udp, peer, port)
         payload = min(sockets.payload(udp, peer), _met(control, udp, token))
         headers = sockets.headers(peer)
         ways = [_Searching(way, most, settings) for way in WAYS]
@@ -132,9 +130,10 @@ def measure(host: str, port: int, settings: Settings, note: Callable[[str], None
 def _connected(host: str, port: int) -> Control:
     try:
         return Control(socket.create_connection((host, port), PATIENCE))
-    except OSError as error:
+    # UnicodeError: a name that cannot be one.
+    except (OSError, UnicodeError) as error:
         raise LinkError(
-            f"nobody answers at {host}:{port}: {error.strerror or error}",
+            f"nobody answers at {host}:{port}: {getattr(error, 'strerror', None) or error}",
             "start `penstock bench link --listen` there",
         ) from None
 
@@ -147,7 +146,7 @@ def _met(control: Control, udp: _core.LinkSocket, token: bytes) -> int:
             udp.greet(token)
         except OSError as error:
             raise LinkError(f"no datagram can be sent to the listener: {error.strerror or error}") from None
-        if control.has_something(GREETINGS):
+        if control.has_something(sockets.GREETINGS):
             break
     return control.hear("met").whole("payload", 64, 1 << 16)
 

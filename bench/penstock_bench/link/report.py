@@ -12,8 +12,8 @@ from penstock_bench.network.report import columns
 
 _LIMITS = {
     Verdict.BELOW: "all of {rate} is available, and no higher rate may be tried: --most-rate of either end",
-    Verdict.SENDER: "the sending host could not keep to {rate}: it was held up, or is too slow for that",
-    Verdict.RECEIVER: "the receiving host could not keep up with {rate}: it was held up, or is too slow",
+    Verdict.SENDER: "the sending host could not keep to {rate}: too slow, or held up (--realtime)",
+    Verdict.RECEIVER: "the receiving host could not keep up with {rate}: too slow, or held up (--realtime)",
 }
 
 

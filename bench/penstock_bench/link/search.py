@@ -26,6 +26,8 @@ MOST_STREAMS = 1000
 """Of a search, those among them: ten times what any has taken."""
 FIRST = 16e6
 """Bits per second of the first stream."""
+LEAST = 1e6
+"""Bits per second: where less is available, it is nothing for what this is for."""
 DESCENT = 0.75
 """While no rate is known to be below, the next is this much of the one above."""
 
@@ -223,7 +225,6 @@ class Search:
             self._rate, self._over_guess = self._over_guess, 0.0
         elif low == 0.0:
             self._rate = DESCENT * high
-            # Nothing is available: less than the first rate, and far less.
-            self._over = self._rate < FIRST / 64
+            self._over = self._rate < LEAST
         else:
             self._rate = (low + high) / 2

@@ -11,6 +11,8 @@ from penstock import _core
 from penstock_bench.link.control import PATIENCE, LinkError, limit
 from penstock_bench.link.streams import ETHERNET, PACKET, UDP_IP, Heard, Sent, Stream, summary
 
+GREETINGS = 0.1
+"""Seconds after which the token is shown again, since a datagram may be lost."""
 SLICE = 0.05
 """Seconds without a datagram after which is looked whether the sender is done."""
 QUIET = 0.2
@@ -40,8 +42,54 @@ def headers(address: str) -> int:
 
 
 def payload(udp: _core.LinkSocket, address: str) -> int:
-    """Bytes of a datagram that fits into a packet of this path."""
-    return min(udp.mtu(), PACKET) - UDP_IP[6 if ":" in address else 4]
+    """
+    Bytes of a datagram that fits into a packet of this path.
+
+    Raises
+    ------
+    LinkError
+        The kernel does not say.
+    """
+    try:
+        return min(udp.mtu(), PACKET) - UDP_IP[6 if ":" in address else 4]
+    except OSError as error:
+        raise LinkError(f"there is no path to {address}: {error.strerror or error}") from None
+
+
+def meet(udp: _core.LinkSocket, token: bytes, peer: str) -> None:
+    """
+    Waits for a datagram with the token, and sends to where it came from only.
+
+    Raises
+    ------
+    LinkError
+        None came from this host.
+    """
+    end = time.monotonic() + PATIENCE
+    try:
+        while not udp.met(token, peer, GREETINGS):
+            if time.monotonic() > end:
+                raise LinkError(
+                    f"no datagram with the token came from {peer} in {PATIENCE:g} s",
+                    f"UDP port {udp.port()} may be closed by a firewall",
+                )
+    except OSError as error:
+        raise LinkError(f"there is no path to {peer}: {error.strerror or error}") from None
+
+
+def connect(udp: _core.LinkSocket, peer: str, port: int) -> None:
+    """
+    Sends to this port only.
+
+    Raises
+    ------
+    LinkError
+        The kernel refuses.
+    """
+    try:
+        udp.connect(peer, port)
+    except OSError as error:
+        raise LinkError(f"there is no path to {peer}: {error.strerror or error}") from None
 
 
 def send(udp: _core.LinkSocket, token: bytes, stream: Stream) -> Sent:

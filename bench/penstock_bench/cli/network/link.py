@@ -19,6 +19,8 @@ from penstock_bench.cli.network.arguments import EXAMPLES
 DEFAULT_PORT = 7190
 LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 MOST_SECONDS = 3600
+MOST_BUCKET = 2 << 20
+"""Bytes: what is sent ahead of a stream of 1 Mbit/s takes 21 s then."""
 LEAST_RATE, MOST_RATE = 10**5, 10**11
 _HOSTS_ONLY = ("rate", "competing", "size")
 
@@ -32,8 +34,10 @@ def run(arguments: Sequence[str]) -> int:
     resolution = real(given.resolution, "--resolution", (1, 50), hint) / 100
     load = real(given.load, "--load", (1, 100), hint) / 100
     bucket = 0 if given.bucket == "0" else parse_bytes(given.bucket, "--bucket")
-    if bucket > 1 << 28:
-        terminal.refuse(f"--bucket {given.bucket} is above 256 MiB", "give the bytes that pass at once")
+    if bucket > MOST_BUCKET:
+        terminal.refuse(
+            f"--bucket {given.bucket} is above {format_size(MOST_BUCKET)}", "give the bytes that pass at once"
+        )
     asked = [name for name in ("to", "listen", "hosts") if getattr(given, name) is not None]
     if len(asked) != 1:
         terminal.refuse(

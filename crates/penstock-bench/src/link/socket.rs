@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::datagram::TOKEN;
 
@@ -81,7 +82,8 @@ impl Socket {
         self.udp.send(token).map(drop)
     }
 
-    /// Waits until `peer` has shown that it knows `token`, and connects to where that came from. Whether it has, in `limit`.
+    /// Waits until `peer` has shown that it knows `token`, and connects to where that came from. Whether it has, in `limit` or
+    /// until a signal comes.
     ///
     /// All that comes from elsewhere, or is anything but the token, is thrown away: nothing is ever sent to an address that has not
     /// shown the token.
@@ -160,11 +162,14 @@ impl Socket {
         self.udp.send(bytes).map(drop)
     }
 
-    /// Whether something can be read, in `limit`.
+    /// Whether something can be read, in `limit`, or until a signal comes.
     pub(super) fn readable(&self, limit: Duration) -> Result<bool> {
         let limit = Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
-        let ready = poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], Some(&limit))?;
-        Ok(ready > 0)
+        match poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], Some(&limit)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// What has come, if anything.
