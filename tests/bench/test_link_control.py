@@ -225,6 +225,14 @@ def test_a_stranger_that_says_anything_else_is_refused(said: bytes) -> None:
     assert len(wrong) == 1
 
 
+def test_a_line_without_an_end_is_not_kept() -> None:
+    with listening() as (listener, wrong), socket.create_connection((HERE, listener.port), 10) as stranger:
+        # Its connection stays open, and the line might go on for ever.
+        stranger.sendall(b"x" * (2 * MOST_LINE))
+        assert b"expected a line of at most 4096 bytes" in stranger.recv(MOST_LINE)
+    assert len(wrong) == 1
+
+
 def test_another_version_is_refused_by_number() -> None:
     with listening() as (listener, _), Control(socket.create_connection((HERE, listener.port))) as control:
         control.say("hello", version=VERSION + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,18 @@ from penstock_bench.link.search import (
     Search,
     Verdict,
 )
-from penstock_bench.link.streams import BUCKET, LEAST_GAP, LEAST_MESSAGES, SECONDS, Stream, Trial
+from penstock_bench.link.streams import (
+    BUCKET,
+    LEAST_GAP,
+    LEAST_MESSAGES,
+    SECONDS,
+    Heard,
+    Sent,
+    Stream,
+    Trial,
+    judged,
+)
+from penstock_bench.link.trend import Trend
 
 
 def answered(search: Search, available: float) -> Found:
@@ -24,7 +37,7 @@ def answered(search: Search, available: float) -> Found:
     return search.found()
 
 
-@given(st.floats(1e6, 9.9e9), st.sampled_from([0.01, 0.05, 0.2]))
+@given(st.floats(1.5e6, 9.9e9), st.sampled_from([0.01, 0.05, 0.2]))
 def test_the_truth_is_in_a_bracket_as_narrow_as_was_asked_for(available: float, resolution: float) -> None:
     found = answered(Search(1e10, resolution), available)
     assert found.low <= available <= found.high
@@ -74,6 +87,65 @@ def test_a_host_that_cannot_keep_up_makes_it_at_least_what_it_could() -> None:
     assert found.discarded["sender late"] >= MOST_DISCARDED
 
 
+def test_a_rate_that_is_above_is_a_limit_of_the_path_whatever_the_hosts_could_not_do_before() -> None:
+    search = Search(1e10, 0.05)
+    while (trial := search.next()) is not None:
+        above = Verdict.ABOVE if trial.rate > 300e6 else Verdict.BELOW
+        search.heard(Outcome(Verdict.SENDER if trial.rate > 400e6 else above))
+    found = search.found()
+    assert found.limited is None
+    assert found.low <= 300e6 <= found.high <= 1.06 * found.low
+
+
+def test_where_nothing_competes_two_fleets_are_enough() -> None:
+    search, available = Search(1e10, 0.05), 700e6
+    while (trial := search.next()) is not None:
+        above = trial.rate > available
+        search.heard(Outcome(Verdict.ABOVE, available) if above else Outcome(Verdict.BELOW))
+    found = search.found()
+    assert found.low < available < found.high <= found.low / 0.95
+    # Six rates that double, twice the one that is above, and three streams on either side.
+    assert found.streams == 6 + 2 + 3 + 3
+
+
+STREAM = Stream.of(Trial(1e9, ahead=True), 1, PAYLOAD, HEADERS)
+WHOLE = Sent(STREAM.messages, STREAM.seconds, 0.0, 0.0)
+HALF = replace(WHOLE, messages=STREAM.messages // 2 + 1, paused=0.002)
+LITTLE = replace(WHOLE, messages=STREAM.messages // 3, paused=0.002)
+BLOCKED = replace(WHOLE, messages=STREAM.messages // 3, blocked=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "came", "dropped", "trend", "verdict"),
+    [
+        (WHOLE, 1.0, 0, Trend.STILL, Verdict.BELOW),
+        (WHOLE, 1.0, 0, Trend.GROWS, Verdict.ABOVE),
+        (WHOLE, 1.0, 0, Trend.UNCLEAR, Verdict.UNCLEAR),
+        (WHOLE, 0.99, 0, Trend.STILL, Verdict.BELOW),
+        (WHOLE, 0.97, 0, Trend.STILL, Verdict.ABOVE),
+        (WHOLE, 0.0, 0, Trend.UNCLEAR, Verdict.ABOVE),
+        (WHOLE, 0.9, 1, Trend.STILL, Verdict.RECEIVER),
+        (WHOLE, 1.0, 1, Trend.GROWS, Verdict.RECEIVER),
+        (HALF, 1.0, 0, Trend.STILL, Verdict.BELOW),
+        (HALF, 1.0, 0, Trend.GROWS, Verdict.ABOVE),
+        (HALF, 0.97, 0, Trend.STILL, Verdict.ABOVE),
+        (LITTLE, 1.0, 0, Trend.GROWS, Verdict.SENDER),
+        (BLOCKED, 1.0, 0, Trend.STILL, Verdict.ABOVE),
+    ],
+)
+def test_what_a_stream_says_of_its_rate(
+    sent: Sent, came: float, dropped: int, trend: Trend, verdict: Verdict
+) -> None:
+    datagrams = round(came * sent.messages * STREAM.together)
+    assert judged(STREAM, sent, Heard(datagrams, dropped, trend, 0.0), HEADERS).verdict is verdict
+
+
+def test_while_the_rate_doubles_less_of_a_stream_is_enough() -> None:
+    ramp = Stream.of(Trial(1e9, ahead=False), 1, PAYLOAD, HEADERS)
+    heard = Heard(LITTLE.messages * ramp.together, 0, Trend.STILL, 0.0)
+    assert judged(ramp, LITTLE, heard, HEADERS).verdict is Verdict.BELOW
+
+
 def test_discarded_streams_change_nothing_but_their_count() -> None:
     search, turn = Search(1e10, 0.05), 0
     while (trial := search.next()) is not None:
@@ -86,12 +158,13 @@ def test_discarded_streams_change_nothing_but_their_count() -> None:
     assert found.streams == alone.streams
 
 
-def test_one_stream_that_is_wrong_in_each_fleet_is_outvoted() -> None:
+@pytest.mark.parametrize("wrong", range(3))
+def test_one_stream_that_is_wrong_at_each_rate_is_outvoted(wrong: int) -> None:
     search, last, turn = Search(1e10, 0.05), 0.0, 0
     while (trial := search.next()) is not None:
         turn = turn + 1 if trial.rate == last else 0
         last = trial.rate
-        above = (trial.rate > 444e6) != (turn == 1 and trial.ahead)
+        above = (trial.rate > 444e6) != (turn == wrong)
         search.heard(Outcome(Verdict.ABOVE if above else Verdict.BELOW))
     assert search.found().low <= 444e6 <= search.found().high
 
