@@ -68,7 +68,7 @@ def _parser() -> terminal.Parser:
     parser = terminal.Parser(
         "penstock bench link",
         "The available bandwidth between two hosts, each way, by streams of datagrams whose delays grow\n"
-        "when their rate is above it (SLoPS, Pathload). Takes UDP and TCP of one port, and 10 to 20 seconds,\n"
+        "when their rate is above it (SLoPS, Pathload). Takes TCP and UDP of one port, 10 to 20 seconds;\n"
         "longer below 100 Mbit/s; on the average it loads the path with a tenth of what it finds. Neither\n"
         "encrypted nor authenticated: a listener is for use on demand, inside a cluster.",
         EXAMPLES,
