@@ -418,6 +418,67 @@ class Server:
 
     def stop(self) -> None: ...
 
+@final
+class LinkSocket:
+    """
+    A UDP socket of `penstock bench link`, and the stream of datagrams that it receives. A token is 16 bytes,
+    by which datagrams of one measurement are known. Every call may raise `OSError`, the kernel's refusal.
+    """
+
+    def __init__(self, address: str, port: int) -> None: ...
+    def port(self) -> int: ...
+    def connect(self, address: str, port: int) -> None: ...
+    def greet(self, token: bytes) -> None:
+        """Shows the other end the token."""
+
+    def met(self, token: bytes, peer: str, limit: float) -> bool:
+        """
+        Waits up to `limit` seconds until the host `peer` has shown the token, and connects to the port that
+        it came from. Whether it has.
+        """
+
+    def mtu(self) -> int:
+        """Bytes of the largest packet to the other end, as far as the kernel knows."""
+
+    def dropped(self) -> int:
+        """Datagrams that this host threw away because the process was late, since the socket was made."""
+
+    def send(
+        self,
+        token: bytes,
+        number: int,
+        payload: int,
+        counted: tuple[int, int, int],
+        ahead: tuple[int, int],
+        limit: float,
+    ) -> tuple[int, float, float, float]:
+        """
+        Sends stream `number` in datagrams of `payload` bytes, by spinning: first `ahead`, then what counts.
+
+        `counted` is messages, datagrams of each, nanoseconds from one message to the next; `ahead` is
+        messages and nanoseconds. Returns the messages that were sent of those that count, and seconds: from
+        first to last; by which the sender was late, where it ended the stream for that; in which the host's
+        queue was full.
+        """
+
+    def expect(self, token: bytes, number: int, messages: int, together: int) -> None:
+        """The next stream, and what it has."""
+
+    def receive(self, quiet: float, limit: float) -> bool:
+        """
+        Receives until its last message is complete, or nothing comes for `quiet` seconds, or `limit` seconds
+        have passed. Whether it is complete.
+        """
+
+    def end(self, messages: int) -> None:
+        """The other end has sent only so many of the messages that count."""
+
+    def heard(self) -> tuple[list[tuple[int, int, int]], int, int, int]:
+        """
+        What came of it: each message's index and the nanoseconds of its send and its arrival, on two clocks;
+        datagrams that count; those ahead; those of somebody else.
+        """
+
 def host_id() -> str:
     """An id that two processes have in common exactly if they may share memory."""
 

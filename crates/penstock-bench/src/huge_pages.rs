@@ -1,6 +1,6 @@
 //! Memory as good as the machine gives: anonymous, on huge pages where there are, aligned to them.
 //!
-//! The only unsafe room of this crate besides the call into vector code.
+//! An unsafe room of this crate, beside the call into vector code and the socket calls of `link`.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};

@@ -7,6 +7,7 @@ mod error;
 mod exit;
 mod job;
 mod launcher;
+mod link;
 mod manager;
 mod overlay;
 mod rendezvous;
@@ -39,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;
     module.add_class::<launcher::LauncherVariables>()?;
+    module.add_class::<link::LinkSocket>()?;
     module.add_class::<overlay::OverlayPlanner>()?;
     module.add_class::<rendezvous::RendezvousRoot>()?;
     module.add_class::<rendezvous::RendezvousVisitor>()?;

@@ -20,7 +20,10 @@ EXAMPLES = """\
   penstock bench zero-compute --model resnet50 --workers 4
   penstock bench zero-compute --model resnet18 --hosts netns --rate 10gbit --workers 1,2,4,8 --plot zero.png
   penstock bench tenants --jobs 1,2,4,8                     # jobs that share a server
-  penstock bench tenants --jobs 2 --greedy"""
+  penstock bench tenants --jobs 2 --greedy
+  penstock bench link --listen                              # on one host
+  penstock bench link 10.0.0.1:7190                         # on the other: what each way has to spare
+  penstock bench link --hosts netns --competing 400mbit     # against what is true; needs root"""
 
 
 def add_turns(parser: terminal.Parser) -> None:
