@@ -172,7 +172,9 @@ def _resume(given: argparse.Namespace, measured: Experiment) -> None:
 def _head(given: argparse.Namespace, task: str) -> str:
     link = f"links of {given.rate}" if given.rate else "links that are not shaped"
     network = "a shared network" if given.shared else "a dedicated network"
-    return f"flow {task}, {given.workers} workers, {given.servers} server(s), {network}, {link}"
+    workers = "1 worker" if given.workers == "1" else f"{given.workers} workers"
+    servers = "1 server" if given.servers == "1" else f"{given.servers} servers"
+    return f"flow {task}, {workers}, {servers}, {network}, {link}"
 
 
 def _absent(measured: Experiment) -> str:

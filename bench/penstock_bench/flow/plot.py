@@ -12,8 +12,9 @@ from penstock_bench.flow import report
 from penstock_bench.flow.systems import GLOO, PLAIN, SYSTEMS
 from penstock_bench.flow.training import Point
 
+_COMPUTING = "#bbbbbb"
 # Okabe and Ito's colours, told apart by people who see colours differently; dashes tell the rest.
-_COLOURS = ("#222222", "#56B4E9", "#CC79A7", "#999999", "#E69F00", "#D55E00", "#009E73", "#0072B2")
+_COLOURS = ("#222222", "#56B4E9", "#CC79A7", "#F0E442", "#E69F00", "#D55E00", "#009E73", "#0072B2")
 _STYLES = dict(zip(SYSTEMS, _COLOURS, strict=True))
 _DASHES = {PLAIN: "--", GLOO: ":"}
 
@@ -58,7 +59,7 @@ def _trajectories(by_steps: Any, by_seconds: Any, runs: report.Runs) -> None:
     for axes, along in ((by_steps, "steps, under bsp"), (by_seconds, "seconds, under bsp")):
         axes.axhline(report.objective(runs), color="#999999", linewidth=0.8)
         axes.set_xlabel(along)
-        axes.set_ylabel("objective; the line is the one to reach")
+        axes.set_ylabel("objective, and the one to reach")
 
 
 def _saved(axes: Any, runs: report.Runs) -> None:
@@ -71,16 +72,16 @@ def _saved(axes: Any, runs: report.Runs) -> None:
         under = {"bsp": "-", "ssp:1": "--", "ssp:4": "-.", "ssp:16": ":"}.get(consistency, "-")
         axes.plot(steps, share, color=_STYLES[name], linestyle=under)
     axes.set_xlabel("steps (bsp -, ssp:1 --, ssp:4 -., ssp:16 ..)")
-    axes.set_ylabel("saved of plain's traffic, %")
-    axes.set_ylim(top=100)
+    axes.set_ylabel("saved of plain's traffic so far, %")
+    axes.set_ylim(bottom=-25, top=100)
 
 
 def saved(base: Sequence[Point], points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    """Per cent of plain's bytes that were not sent from one measurement to the next, by step."""
-    steps = [point.step for point in points if 0 < point.step <= base[-1].step]
-    plain = np.interp([0, *steps], [point.step for point in base], [point.bytes for point in base])
-    ours = np.interp([0, *steps], [point.step for point in points], [point.bytes for point in points])
-    share = 100 * (1 - np.diff(ours) / np.maximum(np.diff(plain), 1.0))
+    """Per cent of plain's bytes that were not sent until then, by step."""
+    shown = [point for point in points if 0 < point.step <= base[-1].step]
+    steps = [point.step for point in shown]
+    plain = np.interp(steps, [point.step for point in base], [point.bytes for point in base])
+    share = 100 * (1 - np.array([point.bytes for point in shown]) / plain)
     return steps, [float(one) for one in share]
 
 
@@ -89,7 +90,7 @@ def _parts(axes: Any, measured: Sequence[report.Row]) -> None:
     shown = [row for row in measured if row.computing is not None]
     places = range(len(shown))
     computing = [row.computing or 0.0 for row in shown]
-    axes.bar(places, computing, color="#999999", width=0.7, label="computation")
+    axes.bar(places, computing, color=_COMPUTING, width=0.7)
     axes.bar(
         places,
         [row.communicating or 0.0 for row in shown],
