@@ -20,6 +20,7 @@ from typing import Any, TextIO, TypeVar, cast
 import numpy as np
 
 import penstock as ps
+from penstock.exceptions import OptionError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def filter_of(text: str) -> Any:
                 return ps.Quantize("2bit", threshold=float(setting))
             case "f16" | "bf16" | "int8" | "1bit" if text == kind:
                 return ps.Quantize(kind)
-    except (ValueError, ps.OptionError) as error:
+    except (ValueError, OptionError) as error:
         raise argparse.ArgumentTypeError(f"expected a filter, got {text!r}: {error}") from None
     known = "topk:FRACTION, randomk:FRACTION, dvf:BOUND, f16, bf16, int8, 2bit:THRESHOLD or 1bit"
     raise argparse.ArgumentTypeError(f"expected {known}, got {text!r}")

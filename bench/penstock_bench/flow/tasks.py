@@ -62,7 +62,7 @@ TASKS = {
         Task(
             name="lr",
             script="lr.py",
-            arguments="--features 262144 --batch 500 --lr 4 --l2 0 --held-out 50",
+            arguments="--features 262144 --batch 500 --lr 2 --l2 0 --held-out 50",
             steps=200,
             every=4,
             low=Filters("dvf:0.005", "dvf:0.02"),
