@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from penstock_bench.flow import neighbours, plot, report
 from penstock_bench.flow.counters import Counters, parse
 from penstock_bench.flow.experiment import SCRIPTS, Experiment, Setting
-from penstock_bench.flow.systems import GLOO, PLAIN, SPARSE, SYSTEMS
+from penstock_bench.flow.systems import GLOO, PLAIN, SPARSE, SYSTEMS, TUNED
 from penstock_bench.flow.tasks import MOST_STEPS, TASKS, Task
 from penstock_bench.flow.training import Point, Trained, points
 
@@ -113,6 +114,30 @@ def test_ratios_are_those_to_plain_to_sparse_and_to_gloo_at_the_same_objective()
     assert entries[PLAIN]["fewer_bytes"] == entries[PLAIN]["faster"] == 1
     shown = report.table(report.rows(runs)).splitlines()[-1].split()
     assert shown[:4] == ["ucc+up", "ssp:4", "30", "1.50"]
+
+
+def test_what_is_wanted_of_the_tasks_filters_is_said_with_what_was_found() -> None:
+    runs = {
+        (PLAIN, "bsp"): [trained(9, 5, 1.0, seconds=8, nbytes=1000)],
+        (SPARSE, "bsp"): [trained(9, 5, 1.0, nbytes=70)],
+        (TUNED, "bsp"): [trained(9, 5, 1.0, seconds=3, nbytes=10)],
+    }
+    said = report.wishes(report.rows(runs), TASKS["lr"])
+    assert said is not None
+    assert said.splitlines()[1:] == [
+        "    1.15 steps of plain's, at most: 1.00",
+        "    10 times fewer bytes: 100.00",
+        "    2.5 times faster: 2.67",
+        "    8 times fewer than sparse: 7.00, NOT REACHED",
+    ]
+    # Plain computes for most of its time: then nothing is to be gained, and little to be lost.
+    computes = [replace(point, computing=0.9 * point.seconds) for point in trained(9, 1).points]
+    runs = {(PLAIN, "bsp"): [Trained(computes, 1.0)], (TUNED, "bsp"): [trained(9, 2, 1, seconds=2)]}
+    said = report.wishes(report.rows(runs), TASKS["mf"])
+    assert said is not None
+    assert "0.97 of plain's pace: 0.25, NOT REACHED" in said
+    assert "1.15 steps of plain's, at most: 2.00, NOT REACHED" in said
+    assert report.wishes(report.rows({(PLAIN, "bsp"): [trained(9, 1)]}), TASKS["mf"]) is None
 
 
 def test_repeats_give_medians_and_a_spread_and_one_that_fails_to_reach_it_spoils_the_row() -> None:

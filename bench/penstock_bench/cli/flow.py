@@ -69,7 +69,10 @@ def run(arguments: Sequence[str]) -> int:
         terminal.say(_absent(measured))
         terminal.error("plain push and pull could not be measured, and so nothing is compared")
         return 1
-    terminal.say(report.table(report.rows(measured.runs)))
+    rows = report.rows(measured.runs)
+    terminal.say(report.table(rows))
+    if wishes := report.wishes(rows, TASKS[task]):
+        terminal.say("\n" + wishes)
     terminal.say("\n" + report.LEGEND)
     if measured.absent:
         terminal.say(_absent(measured))

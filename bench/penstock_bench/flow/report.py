@@ -14,12 +14,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.units import format_size, format_time
-from penstock_bench.flow.systems import GLOO, PLAIN, SPARSE, SYSTEMS
+from penstock_bench.flow.systems import GLOO, PLAIN, SPARSE, SYSTEMS, TUNED
+from penstock_bench.flow.tasks import Task
 from penstock_bench.flow.training import Point, Trained
 from penstock_bench.network.report import columns
 
 WITHIN = 0.005
 """Of plain's last objective."""
+
+MOST_STEPS_WANTED = 1.15
+"""Of plain's steps: what is sent less is not to be paid for in steps."""
+FASTER = 2.5
+"""Times, where plain communicates for most of its time."""
+NO_SLOWER = 0.97
+"""Of plain's pace, where it does not."""
 
 Key = tuple[str, str]
 """A system and a consistency."""
@@ -147,6 +155,28 @@ def table(measured: Sequence[Row]) -> str:
             ]
         )
     return columns(shown)
+
+
+def wishes(measured: Sequence[Row], task: Task) -> str | None:
+    """What the task's own filters are to reach under BSP, and whether they do; None: not measured."""
+    ours, plain, sparse = (find(measured, name) for name in (TUNED, PLAIN, SPARSE))
+    if ours is None or plain is None or plain.seconds is None:
+        return None
+    pace = times(ours.seconds, plain.seconds)
+    waits = (plain.communicating or 0.0) > plain.seconds / 2
+    bounds = [
+        ("steps of plain's, at most", MOST_STEPS_WANTED, times(plain.steps, ours.steps)),
+        ("times fewer bytes", task.wanted, times(ours.bytes, plain.bytes)),
+        ("times faster" if waits else "of plain's pace", FASTER if waits else NO_SLOWER, pace),
+    ]
+    if task.wanted_of_sparse is not None and sparse is not None:
+        bounds.append(("times fewer than sparse", task.wanted_of_sparse, times(ours.bytes, sparse.bytes)))
+    said = [f"  wanted of {TUNED} under bsp, and found:"]
+    for what, wanted, found in bounds:
+        good = found is not None and (found <= wanted if what.endswith("at most") else found >= wanted)
+        shown = "-" if found is None else f"{found:.2f}"
+        said.append(f"    {wanted:g} {what}: {shown}{'' if good else ', NOT REACHED'}")
+    return "\n".join(said)
 
 
 def _times(ratio: float | None, digits: int) -> str:

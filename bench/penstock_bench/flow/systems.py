@@ -35,7 +35,7 @@ class System:
         return None
 
 
-PLAIN, SPARSE, GLOO = "plain", "sparse", "gloo"
+PLAIN, SPARSE, TUNED, GLOO = "plain", "sparse", "ucc+tuned", "gloo"
 
 SYSTEMS = {
     system.name: system
@@ -47,7 +47,7 @@ SYSTEMS = {
         System("ucc+low", "and DVF, low", lambda task: [*BROADCAST, *task.low.arguments], filtered=True),
         System("ucc+up", "and DVF, up", lambda task: [*BROADCAST, *task.up.arguments], filtered=True),
         System(
-            "ucc+tuned",
+            TUNED,
             "and the task's filters",
             lambda task: [*BROADCAST, *task.tuned.arguments],
             filtered=True,
@@ -56,5 +56,5 @@ SYSTEMS = {
     )
 }
 """By name, in the order of the table. A dynamic threshold, or a tree, is a line more here."""
-SHORT = (PLAIN, SPARSE, "ucc", "ucc+tuned", GLOO)
+SHORT = (PLAIN, SPARSE, "ucc", TUNED, GLOO)
 """What is measured unless the user says."""
