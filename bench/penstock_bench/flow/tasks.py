@@ -75,9 +75,9 @@ TASKS = {
         Task(
             name="mf",
             script="mf.py",
-            arguments="--batch 2000 --lr 0.015 --held-out 50",
-            steps=400,
-            every=8,
+            arguments="--batch 2000 --lr 0.01 --held-out 50",
+            steps=500,
+            every=10,
             low=Filters("dvf:2", "dvf:0.1"),
             up=Filters("dvf:4", "dvf:0.2"),
             tuned=Filters("dvf:3", "dvf:0.15"),
