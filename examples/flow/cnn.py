@@ -110,6 +110,34 @@ def judge(model: nn.Module, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> di
     return {"objective": loss / count, "accuracy": right / count}
 
 
+class Flat:
+    """
+    A model whose parameters are one tensor of the job, which the servers step.
+
+    Beside `ps.torch.distribute` this is for what a tensor of `job.tensor` can do and a model's cannot: values
+    that are broadcast, and filters of both directions.
+    """
+
+    def __init__(self, job: ps.Job, model: nn.Module, rule: ps.SGD, **chosen: Any) -> None:
+        self._parameters = list(model.parameters())
+        value = nn.utils.parameters_to_vector(self._parameters).detach().cpu().numpy()
+        self._tensor = job.tensor("model", value, optimizer=rule, **chosen)
+
+    def read(self, *, flush: bool = False) -> None:
+        """Has the model see what the servers have; with `flush`, all that anyone has pushed."""
+        if flush:
+            self._tensor.flush()
+        value = self._tensor.pull(slack=0 if flush else None)
+        # Copied: the view changes with the next push, the model must not.
+        nn.utils.vector_to_parameters(torch.tensor(value).to(self._parameters[0].device), self._parameters)
+
+    def step(self) -> None:
+        """Pushes the gradients."""
+        gradients = [parameter.grad.flatten() for parameter in self._parameters if parameter.grad is not None]
+        torch.cat(gradients, out=torch.from_numpy(self._tensor.lane()))
+        self._tensor.push()
+
+
 # -- images
 
 
@@ -235,28 +263,44 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
     kept = [(x.to(device), y.to(device)) for x, y in kept]
     torch.manual_seed(given.seed)
     model = network(given.size, images.classes).to(device)
-    optimizer: torch.optim.Optimizer
-    optimizer = torch.optim.SGD(
-        model.parameters(), given.lr, momentum=given.momentum, weight_decay=given.weight_decay
-    )
-    model, optimizer = ps.torch.distribute(model, optimizer, job=job, **options(given))
+    settings = {"momentum": given.momentum, "weight_decay": given.weight_decay}
+    flat: Flat | None = None
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), given.lr, **settings)
+    if given.flat:
+        flat = Flat(job, model, ps.SGD(given.lr, **settings), **options(given))
+    else:
+        # Filters are the servers' who step; without one, the consistency says who does.
+        where = None if given.push is None else "servers"
+        model, optimizer = ps.torch.distribute(model, optimizer, job=job, where=where, **options(given))
     # From here on each worker's own: what dropout leaves out.
     torch.manual_seed(given.seed + 1 + job.rank)
     record = Record(job, given, f"{given.size} convolutional network", "held-out loss")
     chosen = batches(len(mine), given.batch, given.seed, job.rank)
     for step in range(given.steps):
+        if flat is not None:
+            flat.read()
         if record.is_due(step):
             record.note(step, lambda: judge(model, kept))
-        x, y = images.take(mine[next(chosen)])
-        optimizer.zero_grad()
-        scores = model(x.to(device))
-        nn.functional.cross_entropy(scores, y.to(device)).backward()
-        optimizer.step()
+        with record.computing():
+            x, y = images.take(mine[next(chosen)])
+            optimizer.zero_grad()
+            scores = model(x.to(device))
+            nn.functional.cross_entropy(scores, y.to(device)).backward()
+        if flat is not None:
+            flat.step()
+            job.clock()
+        else:
+            optimizer.step()
+    if flat is not None:
+        flat.read()
     record.note(given.steps, lambda: judge(model, kept))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     record.finish(parameters=parameters, trained_on=len(mine), kept=sum(len(y) for _, y in kept))
-    if given.save is not None and job.rank == 0:
-        torch.save(model.state_dict(), given.save)
+    if given.save is not None:
+        if flat is not None:
+            flat.read(flush=True)
+        if job.rank == 0:
+            torch.save(model.state_dict(), given.save)
 
 
 def arguments() -> argparse.Namespace:
@@ -271,8 +315,12 @@ def arguments() -> argparse.Namespace:
     add = made.add_argument_group("model").add_argument
     add("--size", choices=("small", "alexnet"), default="small", help="of the network (default small)")
     add("--weight-decay", type=number, default=5e-4, help="regularisation (default 0.0005)")
+    add("--flat", action="store_true", help="all parameters as one tensor, for filters of broadcasts")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default cpu)")
-    return parse(made)
+    given = parse(made)
+    if not given.flat and (given.broadcast is not None or given.propagation is not None):
+        made.error("argument --flat: expected beside --broadcast and --propagation")
+    return given
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -19,6 +20,7 @@ from typing import Any, TextIO, TypeVar, cast
 import numpy as np
 
 import penstock as ps
+from penstock.exceptions import OptionError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -57,6 +59,11 @@ def parser(about: str, *, steps: int, batch: int, lr: float, momentum: float) ->
     add("--seed", type=whole(0), default=0, help="of everything that is random (default 0)")
     add("--consistency", choices=("bsp", "ssp", "asp"), help="default: the job's, which is bsp unless set")
     add("--slack", type=whole(0), help="iterations that a read may lag behind under ssp (default 4)")
+    add = made.add_argument_group("what travels").add_argument
+    how = "such as topk:0.01, dvf:0.001, dvf:1,relative,constant"
+    add("--push", type=filter_of, metavar="FILTER", help=f"of pushes, {how} or int8 (default: all is sent)")
+    add("--broadcast", type=filter_of, metavar="FILTER", help=f"of values, {how} (default: all is sent)")
+    add("--propagation", choices=("pull", "broadcast"), help="who asks for values: workers, or nobody")
     add = made.add_argument_group("measuring").add_argument
     held = "keep each N-th example for the objective (default 10)"
     add("--held-out", type=whole(2), default=10, metavar="N", help=held)
@@ -80,7 +87,42 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
 
 def options(given: argparse.Namespace) -> dict[str, Any]:
     """How the model's tensors travel: what `job.tensor` and `ps.torch.distribute` get beside the model."""
-    return {"consistency": given.consistency}
+    chosen: dict[str, Any] = {"consistency": given.consistency}
+    if given.push is not None or given.broadcast is not None:
+        chosen["filter"] = ps.Filters(push=given.push, broadcast=given.broadcast)
+    if given.propagation is not None:
+        chosen["propagation"] = given.propagation
+    return chosen
+
+
+def filter_of(text: str) -> Any:
+    """
+    The type of an option that names a filter, in words that a command line takes as they are.
+
+    `topk:FRACTION`, `randomk:FRACTION`, `dvf:BOUND` with `,relative` and `,constant` (no decay) behind it or
+    without, `2bit:THRESHOLD`, and the other forms of `ps.Quantize` by their name.
+    """
+    kind, _, setting = text.partition(":")
+    setting, *words = setting.split(",")
+    if not set(words) <= ({"relative", "constant"} if kind == "dvf" else set()):
+        kind = ""
+    try:
+        match kind:
+            case "topk":
+                return ps.TopK(float(setting))
+            case "randomk":
+                return ps.RandomK(float(setting))
+            case "dvf":
+                decay = None if "constant" in words else "sqrt"
+                return ps.DVF(float(setting), decay=decay, relative="relative" in words)
+            case "2bit":
+                return ps.Quantize("2bit", threshold=float(setting))
+            case "f16" | "bf16" | "int8" | "1bit" if text == kind:
+                return ps.Quantize(kind)
+    except (ValueError, OptionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a filter, got {text!r}: {error}") from None
+    known = "topk:FRACTION, randomk:FRACTION, dvf:BOUND, f16, bf16, int8, 2bit:THRESHOLD or 1bit"
+    raise argparse.ArgumentTypeError(f"expected {known}, got {text!r}")
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -213,14 +255,20 @@ def malformed(path: Path, at: int, expected: str, line: str) -> BadInputError:
 # -- arithmetic
 
 
-def add_rows(out: Array, rows: Array, values: Array) -> None:
-    """out[rows[i]] += values[i] for each i, where rows may be named many times."""
+def summed(rows: Array, values: Array) -> tuple[Array, Array]:
+    """Each row that is named, once, and the sum of its values."""
     if len(rows) == 0:
-        return
+        return rows, values
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    out[ordered[first]] += np.add.reduceat(values[order], first, axis=0)
+    return ordered[first], np.add.reduceat(values[order], first, axis=0)
+
+
+def add_rows(out: Array, rows: Array, values: Array) -> None:
+    """out[rows[i]] += values[i] for each i, where rows may be named many times."""
+    named, sums = summed(rows, values)
+    out[named] += sums
 
 
 def power_law(uniform: Array, count: int, power: float) -> Array:
@@ -274,33 +322,43 @@ class Record:
     What worker 0 sees of a run: objective, time and bytes by step. Elsewhere it does nothing.
 
     Seconds are those since every worker was ready to train. They include the measurements, for which the
-    others wait under BSP.
+    others wait under BSP. Those in which a gradient was computed, and those of the measurements, stand beside
+    them: the rest is communication, and waiting for the others.
     """
 
     def __init__(self, job: ps.Job, given: argparse.Namespace, example: str, objective: str) -> None:
         self._job, self._given = job, given
         self._example, self._objective = example, objective
         self._trajectory: list[dict[str, float]] = []
-        self._measuring = 0.0
+        self._measuring = self._computing = 0.0
         # What the job's default is, a tensor knows.
         told = job.tensor("a tensor's consistency", shape=(), consistency=given.consistency)
         self._consistency = str(told.consistency)
         job.barrier(timeout=max(LOADING, job.deadline), what="the start of training")
-        self._start = time.perf_counter()
+        # All processes of a host share this clock, so that others can say when something happened here.
+        self._start = time.monotonic()
 
     def is_due(self, step: int) -> bool:
         """Whether to measure after so many steps."""
         return self._job.rank == 0 and step % self._given.every == 0
 
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """What is done in it is computation."""
+        before = time.monotonic()
+        yield
+        self._computing += time.monotonic() - before
+
     def note(self, step: int, measure: Callable[[], dict[str, float]]) -> None:
         """Measures after so many steps: `objective`, and whatever else. Prints a line."""
         if self._job.rank != 0:
             return
-        seconds = time.perf_counter() - self._start
+        seconds = time.monotonic() - self._start
         bytes_moved = {name: n for name, n in self._job.stats().items() if name.endswith("_bytes")}
+        parts = {"computing_seconds": self._computing, "measuring_seconds": self._measuring}
         measured = measure()
-        self._measuring += time.perf_counter() - self._start - seconds
-        self._trajectory.append({"step": step, "seconds": seconds, **measured, **bytes_moved})
+        self._measuring += time.monotonic() - self._start - seconds
+        self._trajectory.append({"step": step, "seconds": seconds, **parts, **measured, **bytes_moved})
         rate = step * self._given.batch * self._job.size / seconds if step else 0.0
         more = "".join(f"  {name} {value:.4f}" for name, value in measured.items() if name != "objective")
         print(
@@ -321,6 +379,7 @@ class Record:
             "consistency": self._consistency,
             "arguments": {name: _plain(value) for name, value in vars(given).items()},
             **about,
+            "started": self._start,
             "measuring_seconds": self._measuring,
             "trajectory": self._trajectory,
         }
@@ -331,7 +390,7 @@ class Record:
 
 
 def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def draw(path: Path, reports: list[dict[str, Any]]) -> None:

@@ -34,6 +34,7 @@ from common import (
     parser,
     power_law,
     run,
+    summed,
     whole,
 )
 
@@ -105,11 +106,22 @@ def loss(rows: Rows, weights: Array, l2: float) -> float:
 
 def fill_gradient(gradient: Array, rows: Rows, weights: Array, l2: float) -> None:
     """The gradient of `loss`, written over whatever is in `gradient`."""
+    np.multiply(weights, np.float32(l2), out=gradient)
+    add_rows(gradient, rows.columns, gradient_of_each(rows, weights))
+
+
+def sparse_gradient(rows: Rows, weights: Array, l2: float) -> ps.Sparse:
+    """The same of the features that the rows have; the penalty leaves the others alone, as is usual."""
+    columns, values = summed(rows.columns, gradient_of_each(rows, weights))
+    return ps.Sparse(columns, values + np.float32(l2) * weights[columns])
+
+
+def gradient_of_each(rows: Rows, weights: Array) -> Array:
+    """What each entry adds to its column's gradient, without the penalty."""
     # 1 / (1 + exp(-score)), which would overflow for scores far below 0.
     errors = 0.5 * (1.0 + np.tanh(0.5 * rows.scores(weights))) - rows.labels
-    np.multiply(weights, np.float32(l2), out=gradient)
     each = rows.values * errors[rows.row_of_each()] / len(rows)
-    add_rows(gradient, rows.columns, each.astype(np.float32))
+    return each.astype(np.float32)
 
 
 # -- files
@@ -292,6 +304,7 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
         "w",
         np.zeros(features, np.float32),
         optimizer=ps.SGD(given.lr, momentum=given.momentum),
+        sparse=given.sparse,
         **options(given),
     )
     record = Record(job, given, "sparse logistic regression", "held-out loss")
@@ -304,15 +317,25 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
         weights = w.pull()
         if record.is_due(step):
             record.note(step, measure)
-        fill_gradient(w.lane(), mine.take(next(chosen)), weights, given.l2)
-        w.push()
+        if given.sparse:
+            with record.computing():
+                gradient = sparse_gradient(mine.take(next(chosen)), weights, given.l2)
+            w.push(gradient)
+        else:
+            lane = w.lane()
+            with record.computing():
+                fill_gradient(lane, mine.take(next(chosen)), weights, given.l2)
+            w.push()
         job.clock()
     weights = w.pull(slack=0)
     record.note(given.steps, measure)
     record.finish(features=features, trained_on=len(mine), kept=len(kept))
-    if given.save is not None and job.rank == 0:
-        with given.save.open("wb") as file:
-            np.savez(file, w=weights)
+    if given.save is not None:
+        w.flush()
+        weights = w.pull(slack=0)
+        if job.rank == 0:
+            with given.save.open("wb") as file:
+                np.savez(file, w=weights)
 
 
 def arguments() -> argparse.Namespace:
@@ -328,6 +351,7 @@ def arguments() -> argparse.Namespace:
     add("--power", type=number, default=1.1, help="of their frequencies' power law (default 1.1)")
     add("--noise", type=number, default=0.05, help="part of the labels that is wrong (default 0.05)")
     add("--l2", type=number, default=1e-6, help="regularisation (default 1e-6)")
+    add("--sparse", action="store_true", help="push only the features of the batch")
     return parse(made)
 
 

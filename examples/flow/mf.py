@@ -12,6 +12,7 @@ import argparse
 import sys
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from common import (
     parser,
     power_law,
     run,
+    summed,
     whole,
 )
 
@@ -88,15 +90,22 @@ def fill_gradients(
     The gradients of half the sum, over the ratings, of error ** 2 + reg * (|user's row| ** 2 + |item's
     row| ** 2), written over whatever is in `into`.
     """
+    for gradient, (rows, each) in zip(into, gradient_rows(ratings, users, items, mean, reg), strict=True):
+        gradient.fill(0.0)
+        add_rows(gradient, rows, each)
+
+
+def gradient_rows(
+    ratings: Ratings, users: Array, items: Array, mean: float, reg: float
+) -> Iterator[tuple[Array, Array]]:
+    """What each rating adds to the gradients of its user's row, and then of its item's."""
     error = errors(ratings, users, items, mean).astype(np.float32)[:, None]
     u, v = users[ratings.users], items[ratings.items]
-    sides = ((into[0], ratings.users, u, v), (into[1], ratings.items, v, u))
-    for gradient, rows, own, other in sides:
-        gradient.fill(0.0)
+    for rows, own, other in ((ratings.users, u, v), (ratings.items, v, u)):
         each = error * other + np.float32(reg) * own
         # A bias is a factor whose partner is 1.
         each[:, -1] = error[:, 0] + np.float32(reg) * own[:, -1]
-        add_rows(gradient, rows, each)
+        yield rows, each
 
 
 # -- files
@@ -219,6 +228,7 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
             # Each rating moves its rows by the learning rate, however many ratings are in a step.
             optimizer=ps.SGD(given.lr, momentum=given.momentum),
             reduce="sum",
+            sparse=given.sparse,
             **options(given),
         )
         for side, (name, rows) in enumerate(zip(("users", "items"), mine.shape, strict=True))
@@ -234,17 +244,29 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
         users, items = left.pull(), right.pull()
         if record.is_due(step):
             record.note(step, measure)
-        gradients = left.lane(), right.lane()
-        fill_gradients(gradients, mine.take(next(chosen)), users, items, mean, given.reg)
-        for tensor in tensors:
-            tensor.push()
+        if given.sparse:
+            with record.computing():
+                batch = mine.take(next(chosen))
+                touched = [summed(*each) for each in gradient_rows(batch, users, items, mean, given.reg)]
+            for tensor, (rows, values) in zip(tensors, touched, strict=True):
+                tensor.push(ps.Sparse(rows, values))
+        else:
+            gradients = left.lane(), right.lane()
+            with record.computing():
+                fill_gradients(gradients, mine.take(next(chosen)), users, items, mean, given.reg)
+            for tensor in tensors:
+                tensor.push()
         job.clock()
     users, items = left.pull(slack=0), right.pull(slack=0)
     record.note(given.steps, measure)
     record.finish(shape=mine.shape, trained_on=len(mine), kept=len(kept))
-    if given.save is not None and job.rank == 0:
-        with given.save.open("wb") as file:
-            np.savez(file, users=users, items=items, mean=mean)
+    if given.save is not None:
+        left.flush()
+        right.flush()
+        users, items = left.pull(slack=0), right.pull(slack=0)
+        if job.rank == 0:
+            with given.save.open("wb") as file:
+                np.savez(file, users=users, items=items, mean=mean)
 
 
 def arguments() -> argparse.Namespace:
@@ -261,6 +283,7 @@ def arguments() -> argparse.Namespace:
     add = made.add_argument_group("model").add_argument
     add("--factors", type=whole(1), default=16, help="factors of each user and item (default 16)")
     add("--reg", type=number, default=0.02, help="regularisation (default 0.02)")
+    add("--sparse", action="store_true", help="push only the rows of the batch")
     return parse(made)
 
 

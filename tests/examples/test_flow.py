@@ -567,6 +567,8 @@ def test_a_file_of_either_kind_is_trained_on(tmp_path: Path) -> None:
         ("lr.py", ["--lr", "-1"], "argument --lr: expected a number of 0 or more, got '-1'"),
         ("mf.py", ["--data", "/nowhere/at/all"], "/nowhere/at/all: expected a file, there is none"),
         ("mf.py", ["--json", "/nowhere/at/all"], "argument --json: expected a file in a folder that exists"),
+        ("lr.py", ["--push", "topk"], "expected a filter, got 'topk'"),
+        ("cnn.py", ["--broadcast", "topk:0.1"], "argument --flat: expected beside --broadcast"),
         ("cnn.py", ["--pixels", "4"], "expected --pixels of 8 or more with --size small, got 4"),
         ("cnn.py", ["--data", "/nowhere/at/all"], "expected a folder with a folder of images for each class"),
     ],
@@ -587,6 +589,63 @@ def test_what_cannot_be_trained_on_is_refused_with_a_sentence(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_filters_are_named_by_words() -> None:
+    from common import filter_of
+
+    import penstock as ps
+
+    expected = {
+        "topk:0.01": ps.TopK(0.01),
+        "randomk:0.5": ps.RandomK(0.5),
+        "dvf:1e-3": ps.DVF(1e-3),
+        "dvf:1,relative,constant": ps.DVF(1.0, decay=None, relative=True),
+        "int8": ps.Quantize("int8"),
+        "2bit:0.25": ps.Quantize("2bit", threshold=0.25),
+    }
+    assert {text: filter_of(text) for text in expected} == expected
+    for wrong in ("", "top", "topk:2", "topk:x", "topk:0.1,relative", "dvf", "dvf:1,fast", "int8:1"):
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"got {wrong!r}")):
+            filter_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("script", "options"), [("lr.py", ["--l2", 0]), ("mf.py", []), ("mf.py", ["--propagation", "broadcast"])]
+)
+def test_sparse_pushes_train_as_dense_ones_do(script: str, options: list[object], tmp_path: Path) -> None:
+    runs = [trained(script, tmp_path, "--steps", 12, *options, *more) for more in ([], ["--sparse"])]
+    dense_run, sparse_run = ([point["objective"] for point in run["trajectory"]] for run in runs)
+    assert sparse_run == pytest.approx(dense_run, rel=1e-5)
+    assert sparse_run[-1] != sparse_run[0]
+
+
+def test_one_tensor_for_all_parameters_trains_as_a_tensor_for_each(tmp_path: Path) -> None:
+    runs = [trained("cnn.py", tmp_path, "--steps", 8, *more) for more in ([], ["--flat"])]
+    each, flat = ([point["objective"] for point in run["trajectory"]] for run in runs)
+    assert flat == pytest.approx(each, rel=1e-4)
+    assert flat[-1] != flat[0]
+
+
+def test_what_filters_hold_back_is_in_the_model_that_is_saved(tmp_path: Path) -> None:
+    few = ["--push", "topk:0.1", "--broadcast", "topk:0.1", "--propagation", "broadcast"]
+    saved = []
+    for name, more in (("whole", []), ("few", few)):
+        path = tmp_path / f"{name}.npz"
+        trained("lr.py", tmp_path, "--steps", 1, "--l2", 0, "--save", path, *more)
+        saved.append(np.load(path)["w"])
+    whole, filtered = saved
+    # After one step from zero, nothing was computed from what a filter let pass.
+    np.testing.assert_allclose(filtered, whole, rtol=1e-6)
+    assert np.count_nonzero(whole) > 100
+
+
+def test_filters_and_broadcasts_reach_the_servers(tmp_path: Path) -> None:
+    few = ["--flat", "--push", "topk:0.05", "--broadcast", "dvf:0.001", "--propagation", "broadcast"]
+    report = trained("cnn.py", tmp_path, "--steps", 4, *few)
+    assert report["arguments"]["push"] == "TopK(fraction=0.05)"
+    assert all(np.isfinite(point["objective"]) for point in report["trajectory"])
+    assert report["trajectory"][-1]["computing_seconds"] > 0
 
 
 def test_the_page_shows_options_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -57,18 +57,19 @@ def main(arguments: Sequence[str]) -> int:
     OptionError
         The command line is wrong: nothing was started.
     """
-    from penstock_bench.cli import items, network, training
+    from penstock_bench.cli import flow, items, network, training
 
     benches: dict[str, Callable[[Sequence[str]], int]] = {
         "pushpull": _pushpull,
         "pull": _pull,
         "startup": _startup,
         **network.BENCHES,
+        **flow.BENCHES,
         **items.BENCHES,
         **training.BENCHES,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        examples = f"{_EXAMPLES}\n{network.EXAMPLES}\n{items.EXAMPLES}\n{training.EXAMPLES}"
+        examples = f"{_EXAMPLES}\n{network.EXAMPLES}\n{flow.EXAMPLES}\n{items.EXAMPLES}\n{training.EXAMPLES}"
         terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{examples}")
         return 0 if arguments else terminal.EXIT_USAGE
     name, rest = arguments[0], arguments[1:]

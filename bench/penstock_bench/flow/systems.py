@@ -1,0 +1,60 @@
+"""The systems that train: plain push and pull, and each of Parameter Flow's techniques put to it in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from penstock_bench.flow.tasks import Task
+
+BROADCAST = ["--propagation", "broadcast"]
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to train."""
+
+    name: str
+    about: str
+    arguments: Callable[[Task], list[str]] = lambda _: []
+    """What it adds to the task's own for the script."""
+    filtered: bool = False
+    """Whether it sends little of each chunk, so that the task's size of a chunk is for it."""
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """Of servers and workers."""
+        return {"PENSTOCK_CHUNK_BYTES": task.chunk} if self.filtered else {}
+
+    def missing(self, task: Task) -> str | None:
+        """Why it cannot train this task here."""
+        if self.name == "sparse" and not task.sparse:
+            return f"gradients of {task.name} are dense"
+        if (self.name == GLOO or task.name == "cnn") and not find_spec("torch"):
+            return "torch is not installed (pip install torch)"
+        return None
+
+
+PLAIN, SPARSE, TUNED, GLOO = "plain", "sparse", "ucc+tuned", "gloo"
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(PLAIN, "dense pushes, and pulls of the whole value"),
+        System(SPARSE, "sparse pushes, and pulls of what has changed", lambda _: ["--sparse"]),
+        System("filters", "plain, with the task's filters", lambda task: task.tuned.arguments, filtered=True),
+        System("ucc", "values are broadcast", lambda _: BROADCAST),
+        System("ucc+low", "and DVF, low", lambda task: [*BROADCAST, *task.low.arguments], filtered=True),
+        System("ucc+up", "and DVF, up", lambda task: [*BROADCAST, *task.up.arguments], filtered=True),
+        System(
+            TUNED,
+            "and the task's filters",
+            lambda task: [*BROADCAST, *task.tuned.arguments],
+            filtered=True,
+        ),
+        System(GLOO, "all-reduces of dense gradients, and SGD on each worker"),
+    )
+}
+"""By name, in the order of the table. A dynamic threshold, or a tree, is a line more here."""
+SHORT = (PLAIN, SPARSE, "ucc", TUNED, GLOO)
+"""What is measured unless the user says."""
