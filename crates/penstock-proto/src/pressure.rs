@@ -333,11 +333,18 @@ mod tests {
     #[test]
     fn a_connection_that_is_made_anew_and_links_that_come_and_go_are_no_trouble() {
         let mut gauge = Gauge::new(Follows::Time, BSP);
-        let flow = |sent| Flow { sent, rate: Some(1000.0) };
-        for (second, sent) in
-            [(0, &[1 << 40][..]), (1, &[5]), (2, &[9, 1 << 50]), (3, &[10, (1 << 50) + 3]), (4, &[11])]
-        {
-            gauge.look(Duration::from_secs(second), second, sent.iter().map(|sent| flow(*sent)));
+        let large = 1 << 40;
+        let looks = [
+            [Some(large), Some(large), None],
+            [Some(5), Some(large + 3), None],
+            [None, Some(large + 4), Some(2 * large)],
+            [Some(large), Some(large + 9), Some(2 * large + 1)],
+            [Some(large + 1), None, None],
+        ];
+        for (second, links) in (0..).zip(looks) {
+            let flow =
+                |sent: Option<u64>| sent.map(|sent| Flow { sent, rate: Some(1000.0), cut_short: false });
+            gauge.look(Duration::from_secs(second), 0, links.into_iter().map(flow));
             assert_eq!(gauge.pressure(), Pressure::NONE, "second {second}");
         }
     }
