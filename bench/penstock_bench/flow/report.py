@@ -24,7 +24,7 @@ WITHIN = 0.005
 
 MOST_STEPS_WANTED = 1.15
 """Of plain's steps: what is sent less is not to be paid for in steps."""
-DOMINATES = 0.75
+DOMINATES = 2 / 3
 """Of plain's time: where it communicates for longer, that is what it waits for. Some is a wait for a core."""
 FASTER = 2.5
 """Times, where communication dominates."""
