@@ -40,7 +40,7 @@ def test_a_flush_is_exact_under_every_consistency_whichever_way_values_travel(
         saved = spawn_job(
             3,
             f"""
-            given = {{"bounded": ps.DVF(9.0), "top": ps.TopK(0.05), "steps": ps.Quantize("int8")}}
+            given = {{"bounded": ps.DVF(9.0), "top": ps.TopK(0.05), "random": ps.RandomK(0.2, seed=3)}}
             draw = np.random.default_rng(7 + int(os.environ["PENSTOCK_RANK"]))
             with ps.init() as job:
                 options = dict(shape=9000, reduce="sum", consistency={consistency!r})

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 
 import penstock as ps
 from penstock.exceptions import OptionError
@@ -14,75 +13,74 @@ from penstock.exceptions import OptionError
 PUSHES = """
         import time
 
-        given = ps.DVF({low}, 2.0, sufficient={sufficient!r}, decay={decay!r})
+        size, up, decay = 300_000, 2.0, {decay!r}
+        given = ps.DVF(0.0, up, sufficient={sufficient!r}, decay=decay)
         with ps.init() as job:
-            options = {{"shape": 20_000, "optimizer": ps.SGD(1.0), "reduce": "sum"}}
+            options = {{"shape": size, "optimizer": ps.SGD(1.0), "reduce": "sum"}}
             w = job.tensor("w", filter=ps.Filters(push=given), **options)
             v = job.tensor("v", filter=ps.Filters(broadcast=given), **options)
             draw = np.random.default_rng(job.rank)
-            pushed, read, since, after = [], [], time.monotonic(), 0
-            # Until both directions have changed, where they will: looks are a tenth of a second apart.
-            while len(pushed) < 20 or time.monotonic() < since + {seconds}:
-                numbers = draw.integers(-24, 25, w.shape).astype(np.float32) / 8
-                w.push(numbers)
-                v.push(numbers)
-                pushed.append(numbers)
+            # Eighths, so that sums are exact.
+            numbers = [draw.integers(-24, 25, size).astype(np.float32) / 8 for _ in range(4)]
+            seen, read, since, after = [], [], time.monotonic(), 0
+            # A few steps beyond the change of both directions, where there is one.
+            while after < 5 and len(seen) < 100 or time.monotonic() < since + {seconds}:
+                w.push(numbers[len(seen) % 4])
+                v.push(numbers[len(seen) % 4])
                 job.clock()
-                read.append((w.pull().copy(), v.pull().copy()))
+                seen.append(w.pull().copy())
+                read.append(v.pull().copy())
                 pressure = v.pressure()
-                if w.pressure().push and pressure.broadcast and all(pressure.broadcast.values()):
-                    after += 1
-                if after == 5:
-                    break
-            changed = [change.at for change in w.pressure().push]
-            shares = [change.share for change in w.pressure().push]
-            values = [change.share for shard in v.pressure().broadcast.values() for change in shard]
+                both = w.pressure().push and pressure.broadcast and all(pressure.broadcast.values())
+                after += bool(both)
+            changes = w.pressure().push
+            values = [change for shard in v.pressure().broadcast.values() for change in shard]
+
+            # Equations 6 and 10, in a few lines.
+            shares = {{change.at: change.share for change in changes}}
+            carry, value, whole = (np.zeros(size, np.float32) for _ in range(3))
+            share = 0.0
+            for clock, now in enumerate(seen):
+                share = shares.get(clock, share)
+                bound = np.float32(up * share / (np.sqrt(clock + 1) if decay else 1))
+                due = numbers[clock % 4] + carry
+                sent = np.where(np.abs(due) > bound, due, 0) if share else due
+                carry = due - sent
+                value -= sent
+                whole -= numbers[clock % 4]
+                np.testing.assert_array_equal(now, value, err_msg=f"{{clock}}, changed {{shares}}")
+                assert np.abs(read[clock] - whole).max() <= up
+                lags = bool((read[clock] != whole).any())
+            assert w.held_back.elements == np.count_nonzero(carry)
             held = w.held_back.elements
             w.flush()
             v.flush()
             job.clock()
-            flushed = [np.array(t.pull()) for t in (w, v)] + [v.pull(exact=True)]
-            slowest = [change.slowest for change in w.pressure().push]
-            save(pushed=pushed, w=[a for a, _ in read], v=[b for _, b in read], changed=changed,
-                 shares=shares, values=values, flushed=flushed, held=held, slowest=slowest)
+            for flushed in (w.pull(), v.pull(), v.pull(exact=True)):
+                np.testing.assert_array_equal(flushed, whole)
+            save(
+                pushes=[change.share for change in changes],
+                values=[change.share for change in values],
+                slowest=[change.slowest for change in changes],
+                held=held,
+                lags=lags,
+            )
         """
 
 
 def _run(spawn_job: Any, transport: str, **given: Any) -> dict[str, Any]:
-    settings = {
-        "low": 0.0,
-        "sufficient": "1000tbit",
-        "decay": None,
-        "seconds": 30,
-        **given,
-    }
+    settings = {"sufficient": None, "decay": None, "seconds": 0, **given}
     return spawn_job(1, PUSHES.format(**settings), options={"transport": transport})[0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("decay", [None, "sqrt"])
-def test_a_bandwidth_that_never_suffices_has_the_upper_bound_hold_from_the_clock_that_is_told(
+def test_where_all_time_goes_to_sending_the_bound_rises_from_the_clock_that_is_told(
     spawn_job: Any, decay: str | None
 ) -> None:
-    saved = _run(spawn_job, "tcp", decay=decay)
-    assert list(saved["shares"]) == [1.0]
-    assert list(saved["values"]) == [1.0] * len(saved["values"]) != []
+    saved = _run(spawn_job, "tcp", decay=decay, seconds=1)
+    assert max(saved["pushes"]) > 0
+    assert max(saved["values"]) > 0
     assert saved["slowest"][0] > 0
-    (changed,) = saved["changed"]
-    carry = np.zeros(20_000, np.float32)
-    value = np.zeros(20_000, np.float32)
-    choose = reference.bounded(2.0, decay, False)
-    for clock, numbers in enumerate(saved["pushed"]):
-        due = numbers + carry
-        sent = np.where(choose(due, clock), due, 0) if clock >= changed else due
-        carry = due - sent
-        value -= sent
-        np.testing.assert_array_equal(saved["w"][clock], value, err_msg=f"{clock}, changed at {changed}")
-    assert saved["held"] == np.count_nonzero(carry) > 0
-    whole = -np.sum(saved["pushed"], axis=0)
-    for flushed in saved["flushed"]:
-        np.testing.assert_array_equal(flushed, whole)
-    behind = np.abs(saved["v"][-1] - whole)
-    assert 0 < behind.max() <= 2.0, "its home holds back as well"
 
 
 @pytest.mark.parametrize(("transport", "sufficient"), [("tcp", "1bit"), ("auto", "1000tbit"), ("auto", None)])
@@ -90,9 +88,8 @@ def test_where_the_network_suffices_or_there_is_none_everything_is_sent(
     spawn_job: Any, transport: str, sufficient: str | None
 ) -> None:
     saved = _run(spawn_job, transport, sufficient=sufficient, seconds=0.5)
-    assert (saved["held"], list(saved["changed"]), list(saved["values"])) == (0, [], [])
-    np.testing.assert_array_equal(saved["w"][-1], -np.sum(saved["pushed"], axis=0))
-    np.testing.assert_array_equal(saved["v"][-1], saved["w"][-1])
+    assert (saved["held"], list(saved["pushes"]), list(saved["values"])) == (0, [], [])
+    assert not saved["lags"]
 
 
 def test_auto_is_everything_where_nothing_presses(job: ps.Job) -> None:

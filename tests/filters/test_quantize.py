@@ -123,7 +123,10 @@ def test_what_cannot_be_is_refused_where_it_is_made(make: Any, said: str) -> Non
 def test_a_declaration_names_what_the_tensor_cannot_have_and_what_differs(job: ps.Job) -> None:
     with pytest.raises(OptionError) as alone:
         job.tensor("w", shape=3, filter=ps.Quantize("int8"))  # type: ignore[arg-type]
-    assert alone.value.hint == "give filter=ps.Filters(push=ps.Quantize(form='int8', threshold=None))"
+    given = (
+        "give filter=ps.Filters(push=ps.Quantize(form='int8', threshold=None)), or the same with `broadcast`"
+    )
+    assert alone.value.hint == given
     with pytest.raises(OptionError, match="a number above 0 that an element can hold for `threshold`"):
         job.tensor("w", shape=3, dtype="float16", filter=_push(ps.Quantize("2bit", threshold=1e6)))
     job.tensor("w", shape=3, filter=_push(ps.Quantize("2bit")))

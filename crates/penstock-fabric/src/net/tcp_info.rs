@@ -31,6 +31,7 @@ pub(super) fn flow(socket: impl AsFd) -> Option<Flow> {
     };
     // SAFETY: it was zeroed, and any bytes are an array of bytes.
     let info = unsafe { info.assume_init() };
+    #[expect(clippy::host_endian_bytes, reason = "the kernel writes them as this host does")]
     let field = |at: usize| {
         let bytes = info[at..at + 8].try_into().expect("eight bytes");
         Some(u64::from_ne_bytes(bytes)).filter(|_| at + 8 <= length as usize)

@@ -66,7 +66,7 @@ pub const ALL: &[Entry] = &[
     Entry { number: 1, name: "DVF", settings: sums::Bounded::SETTINGS, make: sums::Bounded::of_values },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: sums::Top::of_values },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: sums::Random::of_values },
-    Entry { number: 4, name: "Quantize int8", settings: &[], make: Steps::make },
+    Entry { number: 6, name: "Quantize int8", settings: &[], make: Steps::make },
 ];
 
 /// Where a chunk of a contribution or of a value stands: in clocks, and in the tensor.
