@@ -63,11 +63,12 @@ impl LowRank {
         (byte / self.dtype.size() as u64 % self.columns) as usize
     }
 
-    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor: where
-    /// that is half as much at most.
-    pub fn pays(&self, rank: u32, bytes: Range<u64>, shards: u64) -> bool {
+    /// Whether factors of this rank are sent to the `shards` shards of a server in place of these bytes of the tensor, so many chunks:
+    /// where that is half as much at most. A row goes with each chunk that has a part of it.
+    pub fn pays(&self, rank: u32, bytes: Range<u64>, shards: u64, chunks: u64) -> bool {
         let rows = self.rows(bytes.clone());
-        let sent = (shards * self.columns + rows.end - rows.start) * self.left(rank) as u64;
+        let sent = (shards * self.columns + rows.end - rows.start + chunks.saturating_sub(1))
+            * self.left(rank) as u64;
         (1..=self.most).contains(&rank) && 2 * sent <= bytes.end - bytes.start
     }
 }
@@ -250,10 +251,12 @@ mod tests {
     fn factors_pay_where_they_are_half_as_much_at_most_and_their_rank_was_declared() {
         let low_rank = LowRank { dtype: F32, columns: 100, most: 8 };
         let all = 0..100 * 100 * 4;
-        assert!(low_rank.pays(8, all.clone(), 1) && !low_rank.pays(9, all.clone(), 1));
-        assert!(!low_rank.pays(0, all.clone(), 1));
+        assert!(low_rank.pays(8, all.clone(), 1, 1) && !low_rank.pays(9, all.clone(), 1, 1));
+        assert!(!low_rank.pays(0, all.clone(), 1, 1));
         // 8 (s 100 + 100) elements of 5000 that are allowed.
-        assert!(low_rank.pays(8, all.clone(), 5) && !low_rank.pays(8, all, 6));
+        assert!(low_rank.pays(8, all.clone(), 5, 1) && !low_rank.pays(8, all.clone(), 6, 1));
+        // Of 26 chunks 25 begin in the middle of a row, which goes with the one before as well.
+        assert!(low_rank.pays(8, all.clone(), 5, 26) && !low_rank.pays(8, all, 5, 27));
     }
 
     #[test]
@@ -304,7 +307,7 @@ mod tests {
             let low_rank = LowRank { dtype: F32, columns, most: 8 };
             let bytes = columns * rows * 4;
             let (start, end) = (first * 4096, ((first + count) * 4096).min(bytes));
-            prop_assume!(start < end && low_rank.pays(rank, start..end, 1));
+            prop_assume!(start < end && low_rank.pays(rank, start..end, 1, count));
             let standing = Standing { low_rank, rank, start };
             let mut last = standing.right().end;
             for chunk in (start..end).step_by(4096) {

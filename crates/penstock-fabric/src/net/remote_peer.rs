@@ -38,6 +38,9 @@ pub trait Homed: Chunks {
     /// That part of a lane, which was found by the functions above, to be written: as long as its range, and the same bytes each
     /// time while its payload comes in pieces.
     fn receive(&mut self, part: &LanePart) -> &mut [u8];
+    /// What came was worked on for as long as so many bytes take to be passed over: whoever waits may have to be shown that this
+    /// end lives.
+    fn worked(&mut self, _bytes: usize) {}
     /// A chunk's number.
     fn chunk(&self, tensor: TensorId, local: usize) -> u32;
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
@@ -166,7 +169,10 @@ fn settle(
             widen(dtype, payload, rows);
             let v = right.get(part.tensor).map_or(&[][..], Held::whole);
             let (columns, rank) = (columns as usize, rank as usize);
-            product(dtype, Factors { u: rows, v, columns, rank }, column, memory.receive(part));
+            let lane = memory.receive(part);
+            let work = lane.len().saturating_mul(rank.max(1));
+            product(dtype, Factors { u: rows, v, columns, rank }, column, lane);
+            memory.worked(work);
             Ok(())
         }
     }

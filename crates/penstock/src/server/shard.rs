@@ -691,7 +691,12 @@ impl Loop {
                 break;
             }
             let Some(remote) = self.ports.remote_at(place) else { return true };
-            match remote.hear(&self.machine, &mut self.memory) {
+            let heard = remote.hear(&self.machine, &mut self.memory);
+            // A product of factors may have taken long.
+            if self.memory.take_long() {
+                self.ports.remotes().for_each(|(_, remote)| remote.beat());
+            }
+            match heard {
                 Heard::Nothing | Heard::Ended(_) => break,
                 Heard::Header => {}
                 // It costs a look like any other frame: a peer that sends nothing else must not take them all.

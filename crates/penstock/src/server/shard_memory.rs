@@ -328,6 +328,10 @@ impl Homed for Memory {
         self.lane(part.tensor, part.rank).receive(part.range.clone())
     }
 
+    fn worked(&mut self, bytes: usize) {
+        self.life.work(bytes);
+    }
+
     fn chunk(&self, id: TensorId, local: usize) -> u32 {
         self.look(id).home.chunks()[local]
     }

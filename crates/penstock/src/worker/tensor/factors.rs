@@ -162,7 +162,8 @@ impl Tensor {
         let low_rank = self.low_rank.filter(|_| home.remote.is_some())?;
         let shards = self.homes.iter().filter(|other| other.server == home.server).count() as u64;
         let rank = u32::try_from(rank).ok()?;
-        low_rank.pays(rank, self.bytes_of(home.extent), shards).then_some(low_rank)
+        let chunks = home.extent.count.into();
+        low_rank.pays(rank, self.bytes_of(home.extent), shards, chunks).then_some(low_rank)
     }
 
     /// Whether any server is.
