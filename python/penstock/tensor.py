@@ -333,9 +333,9 @@ class Tensor(Sealed):
         Contribute `u @ v` to a tensor of two dimensions, (m, n).
 
         The same as `push(u @ v)`, under every consistency and with every rule and filter; but to servers on
-        other hosts it is u and v that are sent, (m + s n) r numbers to a server of s shards for m n, if the tensor was declared with a
-        `low_rank` of r or more, has no filter of pushes, and that is half as much at most. On this host the
-        product is written into the lane.
+        other hosts it is u and v that are sent, some (m + s n) r numbers for m n to a server of s shards, if
+        the tensor was declared with a `low_rank` of r or more, no filter of pushes holds anything back, and
+        that is half as much at most. On this host the product is written into the lane.
 
         Parameters
         ----------

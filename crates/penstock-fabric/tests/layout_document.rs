@@ -70,7 +70,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 10),
+        ("Submission", 11),
         ("Frame", 10 + 3 + 6),
         ("Record", 4),
         ("Handshake", 4),

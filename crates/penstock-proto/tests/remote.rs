@@ -588,6 +588,8 @@ fn chunks_that_are_asked_for_by_themselves_come_alone_and_again_on_a_new_connect
 #[test]
 fn a_fetch_of_some_chunks_waits_for_own_contributions_that_are_promised() {
     let mut line = Line::started();
+    // Also what brings no ticket back: another's behind it stands for both.
+    line.subscriber.fetch_chunks(W, [0].into_iter(), 0, NO_TICKET, 1, &line.home);
     line.subscriber.fetch_chunks(W, [0].into_iter(), 0, 2, 1, &line.home);
     line.subscriber.fetch_chunks(W, [0].into_iter(), 0, 3, 1, &line.home);
     line.exchange();
@@ -644,6 +646,10 @@ fn a_line_that_breaks_again_and_again_asks_for_single_chunks_once_each_and_bring
                 Submission::Fetch { ticket, .. } | Submission::FetchChunks { ticket, .. } => ticket == 5,
                 _ => false,
             };
+            // It is the last that brings it back, or the one that stands for all.
+            let fetches = |frame: &&Submission| matches!(frame, Submission::FetchChunks { .. });
+            assert_eq!(frames.iter().filter(|frame| of_ticket(frame)).count(), 1, "{frames:?}");
+            assert!(whole || of_ticket(frames.iter().rfind(fetches).unwrap()), "{frames:?}");
             // What comes with the ticket has to have what was pushed before it.
             let first = frames.iter().position(of_ticket).unwrap();
             assert!(skip.is_none_or(|skip| skip < first), "{frames:?}");

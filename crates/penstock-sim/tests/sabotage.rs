@@ -241,7 +241,7 @@ fn a_connection_that_has_ended_and_is_kept_is_seen_at_either_end() {
 
 /// The checker sees it in some jobs in which workers pull some chunks alone, in these words.
 fn is_said_of_some_chunks(sabotage: Sabotage, words: &str, least: usize) {
-    let check = |seed| Scenario::from_seed(16 * seed + 1).sabotaged(sabotage).check().err();
+    let check = |seed: u64| Scenario::from_seed(16 * seed + 1).sabotaged(sabotage).check().err();
     let said: Vec<String> = (0..120).filter_map(check).map(|failure| failure.to_string()).collect();
     let count = said.iter().filter(|said| said.starts_with("asked for") && said.contains(words)).count();
     assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
@@ -254,7 +254,7 @@ fn a_home_that_sends_all_to_who_asks_for_some_is_seen() {
 
 #[test]
 fn a_home_that_leaves_out_some_of_the_chunks_that_are_asked_for_is_seen() {
-    is_said_of_some_chunks(Sabotage::SendsOneForSome, "", 10);
+    is_said_of_some_chunks(Sabotage::SendsOneForSome, "which lacks publication", 3);
 }
 
 /// Jobs with a tensor that is loaded again and again.

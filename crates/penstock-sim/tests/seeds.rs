@@ -83,6 +83,12 @@ fn some_chunks_that_are_pulled_alone_are_as_fresh_as_all_would_be_and_nothing_el
     }
 }
 
+/// Each of several fetches of single chunks brought the newest ticket back when they were made again: the first passed the others.
+#[test]
+fn of_chunks_that_are_asked_for_again_the_ticket_comes_back_behind_the_last() {
+    check(&Scenario::from_seed(6401));
+}
+
 #[test]
 fn who_is_suspended_for_less_than_a_lease_stays_and_for_longer_is_lost_and_the_others_values_hold() {
     let mut tally = Tally::default();

@@ -391,7 +391,9 @@ impl Subscriber {
                 self.known(id).chunks[local].awaited.want(version);
             }
         }
-        if let Some(held) = self.hold(id, ticket, folded) {
+        if ticket != NO_TICKET
+            && let Some(held) = self.hold(id, ticket, folded)
+        {
             held.version = Some(held.version.map_or(version, |before| before.min(version)));
             return;
         }
@@ -399,7 +401,8 @@ impl Subscriber {
         self.join(id, ticket, 0);
     }
 
-    /// The same of some of the chunks.
+    /// The same of some of the chunks. Also with [`NO_TICKET`] it is as they stand once the contributions were folded: so several
+    /// bring back one ticket, the last one's.
     pub fn fetch_chunks(
         &mut self,
         id: TensorId,
@@ -437,7 +440,7 @@ impl Subscriber {
     /// What a fetch is kept with that comes before the contributions that it is to see were folded; `None`: they were.
     fn hold(&mut self, id: TensorId, ticket: u64, folded: u64) -> Option<&mut Held> {
         let owed = self.known(id);
-        if ticket == NO_TICKET || owed.count >= folded {
+        if owed.count >= folded {
             return None;
         }
         let held =

@@ -274,19 +274,19 @@ impl Mirrored {
         });
     }
 
-    /// Chunks that are to be asked for again by themselves. Where all of the value is asked for with a ticket, that stands for
-    /// theirs.
+    /// Chunks that are to be asked for again by themselves. The last brings the newest ticket back, unless all of the value is asked
+    /// for with it, which then stands for theirs: an earlier one would pass those behind it (S-3).
     fn missed_singles(&self, tensor: TensorId) -> Vec<Submission> {
-        let newest = self.newest_ticket();
-        let ticket = if self.open[0].is_some() { NO_TICKET } else { newest };
-        let mut runs: BTreeMap<(u64, u64), Vec<Range<usize>>> = BTreeMap::new();
+        // By version; those behind, of which something was asked for with a ticket.
+        let mut runs: BTreeMap<(bool, u64), Vec<Range<usize>>> = BTreeMap::new();
         for (&local, single) in &self.singles {
-            let open = (single.ticket != NO_TICKET && ticket != NO_TICKET).then_some(single.version);
+            let is_open = single.ticket != NO_TICKET && self.open[0].is_none();
+            let open = is_open.then_some(single.version);
             let (first, last) = single.awaited.bounds().unzip();
             // What the ticket is for is asked for with it.
             let wants = [first, last.filter(|_| first != last)].into_iter().filter(|&want| want != open);
-            let asks = wants.flatten().map(|version| (version, NO_TICKET));
-            for ask in asks.chain(open.map(|version| (version, ticket))) {
+            let asks = wants.flatten().map(|version| (false, version));
+            for ask in asks.chain(open.map(|version| (true, version))) {
                 let runs = runs.entry(ask).or_default();
                 match runs.last_mut().filter(|last| last.end == local) {
                     Some(last) => last.end += 1,
@@ -294,12 +294,18 @@ impl Mirrored {
                 }
             }
         }
-        let all = runs.into_iter().flat_map(|(ask, runs)| runs.into_iter().map(move |run| (ask, run)));
-        let fetch = |((version, ticket), run): (_, Range<usize>)| {
+        let brings = runs.keys().next_back().is_some_and(|&(is_open, _)| is_open);
+        let all =
+            runs.into_iter().flat_map(|((_, version), runs)| runs.into_iter().map(move |run| (version, run)));
+        let fetch = |(version, run): (u64, Range<usize>)| {
             let (first, last) = (self.chunks[run.start], self.chunks[run.end - 1]);
-            Submission::FetchChunks { tensor, first, count: last - first + 1, version, ticket }
+            Submission::FetchChunks { tensor, first, count: last - first + 1, version, ticket: NO_TICKET }
         };
-        all.map(fetch).collect()
+        let mut fetches: Vec<Submission> = all.map(fetch).collect();
+        if let Some(Submission::FetchChunks { ticket, .. }) = fetches.last_mut().filter(|_| brings) {
+            *ticket = self.newest_ticket();
+        }
+        fetches
     }
 
     /// The newest ticket that has not come back; 0: none.

@@ -198,7 +198,7 @@ impl Tensor {
         for batch in runs.chunks(BATCH) {
             let mut room = link.room(home.shard, batch.len() as u64, deadline)?;
             for run in batch {
-                // Each has one: what has none would not wait for this worker's own contributions.
+                // Each has one: by that it is asked for again where its answer is lost with a connection.
                 room.put(|| {
                     if with_ticket {
                         newest = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
