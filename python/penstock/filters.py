@@ -476,9 +476,16 @@ _AUTO = DVF(0.0, 2.0, decay=None, relative=True)
 """What `filter="auto"` is, in each direction: at most all within twice the root mean square is held back."""
 
 
-def meant(given: Filters | Literal["auto"] | None, *, broadcast: bool = True) -> Filters | None:
+def meant(
+    given: Filters | Literal["auto"] | None, *, broadcast: bool = True, replaces: bool = False
+) -> Filters | None:
     """What "auto" stands for: filters that follow the network, of pushes alone if so asked; else `given`."""
     if isinstance(given, str) and given == "auto":
+        if replaces:
+            raise OptionError(
+                'expected an optimizer that accumulates with filter="auto", got ps.Replace()',
+                "each value replaces the one before it: what was held back of one would be an older one's",
+            )
         return Filters(push=_AUTO, broadcast=_AUTO if broadcast else None)
     if isinstance(given, str):
         raise OptionError(f'expected ps.Filters or "auto" for `filter`, got {given!r}')

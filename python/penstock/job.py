@@ -388,12 +388,7 @@ class Job(Sealed):
                 "for a torch optimizer use ps.torch.distribute; give an instance, not a class",
             )
         refuse_other(self._tensors.get(name))
-        chosen = filters.meant(filter)
-        if filter == "auto" and isinstance(optimizer, Replace):
-            raise OptionError(
-                f'expected an optimizer that accumulates with filter="auto", got {optimizer!r}',
-                "each value replaces the one before it: what was held back of one would be an older one's",
-            )
+        chosen = filters.meant(filter, replaces=isinstance(optimizer, Replace))
         rule = (optimizer or Add()).copy()
         limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)

@@ -558,7 +558,7 @@ class Tensor(Sealed):
             copied under BSP.
         rows
             Read these places along the first dimension alone: n whole numbers from 0 on, in any order, also
-            some twice. Only chunks that they touch are waited for, fetched and read.
+            some twice. Only chunks that they touch are fetched and read; on other hosts, waited for.
         indices
             Likewise single elements: n whole numbers, counted over all dimensions as `ravel()` does, or an
             array of shape (dimensions, n).

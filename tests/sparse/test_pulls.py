@@ -170,6 +170,38 @@ def test_a_sparse_pull_waits_for_others_until_its_time_is_up(spawn_job: Any, tra
     )
 
 
+@pytest.mark.parametrize("pull", ["w.pull(timeout=0.5)", "w.pull(rows=[700], timeout=0.5)"])
+def test_who_has_pushed_and_pulled_nothing_yet_waits_for_who_is_late_and_not_for_a_value(
+    spawn_job: Any, pull: str
+) -> None:
+    # Of the first value a worker elsewhere is sent one chunk of each shard.
+    spawn_job(
+        3,
+        f"""
+        from penstock.exceptions import PullTimeout
+        with ps.init() as job:
+            w = job.tensor("w", shape=(5000, 8), reduce="sum")
+            job.barrier()
+            if job.rank < 2:
+                w.push(ps.Sparse([3], np.ones((1, 8), np.float32)))
+            if job.rank == 1:
+                try:
+                    {pull}
+                except PullTimeout as error:
+                    assert error.missing == [2], (error.missing, str(error))
+                else:
+                    raise AssertionError("it waited for nobody")
+            job.barrier()
+            if job.rank == 2:
+                w.push(ps.Sparse([3], np.ones((1, 8), np.float32)))
+            job.clock()
+            assert w.pull()[3, 0] == 3
+            job.barrier()
+        """,
+        options={"transport": "tcp", "chunk_bytes": "4KiB"},
+    )
+
+
 def test_of_a_closed_job_nothing_is_pulled() -> None:
     with ps.init() as job:
         w = job.tensor("w", shape=(10, 2))

@@ -18,7 +18,7 @@ from ..filters import Filters, HeldBack, OwnFilter, Pressure, meant
 from ..filters import spelled as spelled_filters
 from ..job import Job
 from ..limit import Limit
-from ..optim import Optimizer, divisors, updates_in
+from ..optim import Optimizer, Replace, divisors, updates_in
 from ..tensor import Tensor
 from .calls import effects_barrier, is_traced, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
@@ -156,7 +156,8 @@ class Served:
     def flush(self) -> None:
         """
         Send all that the filters hold back, and complete the iteration. Collective: each leaf's tensor of
-        which some worker holds something back takes a step. Outside of `jax.jit`.
+        which some worker holds something back takes a step. Outside of `jax.jit`. Where nothing is ever held
+        back, as without a filter, nothing happens.
 
         With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
         reads all that was folded. Else what others flush is read as late as all that they push.
@@ -294,7 +295,7 @@ def serve(
             f"expected an optimizer of penstock, such as ps.Adam(1e-3), got {type(optimizer).__name__}",
             "the servers cannot run optax: with it use ps.jax.average(grads), under BSP",
         )
-    declaration["filter"] = _filters_of(declaration["filter"])
+    declaration["filter"] = _filters_of(declaration["filter"], isinstance(optimizer, Replace))
     check_propagation(declaration["propagation"])
     tree = Tree(params)
     places = tree.shared("the parameter ")
@@ -335,9 +336,9 @@ def serve(
     return served
 
 
-def _filters_of(given: Filters | Literal["auto"] | None) -> Filters | None:
+def _filters_of(given: Filters | Literal["auto"] | None, replaces: bool) -> Filters | None:
     """What `filter` means; raises OptionError if it is none that these tensors may have."""
-    chosen = meant(given)
+    chosen = meant(given, replaces=replaces)
     spelled_filters(chosen)
     if chosen is not None and isinstance(chosen.push, OwnFilter):
         raise OptionError(

@@ -191,12 +191,6 @@ class Bucket:
         values = self._values
         if len(present) < len(values):
             values = [value for value, one in zip(values, gradients, strict=True) if one is not None]
-        if any(gradient.layout is not torch.strided for gradient in present):
-            # Others have gradients of other rows: the average is dense.
-            for parameter in (member.parameter for member in self.members):
-                if parameter is not None and parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = torch.empty_like(parameter, requires_grad=False)
-            present = [gradient for gradient in gradients_of(self._held) if gradient is not None]
         if any(gradient.requires_grad for gradient in present):
             # Of `backward(create_graph=True)`: what they hold is part of the graph.
             warnings.warn(
@@ -208,7 +202,18 @@ class Bucket:
                 if parameter is not None and parameter.grad is not None and parameter.grad.requires_grad:
                     parameter.grad = torch.empty_like(parameter, requires_grad=False)
             present = [gradient for gradient in gradients_of(self._held) if gradient is not None]
+        dense: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if any(gradient.layout is not torch.strided for gradient in present):
+            # Others have gradients of other rows: the average is dense. Until it is there each keeps its own.
+            held = [one() for one in self._held]
+            parameters = [one for one in held if one is not None and one.grad is not None]
+            for place, parameter in enumerate(parameters):
+                if present[place].layout is not torch.strided:
+                    present[place] = torch.empty_like(parameter, requires_grad=False)
+                    dense.append((parameter, present[place]))
         self._memory.take(values, present)
+        for parameter, gradient in dense:
+            parameter.grad = gradient
 
     def give(self, member: Member) -> None:
         """Gives its average to a parameter that has no gradient here but has one elsewhere."""

@@ -141,7 +141,8 @@ impl Tensor {
             };
             is_fetched && !is_old(home) && (!requirement.own_folded || self.lane_is_free(home))
         };
-        let lacks_value = || touched.iter().any(|&chunk| self.memory.chunk_progress(chunk) == 0);
+        let is_without = |&chunk: &u32| self.memory.chunk_progress(chunk) == 0;
+        let lacks_value = || touched.iter().any(is_without) && self.may_lack_value();
         self.wait_until_fresh(requirement, deadline, true, (is_fresh, is_old, lacks_value))
     }
 

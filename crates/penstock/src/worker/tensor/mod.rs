@@ -361,6 +361,15 @@ impl Tensor {
         }
     }
 
+    /// Whether no part of a value was ever seen: of the homes on other hosts one has only what was asked for.
+    fn may_lack_value(&self) -> bool {
+        let has_some = |home: &HomeShard| match &home.remote {
+            Some(remote) => remote.chunks.iter().any(|&chunk| self.memory.chunk_progress(chunk) > 0),
+            None => self.progress(home) > 0,
+        };
+        !self.has_value.load(Ordering::Relaxed) && !self.homes.iter().any(has_some)
+    }
+
     fn want_first(&self, home: &HomeShard, remote: &RemoteHome, deadline: Deadline) -> Result<(), Error> {
         match remote.chunks.len().checked_sub(1) {
             Some(last) if self.spec.propagation != Propagation::Broadcast => {

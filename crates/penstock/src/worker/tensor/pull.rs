@@ -173,7 +173,12 @@ impl Tensor {
         let tickets = self.freshen(requirement, deadline)?;
         let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
         let old = |home: &HomeShard| self.progress(home) <= requirement.version;
-        self.wait_until_fresh(requirement, deadline, false, (fresh, old, || self.version().is_none()))
+        self.wait_until_fresh(
+            requirement,
+            deadline,
+            false,
+            (fresh, old, || self.version().is_none() && self.may_lack_value()),
+        )
     }
 
     /// Waits until each home is `fresh`; `old` are those that lack the version, and `lacks_value` says whether there may be none.
