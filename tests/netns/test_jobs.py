@@ -125,3 +125,14 @@ def test_filters_that_follow_the_network_give_way_on_a_slow_one_and_lose_nothing
         assert float(after[1]) > 0
         assert float(after[2]) < 0.9 * float(before[2])
         assert float(after[3]) < 0.9 * float(before[3])
+
+
+@pytest.mark.parametrize("decay", ["none", "sqrt"])
+def test_on_a_slow_network_bounds_rise_from_where_on_the_program_is_told(
+    tmp_path: Path, make_testbed: MakeTestbed, decay: str
+) -> None:
+    testbed = make_testbed(hosts=2, rate="100mbit")
+    with job(tmp_path) as one:
+        one.serve(testbed, [1], 1)
+        one.work(testbed, [0], decay, program="followed.py")
+        assert min(map(int, one.results()[0])) > 0
