@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from penstock import _core
@@ -124,9 +124,10 @@ def send(
     part = max(1, int(PART * 1e9 / max(stream.ahead_gap, 1)))
 
     def sent(messages: int, ahead: int) -> Sent:
-        counted = (messages, stream.together, stream.gap)
-        left = max(0.0, end - time.monotonic())
-        return Sent(*udp.send(token, stream.number, stream.payload, counted, (ahead, stream.ahead_gap), left))
+        one = replace(stream, messages=messages, ahead=ahead)
+        counted = (one.messages, one.together, one.gap)
+        left = max(0.0, min(end - time.monotonic(), limit(one)))
+        return Sent(*udp.send(token, one.number, one.payload, counted, (one.ahead, one.ahead_gap), left))
 
     try:
         ahead = stream.ahead
