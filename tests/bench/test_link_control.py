@@ -7,7 +7,8 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_path import Path
 
 from penstock import _core
 from penstock_bench.link import listen, measure, sockets
 from penstock_bench.link.control import MOST_LINE, VERSION, Control, LinkError, Message
-from penstock_bench.link.search import Trial
-from penstock_bench.link.streams import Heard, Sent, Stream
+from penstock_bench.link.search import Trial, Verdict
+from penstock_bench.link.streams import Heard, Sent, Stream, summary
 from penstock_bench.link.trend import Trend
 
 HERE = "127.0.0.1"
@@ -102,7 +104,10 @@ def test_a_stream_whose_numbers_are_each_allowed_but_not_together_is_refused() -
     large = replace(STREAM, payload=2000, together=64)
     with pytest.raises(LinkError, match="bytes a message"):
         message(kind="send", **sockets.told(large)).stream()
-    long = replace(STREAM, messages=7000, gap=10**7)
+    long = replace(STREAM, messages=501, gap=10**7)
+    with pytest.raises(LinkError, match="at most 5 s of messages that count"):
+        message(kind="send", **sockets.told(long)).stream()
+    long = replace(STREAM, ahead=6000, ahead_gap=10**7)
     with pytest.raises(LinkError, match="a stream of at most 60 s"):
         message(kind="send", **sockets.told(long)).stream()
 
@@ -188,6 +193,7 @@ def test_a_listener_sends_to_the_host_at_the_other_end_only(monkeypatch: pytest.
         ({"gap": STREAM.gap // 3}, "at most 5e"),
         ({"ahead_gap": 0}, "at most 5e"),
         ({"ahead_gap": STREAM.ahead_gap // 3}, "at most 5e"),
+        ({"ahead": 16_384}, "at most 5e"),
         ({"messages": 0}, "as messages"),
     ],
 )
@@ -211,6 +217,149 @@ def test_a_measurement_that_takes_too_long_is_ended() -> None:
             control.hear("sent")
 
 
+@contextmanager
+def measuring(limits: listen.Limits) -> Iterator[tuple[Control, bytes, _core.LinkSocket, list[str]]]:
+    """A stranger that has shown the token, and what goes wrong with it."""
+    with listening(limits) as (listener, wrong), asking(listener) as (control, token, udp):
+        udp.greet(token)
+        control.hear("met")
+        yield control, token, udp, wrong
+
+
+SLEEPY = replace(STREAM, ahead=2000, ahead_gap=10**7)
+"""20 s."""
+
+
+def test_a_listener_ends_a_stream_when_its_time_is_over() -> None:
+    with measuring(replace(LIMITS, seconds=0.5)) as (control, _, _, _):
+        control.say("send", **sockets.told(SLEEPY))
+        assert control.hear("sent").sent(SLEEPY).messages == 0
+        with pytest.raises(LinkError, match=r"refused: 'expected a measurement of at most 0\.5 s"):
+            control.hear("sent")
+
+
+def test_a_listener_waits_for_a_stream_no_longer_than_its_time() -> None:
+    with measuring(replace(LIMITS, seconds=0.5)) as (control, _, _, _):
+        control.say("receive", **sockets.told(SLEEPY))
+        control.hear("ready")
+        with pytest.raises(LinkError, match="refused: 'expected sent from the other end, but it was silent"):
+            control.hear("heard")
+
+
+def test_a_listener_sends_to_nobody_who_has_gone() -> None:
+    with measuring(LIMITS) as (control, _, _, wrong):
+        control.say("send", **sockets.told(SLEEPY))
+        control.close()
+    assert wrong == ["expected silence from the other end, but it closed the connection"]
+
+
+def test_a_listener_rests_until_the_mean_is_the_rate_it_allows() -> None:
+    # What goes ahead has twice the rate: without rest, stream after stream would have nearly that.
+    stream = Stream.of(Trial(LIMITS.rate, ahead=True), 1, 1472, 42)
+    start, bits = time.monotonic(), 0.0
+    with measuring(LIMITS) as (control, _, _, _):
+        for _ in range(4):
+            control.say("send", **sockets.told(stream))
+            sent = control.hear("sent").sent(stream)
+            ahead = stream.ahead * stream.ahead_gap / 1e9
+            assert time.monotonic() - start >= bits / LIMITS.rate + 0.9 * ahead
+            bits += 8 * stream.bytes(42, sent.messages)
+        control.say("done")
+
+
+def test_a_measurement_ends_in_time_with_what_was_found() -> None:
+    # Streams of 1.2 s, and 12 s of rest.
+    with listening(replace(LIMITS, rate=1e6, seconds=3)) as (listener, wrong):
+        settings = measure.Settings(rate=1e6, seconds=3, resolution=0.5, bucket=0)
+        result = measure.measure(HERE, listener.port, settings, lambda _: None)
+    assert wrong == []
+    for way in result.ways:
+        assert way.found.streams + sum(way.found.discarded.values()) <= 1
+        assert (way.found.limited, way.found.narrow) == (Verdict.UNCLEAR, False)
+
+
+def serves(server: socket.socket, rate: float, then: Callable[[Control], None]) -> threading.Thread:
+    """A listener of another kind."""
+
+    def serve() -> None:
+        with Control(server.accept()[0]) as control:
+            control.hear("hello")
+            udp = sockets.bound(HERE, server.getsockname()[1])
+            control.say("welcome", token="00" * 16, rate=rate, seconds=60)
+            with contextlib.suppress(LinkError):
+                sockets.meet(udp, bytes(16), HERE)
+                control.say("met", payload=1472)
+                then(control)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_a_listener_that_never_answers_costs_its_stream_and_not_the_result() -> None:
+    def never(control: Control) -> None:
+        control.hear("receive")
+        control.say("ready")
+        control.hear("sent")
+        control.hear("done", 30)
+
+    with socket.create_server((HERE, 0)) as server:
+        thread = serves(server, 1e9, never)
+        settings = measure.Settings(rate=50e6, seconds=1, resolution=0.5)
+        result = measure.measure(HERE, server.getsockname()[1], settings, lambda _: None)
+        thread.join()
+    assert [way.found.streams for way in result.ways] == [0, 0]
+
+
+def test_a_listener_that_allows_hardly_anything_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stream of 1 bit/s would take a fortnight.
+    monkeypatch.setattr(sockets, "PATIENCE", 0.1)
+    with socket.create_server((HERE, 0)) as server:
+        thread = serves(server, 1, lambda _: None)
+        with pytest.raises(LinkError, match=r"expected a number from 1e\+06 to 1e\+18 as rate in 'welcome'"):
+            measure.measure(HERE, server.getsockname()[1], measure.Settings(1e9, 60, 0.5), lambda _: None)
+        thread.join()
+
+
+class Clock:
+    """Time that passes only where it is slept through."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 20, 60, 120])
+@pytest.mark.parametrize("rate", [0.2e6, 1e6, 1.5e6, 2e6, 3e6, 4e6, 10e6, 20e6, 1e9])
+def test_a_measurement_of_any_path_ends_in_time(
+    rate: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, path = Clock(), Path(rate, 256 << 10)
+
+    def exchange(_: Control, udp: object, token: bytes, stream: Stream, end: float) -> tuple[Sent, Heard]:
+        sent, arrived, datagrams, dropped = path.sent(stream)
+        clock.sleep(stream.whole_seconds)
+        assert clock.now <= end
+        return sent, summary(stream, arrived, datagrams, dropped)
+
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(measure, "_send", exchange)
+    monkeypatch.setattr(measure, "_receive", exchange)
+    with listening(listen.Limits(1e10, seconds)) as (listener, wrong):
+        settings = measure.Settings(1e10, seconds, 0.05)
+        result = measure.measure(HERE, listener.port, settings, lambda _: None)
+    assert wrong == []
+    assert result.seconds <= seconds
+    for way in result.ways:
+        assert path.near(way.found) or not way.found.narrow
+    # From 4 Mbit/s on two minutes are enough, as the documentation has it.
+    assert seconds < 120 or rate < 4e6 or all(way.found.narrow for way in result.ways)
+
+
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\n\r\n", b"x" * (2 * MOST_LINE), b'{"kind": "hello"}\n', b'{"kind": "send"}\n', b""],
@@ -231,6 +380,20 @@ def test_a_line_without_an_end_is_not_kept() -> None:
         stranger.sendall(b"x" * (2 * MOST_LINE))
         assert b"expected a line of at most 4096 bytes" in stranger.recv(MOST_LINE)
     assert len(wrong) == 1
+
+
+def test_a_line_of_more_than_there_may_be_is_refused_with_its_end_too() -> None:
+    for more in (0, 1):
+        hello = json.dumps({"kind": "hello", "version": VERSION + 1, "pad": ""}).encode()
+        line = hello[:-2] + b"x" * (MOST_LINE + more - 1 - len(hello)) + hello[-2:] + b"\n"
+        assert len(line) == MOST_LINE + more
+        with (
+            listening() as (listener, wrong),
+            socket.create_connection((HERE, listener.port), 10) as stranger,
+        ):
+            stranger.sendall(line)
+            assert (b"at most 4096 bytes" in stranger.recv(MOST_LINE)) == bool(more)
+        assert len(wrong) == 1
 
 
 def test_another_version_is_refused_by_number() -> None:
@@ -257,12 +420,12 @@ def test_what_a_message_may_ask_for_is_what_the_core_does() -> None:
         fields = sockets.told(stream)
         if (payload, together) in allowed:
             assert message(kind="send", **fields).stream() == stream
-            assert sockets.send(udp, bytes(16), stream).messages <= 1
+            assert sockets.send(udp, bytes(16), stream, 10, lambda: None).messages <= 1
         else:
             with pytest.raises(LinkError):
                 message(kind="send", **fields).stream()
             with pytest.raises(ValueError, match="expected datagrams of 32 bytes"):
-                sockets.send(udp, bytes(16), stream)
+                sockets.send(udp, bytes(16), stream, 10, lambda: None)
 
 
 def test_a_stream_goes_from_end_to_end_and_both_say_the_same_of_it() -> None:
@@ -271,7 +434,7 @@ def test_a_stream_goes_from_end_to_end_and_both_say_the_same_of_it() -> None:
         udp.greet(token)
         control.hear("met")
         for exchange in (measure._send, measure._receive):
-            sent, heard = exchange(control, udp, token, stream)
+            sent, heard = exchange(control, udp, token, stream, math.inf)
             assert heard.datagrams == sent.messages * stream.together
             assert heard.dropped == 0
         control.say("done")

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_path import HEADERS, PAYLOAD, Path
 
+from penstock_bench.link.control import MOST_COUNTED_SECONDS, MOST_STREAM_SECONDS
 from penstock_bench.link.search import (
+    DESCENT,
+    LEAST,
     MOST_DISCARDED,
     Found,
     Outcome,
@@ -20,6 +23,7 @@ from penstock_bench.link.streams import (
     BUCKET,
     LEAST_GAP,
     LEAST_MESSAGES,
+    MOST_BUCKET,
     SECONDS,
     Heard,
     Sent,
@@ -56,6 +60,29 @@ def test_a_path_that_has_nothing_ends_the_search() -> None:
     found = answered(Search(1e9), 0)
     assert found.low == 0
     assert found.high < 1.4e6
+
+
+@given(st.floats(1e-9, 1e9), st.sampled_from([LEAST, 5e6, 1e10]))
+def test_no_stream_is_slower_than_the_least_whatever_the_other_end_says_that_came(
+    came: float, most: float
+) -> None:
+    search, slowest = (
+        Search(most),
+        Stream.of(Trial(DESCENT * LEAST, ahead=True), 1, PAYLOAD, HEADERS, MOST_BUCKET),
+    )
+    while (trial := search.next()) is not None:
+        assert DESCENT * LEAST <= trial.rate <= most
+        search.heard(Outcome(Verdict.ABOVE, came))
+    # Which a listener serves, with the largest bucket.
+    assert slowest.seconds < MOST_COUNTED_SECONDS
+    assert slowest.whole_seconds < MOST_STREAM_SECONDS
+
+
+def test_a_search_that_ends_before_any_rate_was_too_high_knows_no_upper_end() -> None:
+    search = Search(1e9)
+    search.heard(Outcome(Verdict.BELOW))
+    found = search.found()
+    assert (found.limited, found.narrow) == (Verdict.UNCLEAR, False)
 
 
 @given(st.floats(20e6, 5e9), st.floats(0.03, 0.2))

@@ -3,7 +3,7 @@ The messages between the two ends: one JSON object a line, over TCP.
 
 | from | message | answer |
 |---|---|---|
-| the one that asks | hello: version, rate, seconds that it wants at most | welcome: token, limits |
+| the one that asks | hello: version | welcome: token, limits |
 | | (UDP: the token, until the answer is there) | met: bytes of payload |
 | | receive: a stream | ready; then, after `sent`, what was heard |
 | | send: a stream | (UDP: the stream) sent |
@@ -30,11 +30,13 @@ from penstock_bench.link.trend import Trend
 
 VERSION = 1
 MOST_LINE = 4096
-"""Bytes of a message."""
+"""Bytes of a message, with the end of its line."""
 PATIENCE = 10.0
 """Seconds for an answer that takes the other end no time."""
 MOST_STREAM_SECONDS = 60.0
-"""Of one stream, with what is sent ahead: three times what the slowest and the largest bucket take."""
+"""Of one stream, with what is sent ahead: twice what the slowest and the largest bucket take."""
+MOST_COUNTED_SECONDS = 5.0
+"""Of the part that counts: three times what the slowest takes. It is sent in one go, deaf to an interrupt."""
 HEADER = 32
 """Bytes of a datagram that are not filler."""
 TOKEN = 16
@@ -100,6 +102,18 @@ class Control:
         """Whether there is something to hear, or the other end has gone."""
         return b"\n" in self._read or bool(select.select([self._socket], [], [], seconds)[0])
 
+    def quiet(self, seconds: float = 0.0) -> None:
+        """
+        Waits so long, while the other end waits for what it has asked for.
+
+        Raises
+        ------
+        LinkError
+            It has gone, refused, or said something.
+        """
+        if self.has_something(seconds):
+            self.hear("silence", 1.0)
+
     def hear(self, kind: str | tuple[str, ...], seconds: float = PATIENCE) -> Message:
         """
         The next message, which has to be of this kind.
@@ -139,7 +153,7 @@ class Control:
         end = time.monotonic() + seconds
         while b"\n" not in self._read:
             if len(self._read) > MOST_LINE:
-                raise LinkError(f"expected a line of at most {MOST_LINE} bytes from the other end, got more")
+                raise _too_long()
             left = end - time.monotonic()
             if left <= 0 or not select.select([self._socket], [], [], left)[0]:
                 raise LinkError(
@@ -156,6 +170,8 @@ class Control:
                 )
             self._read += got
         line, _, self._read = self._read.partition(b"\n")
+        if len(line) >= MOST_LINE:
+            raise _too_long()
         return line
 
     def _gone(self, error: OSError) -> LinkError:
@@ -221,6 +237,8 @@ class Message:
         )
         if stream.payload * stream.together > MOST_MESSAGE:
             raise self._wrong("together", f"at most {MOST_MESSAGE} bytes a message")
+        if stream.seconds > MOST_COUNTED_SECONDS:
+            raise self._wrong("gap", f"at most {MOST_COUNTED_SECONDS:g} s of messages that count")
         if stream.whole_seconds > MOST_STREAM_SECONDS:
             raise self._wrong("gap", f"a stream of at most {MOST_STREAM_SECONDS:g} s")
         return stream
@@ -258,6 +276,10 @@ class Message:
 def _plain(address: str) -> str:
     host = address.split("%")[0]
     return host.removeprefix("::ffff:") if "." in host else host
+
+
+def _too_long() -> LinkError:
+    return LinkError(f"expected a line of at most {MOST_LINE} bytes from the other end, got more")
 
 
 def limit(stream: Stream) -> float:

@@ -76,7 +76,7 @@ def compare(rate: int, competing: int, size: int, settings: Settings) -> Compare
             sending = _process(testbed, host, "transfer", testbed.address(to), str(ports[to]), str(size))
             with sending as process:
                 transfer[way] = float(_hear(process)["rate"])
-        limits = (str(settings.rate), str(settings.seconds + 60))
+        limits = (str(settings.rate), str(settings.seconds))
         listener = stack.enter_context(_process(testbed, 1, "listen", listens, *limits))
         port = str(_hear(listener)["port"])
         asking = _process(testbed, 0, "measure", listens, port, json.dumps(asdict(settings)))

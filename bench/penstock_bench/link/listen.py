@@ -7,8 +7,11 @@ time, and
 - sends datagrams to one address only: the host at the other end of the connection, at the port from which
   that host has sent a random token, which it was told over the connection. So nobody can have it send to a
   third party;
-- sends at no higher rate, and for no longer, than its options allow;
-- ends what takes longer than that, and what says nothing when its answer is due.
+- sends streams at no higher rate than its options allow. What goes ahead of one, `MOST_BUCKET` times
+  `AHEAD_LENGTH` or so, may go at `AHEAD_SPEED` times that; then it rests until the mean is no more than the
+  rate, whatever is asked for, and by whom;
+- ends what takes longer than its options allow, in the middle of a stream, and what says nothing when its
+  answer is due.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from dataclasses import dataclass
 
 from penstock import _core
 from penstock_bench.link import sockets
-from penstock_bench.link.control import TOKEN, VERSION, Control, LinkError, Message
-from penstock_bench.link.streams import AHEAD_SPEED, Stream
+from penstock_bench.link.control import TOKEN, VERSION, Control, LinkError
+from penstock_bench.link.streams import AHEAD_LENGTH, AHEAD_SPEED, MOST_BUCKET, Stream
+from penstock_bench.netns.testbed import BURST_SECONDS
 
 ROUNDING = 1.01
 """A gap is whole nanoseconds."""
@@ -35,7 +39,7 @@ class Limits:
     rate: float
     """Bits per second, of frames."""
     seconds: float
-    """Of a measurement, from the first message to the last."""
+    """Of a measurement, once the other end has shown the token."""
 
 
 class Listener:
@@ -50,6 +54,10 @@ class Listener:
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
         self._limits = limits
+        self.met = False
+        """Whether the one that was served last has shown the token: not so a port scan."""
+        self._rested = 0.0
+        """When the next stream may go, whoever asks for it."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,6 +89,7 @@ class Listener:
         LinkError
             It did not end as it should; the other end was told why, if it still hears.
         """
+        self.met = False
         connection, _ = self._socket.accept()
         with Control(connection) as control:
             try:
@@ -97,9 +106,10 @@ class Listener:
         note(f"measuring with {peer}")
         udp = sockets.bound(control.here, self.port)
         token = secrets.token_bytes(TOKEN)
-        end = time.monotonic() + self._limits.seconds
         control.say("welcome", token=token.hex(), rate=self._limits.rate, seconds=self._limits.seconds)
         sockets.meet(udp, token, peer)
+        self.met = True
+        end = time.monotonic() + self._limits.seconds
         control.say("met", payload=sockets.payload(udp, peer))
         while True:
             left = end - time.monotonic()
@@ -111,27 +121,36 @@ class Listener:
             asked = control.hear(("receive", "send", "done"), left)
             if asked.kind == "done":
                 return
-            self._stream(control, udp, token, asked, sockets.headers(peer))
+            stream = asked.stream()
+            self._allowed(stream, sockets.headers(peer))
+            if asked.kind == "send":
+                self._send(control, udp, token, stream, end)
+            else:
+                receiving = sockets.Receiving(udp, token, stream)
+                control.say("ready")
+                _, heard = receiving.heard(control.sent(stream), end - time.monotonic())
+                control.say("heard", **sockets.told(heard))
 
-    def _stream(
-        self, control: Control, udp: _core.LinkSocket, token: bytes, asked: Message, headers: int
+    def _send(
+        self, control: Control, udp: _core.LinkSocket, token: bytes, stream: Stream, end: float
     ) -> None:
-        stream = asked.stream()
-        self._allowed(stream, headers)
-        if asked.kind == "send":
-            control.say("sent", **sockets.told(sockets.send(udp, token, stream)))
-            return
-        receiving = sockets.Receiving(udp, token, stream)
-        control.say("ready")
-        _, heard = receiving.heard(control.sent(stream))
-        control.say("heard", **sockets.told(heard))
+        # Our own program rests for longer than that: only others wait here.
+        while (rest := min(self._rested, end) - time.monotonic()) > 0:
+            control.quiet(rest)
+        begun = time.monotonic()
+        sent = sockets.send(udp, token, stream, end - begun, control.quiet)
+        bits = 8 * stream.bytes(sockets.headers(control.peer), sent.messages)
+        self._rested = begun + bits / self._limits.rate
+        control.say("sent", **sockets.told(sent))
 
     def _allowed(self, stream: Stream, headers: int) -> None:
         bits = 8 * stream.together * (stream.payload + headers)
         rate = bits / (stream.gap / 1e9)
         most = ROUNDING * self._limits.rate
-        ahead = stream.ahead * bits > AHEAD_SPEED * most * stream.ahead * stream.ahead_gap / 1e9
-        if rate > most or ahead:
+        quick = stream.ahead * bits > AHEAD_SPEED * most * stream.ahead * stream.ahead_gap / 1e9
+        saved = max(8 * MOST_BUCKET, most * BURST_SECONDS)
+        long = stream.ahead * bits > AHEAD_LENGTH * saved + bits
+        if rate > most or quick or long:
             raise LinkError(
                 f"expected a stream of at most {self._limits.rate:g} bit/s, as the listener allows, "
                 f"got {rate:g}, and ahead of it {stream.ahead} messages every {stream.ahead_gap} ns",

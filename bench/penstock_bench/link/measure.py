@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from penstock import _core
 from penstock_bench.link import sockets
 from penstock_bench.link.control import PATIENCE, VERSION, Control, LinkError
-from penstock_bench.link.search import Found, Search
+from penstock_bench.link.search import LEAST, Found, Search
 from penstock_bench.link.streams import BUCKET, Heard, Sent, Stream, judged
 
 WAYS = ("to", "from")
@@ -19,6 +21,8 @@ LOAD = 0.1
 """Of the rate that is tried, on the average over its streams and the pauses between them."""
 LEAST_PAUSE = 0.02
 """Seconds after a stream in which queues drain, whatever the load."""
+IN_TIME = 0.95
+"""Of the seconds of a measurement: a stream that would end later is not begun."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,15 @@ class _Searching:
         self.search = Search(most, settings.resolution)
         self.bytes = 0
         self.rested = self.start = self.end = time.monotonic()
+        self._bucket = settings.bucket
+
+    def next(self, number: int, payload: int, headers: int, latest: float) -> tuple[float, Stream] | None:
+        """A rate and its stream; None: the search is at its end, or the stream would end after `latest`."""
+        if (trial := self.search.next()) is None:
+            return None
+        stream = Stream.of(trial, number, payload, headers, self._bucket)
+        begun = max(self.rested, time.monotonic())
+        return (trial.rate, stream) if begun + stream.whole_seconds <= latest else None
 
     def result(self) -> Way:
         return Way(self.way, self.search.found(), self.bytes, self.end - self.start)
@@ -94,36 +107,41 @@ def measure(host: str, port: int, settings: Settings, note: Callable[[str], None
         control.say("hello", version=VERSION)
         welcome = control.hear("welcome")
         token, peer = welcome.token(), control.peer
-        most = min(settings.rate, welcome.real("rate", 1, 1e18))
+        most = min(settings.rate, welcome.real("rate", LEAST, 1e18))
         seconds = min(settings.seconds, welcome.real("seconds", 0, 1e9))
         udp = sockets.bound(control.here, 0)
         sockets.connect(udp, peer, port)
         payload = min(sockets.payload(udp, peer), _met(control, udp, token))
         headers = sockets.headers(peer)
         ways = [_Searching(way, most, settings) for way in WAYS]
-        number = 0
-        while time.monotonic() < start + 0.95 * seconds:
-            # The way that has rested longest goes next.
-            ready = sorted((one for one in ways if one.search.next()), key=lambda one: one.rested)
-            if not ready:
+        end = start + seconds
+        latest = start + IN_TIME * seconds
+        for number in itertools.count(1):
+            # The way that has rested longest goes next, if there is time for its stream.
+            for one in sorted(ways, key=lambda one: one.rested):
+                if (turn := one.next(number, payload, headers, latest)) is not None:
+                    break
+            else:
                 break
-            one = ready[0]
-            trial = one.search.next()
-            assert trial is not None
+            rate, stream = turn
             time.sleep(max(0.0, one.rested - time.monotonic()))
-            number += 1
-            stream = Stream.of(trial, number, payload, headers, settings.bucket)
-            note(f"{one.way} {peer}: {trial.rate / 1e6:.1f} Mbit/s, stream {number}")
+            note(f"{one.way} {peer}: {rate / 1e6:.1f} Mbit/s, stream {number}")
             begun = time.monotonic()
             exchange = _send if one.way == "to" else _receive
-            said, heard = exchange(control, udp, token, stream)
-            outcome = judged(stream, said, heard, headers)
-            one.search.heard(outcome)
+            try:
+                said, heard = exchange(control, udp, token, stream, end)
+            except LinkError:
+                if time.monotonic() < end:
+                    raise
+                # The time is over at both ends, in the middle of a stream: what was found before stands.
+                break
+            one.search.heard(judged(stream, said, heard, headers))
             sent = stream.bytes(headers, said.messages)
             one.bytes += sent
             one.end = time.monotonic()
-            one.rested = max(begun + 8 * sent / (settings.load * trial.rate), one.end + LEAST_PAUSE)
-        control.say("done")
+            one.rested = max(begun + 8 * sent / (settings.load * rate), one.end + LEAST_PAUSE)
+        with contextlib.suppress(LinkError):
+            control.say("done")
         return Result(peer, payload + headers, tuple(one.result() for one in ways), time.monotonic() - start)
 
 
@@ -151,15 +169,19 @@ def _met(control: Control, udp: _core.LinkSocket, token: bytes) -> int:
     return control.hear("met").whole("payload", 64, 1 << 16)
 
 
-def _send(control: Control, udp: _core.LinkSocket, token: bytes, stream: Stream) -> tuple[Sent, Heard]:
+def _send(
+    control: Control, udp: _core.LinkSocket, token: bytes, stream: Stream, end: float
+) -> tuple[Sent, Heard]:
     control.say("receive", **sockets.told(stream))
-    control.hear("ready")
-    sent = sockets.send(udp, token, stream)
+    control.hear("ready", sockets.within(end, PATIENCE))
+    sent = sockets.send(udp, token, stream, end - time.monotonic(), control.quiet)
     control.say("sent", **sockets.told(sent))
-    return sent, control.hear("heard", PATIENCE + sockets.DRAIN).heard(stream)
+    return sent, control.hear("heard", sockets.within(end, PATIENCE + sockets.DRAIN)).heard(stream)
 
 
-def _receive(control: Control, udp: _core.LinkSocket, token: bytes, stream: Stream) -> tuple[Sent, Heard]:
+def _receive(
+    control: Control, udp: _core.LinkSocket, token: bytes, stream: Stream, end: float
+) -> tuple[Sent, Heard]:
     receiving = sockets.Receiving(udp, token, stream)
     control.say("send", **sockets.told(stream))
-    return receiving.heard(control.sent(stream))
+    return receiving.heard(control.sent(stream), end - time.monotonic())

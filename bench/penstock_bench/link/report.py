@@ -12,6 +12,7 @@ from penstock_bench.network.report import columns
 
 _LIMITS = {
     Verdict.BELOW: "all of {rate} is available, and no higher rate may be tried: --most-rate of either end",
+    Verdict.UNCLEAR: "no rate up to {rate} was found to be more than is available",
     Verdict.SENDER: "the sending host could not keep to {rate}: too slow, or held up (--realtime)",
     Verdict.RECEIVER: "the receiving host could not keep up with {rate}: too slow, or held up (--realtime)",
 }

@@ -79,7 +79,10 @@ class Found:
     grey: tuple[float, float] | None
     """Rates around which the available bandwidth itself changed."""
     limited: Verdict | None
-    """Why `high` is unknown: which host could not go on; `BELOW`: the highest rate allowed is available."""
+    """
+    Why `high` is unknown: which host could not go on; `BELOW`: the highest rate allowed is available;
+    `UNCLEAR`: the search ended too early.
+    """
     narrow: bool
     """Whether the search came to its end."""
     streams: int
@@ -161,9 +164,11 @@ class Search:
 
     def found(self) -> Found:
         """What is known so far."""
-        high = self._high if self._high is not None else self.most
+        high, limited = self._high, self._limited
+        if high is None:
+            high, limited = self.most, limited or Verdict.UNCLEAR
         counts = (self._counted, dict(self._discarded))
-        return Found(self._low, high, self._grey, self._limited, self._over, *counts)
+        return Found(self._low, high, self._grey, limited, self._over, *counts)
 
     def _ramped(self, above: int, below: int, unclear: int) -> None:
         if above >= RAMP_LEAD or (above + unclear > RAMP_LEAD and above > 0):
@@ -175,7 +180,9 @@ class Search:
             guess = self._guess if self._guess is not None else 0.0
             under = guess * (1 - 0.45 * self.resolution)
             self._over_guess = guess * (1 + 0.5 * self.resolution)
-            self._rate = under if 0 < under < self._high else DESCENT * self._high
+            lower = DESCENT * self._high
+            # The other end says what came: whatever that is, no stream is slower than the least.
+            self._rate = max(under, min(LEAST, lower)) if 0 < under < self._high else lower
         elif below or unclear > RAMP_LEAD:
             self._fleet.clear()
             if self._rate < self.most:

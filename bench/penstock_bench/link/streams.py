@@ -34,6 +34,8 @@ BUCKET = LEAST_BURST
 Bytes that a shaper lets through at once after a pause: those of our test hosts. A stream that has not used
 them up measures the bucket, and not the rate.
 """
+MOST_BUCKET = 2 << 20
+"""Bytes: what is sent ahead of a stream of 1 Mbit/s takes 21 s then."""
 UDP_IP = {4: 28, 6: 48}
 ETHERNET = 14
 PACKET = 1500

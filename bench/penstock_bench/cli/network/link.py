@@ -19,16 +19,27 @@ from penstock_bench.cli.network.arguments import EXAMPLES
 DEFAULT_PORT = 7190
 LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 MOST_SECONDS = 3600
-MOST_BUCKET = 2 << 20
-"""Bytes: what is sent ahead of a stream of 1 Mbit/s takes 21 s then."""
 LEAST_RATE, MOST_RATE = 10**5, 10**11
+LEAST_TRIED = 10**6
+"""Bits per second, as in `search.LEAST`."""
 _HOSTS_ONLY = ("rate", "competing", "size")
+_ASKER_ONLY = {"resolution": "5", "load": "10", "bucket": "256KiB"}
+"""And their defaults."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """`penstock bench link`."""
+    from penstock_bench.link.streams import MOST_BUCKET
+
     given = _parser().parse_args(arguments)
-    most = _rate(given.most_rate, "--most-rate")
+    for name, default in _ASKER_ONLY.items():
+        if getattr(given, name) is None:
+            setattr(given, name, default)
+        elif given.listen is not None:
+            terminal.refuse(
+                f"--{name} is of the end that asks", "what a listener allows: --most-rate, --most-seconds"
+            )
+    most = _rate(given.most_rate, "--most-rate", LEAST_TRIED)
     seconds = count(given.most_seconds, "--most-seconds", MOST_SECONDS)
     hint = "give a percentage, such as 5"
     resolution = real(given.resolution, "--resolution", (1, 50), hint) / 100
@@ -83,22 +94,21 @@ def _parser() -> terminal.Parser:
     )
     parser.add_argument("--once", action="store_true", help="listen for one measurement only")
     parser.add_argument(
-        "--most-rate", default="10gbit", help="the highest rate to send at, or to allow; default 10gbit"
+        "--most-rate", default="10gbit", help="the highest rate to try, or to allow; default 10gbit"
     )
     parser.add_argument(
         "--most-seconds", default="120", help="the longest measurement to make, or to allow; default 120"
     )
-    parser.add_argument("--resolution", default="5", help="percent within which to find it; default 5")
-    parser.add_argument("--load", default="10", help="percent of the path that it may take; default 10")
+    parser.add_argument("--resolution", help="percent within which to find it; default 5")
+    parser.add_argument("--load", help="percent of the path that it may take; default 10")
     parser.add_argument(
         "--bucket",
-        default="256KiB",
         help="what a shaper on the path lets through at once after a pause; default 256KiB; 0: no shaper",
     )
     parser.add_argument(
         "--realtime",
         action="store_true",
-        help="run before all others of this host, for the length of a stream (root): where a host is busy",
+        help="run before all others of this host, to the end (root): where a host is busy",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument(
@@ -127,11 +137,11 @@ def _realtime() -> Iterator[None]:
         os.sched_setscheduler(0, *before)
 
 
-def _rate(text: str, flag: str) -> int:
+def _rate(text: str, flag: str, least: int = LEAST_RATE) -> int:
     rate = parse_rate(text, flag)
-    if not LEAST_RATE <= rate <= MOST_RATE:
+    if not least <= rate <= MOST_RATE:
         terminal.refuse(
-            f"{flag} {text!r} is out of range: {format_rate(LEAST_RATE)} to {format_rate(MOST_RATE)}",
+            f"{flag} {text!r} is out of range: {format_rate(least)} to {format_rate(MOST_RATE)}",
             "such as 1gbit",
         )
     for line in of_bytes(text, flag):
@@ -169,8 +179,9 @@ def _listen(given: argparse.Namespace, settings: Any) -> int:
             except LinkError as error:
                 # One that is no client of ours, or that went away, is no reason to serve nobody else.
                 terminal.warning(str(error))
-                if given.once:
+                if given.once and listener.met:
                     return 1
+                continue
             if given.once:
                 return 0
     finally:
