@@ -261,7 +261,7 @@ def test_tables_are_put_in_their_places_and_nothing_else_changes(
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- mf -->\nold\n<!-- /mf -->\n<!-- wanted -->\n<!-- /wanted -->\nafter\n")
     assert pages.main([*files, "--into", str(page)]) == 1
-    assert capsys.readouterr().err == f"{page} has no place for other\n"
+    assert capsys.readouterr().err == f"error: {page} has no place for other\n"
     text = page.read_text()
     assert text.startswith("before\n<!-- mf -->\n\n| system |")
     assert "old" not in text

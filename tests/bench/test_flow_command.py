@@ -28,7 +28,9 @@ PAYLOAD = STEPS * 2 * 2 * 500 * 17 * 4
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of a second."""
     arguments = "--users 300 --items 200 --ratings 8000 --batch 200 --lr 0.02"
-    monkeypatch.setitem(TASKS, "mf", replace(TASKS["mf"], arguments=arguments, steps=STEPS, every=STEPS // 10))
+    monkeypatch.setitem(
+        TASKS, "mf", replace(TASKS["mf"], arguments=arguments, steps=STEPS, every=STEPS // 10)
+    )
 
 
 def own_hosts() -> list[str]:

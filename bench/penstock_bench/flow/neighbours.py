@@ -5,7 +5,7 @@ Each host of the job has a neighbour of its own on the switch. Between the two, 
 the one or the other, and then none does. So every link of the job is at times shared, each at its own, and
 what a flow takes of it TCP decides.
 
-`python -m penstock_bench.flow.neighbours OWN PEER SEED HOST SIDE` is one end of one pair: it receives whatever
+`python -m penstock_bench.flow.neighbours OWN PEER SEED HOST SIDE` is one end of one pair: it receives what
 comes, says that it does, is told when the script starts, and sends when the script says that its side does.
 """
 
@@ -107,8 +107,7 @@ def main() -> None:
             continue
         time.sleep(max(0.0, start + begin - time.monotonic()))
         streams = [
-            threading.Thread(target=_send, args=(peer, start + end), daemon=True)
-            for _ in range(STREAMS)
+            threading.Thread(target=_send, args=(peer, start + end), daemon=True) for _ in range(STREAMS)
         ]
         for stream in streams:
             stream.start()
