@@ -269,6 +269,9 @@ def test_tables_are_put_in_their_places_and_nothing_else_changes(
     assert "`other`" not in text, "in a shared network nothing is wanted"
     assert pages.main([*files, "--into", str(page)]) == 1
     assert page.read_text() == text
+    # Where nothing is wanted of what is given, the table stays.
+    assert pages.main([files[1], "--into", str(page)]) == 1
+    assert page.read_text() == text
 
 
 def test_the_pages_commands_are_taken_and_have_a_place_for_their_figures() -> None:

@@ -5,8 +5,8 @@ The tables of docs/flow-performance.md, from the files that `penstock bench flow
     python -m penstock_bench.flow.pages lr.json mf.json --into docs/flow-performance.md
 
 prints them, or puts them into a page: each file's between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME is
-the file's without suffix, and what was wanted and what is there between `<!-- wanted -->` and its end. What
-the page has no place for is not put there, and named.
+the file's without suffix, and what was wanted and what is there, of all files of one call, between
+`<!-- wanted -->` and its end. What the page has no place for is not put there, and named.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def main(arguments: Sequence[str]) -> int:
         for name, (setting, measured) in files.items()
         if not (setting["shared"] or setting["options"] or setting["chunk"])
     }
-    made[WANTED] = wanted(own)
+    if any(wants(measured, TASKS[task]) for task, measured in own.values()):
+        made[WANTED] = wanted(own)
     if given.into is None:
         terminal.say("\n\n".join(f"{name}\n\n{table}" for name, table in made.items()))
         return 0
