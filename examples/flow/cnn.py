@@ -133,8 +133,12 @@ class Flat:
 
     def step(self) -> None:
         """Pushes the gradients."""
-        gradients = [parameter.grad.flatten() for parameter in self._parameters if parameter.grad is not None]
-        torch.cat(gradients, out=torch.from_numpy(self._tensor.lane()))
+        lane = torch.from_numpy(self._tensor.lane())
+        places = lane.split([parameter.numel() for parameter in self._parameters])
+        for place, parameter in zip(places, self._parameters, strict=True):
+            assert parameter.grad is not None, "every parameter is in the loss"
+            # From whichever device it is on, which `cat` into the lane could not.
+            place.copy_(parameter.grad.flatten())
         self._tensor.push()
 
 

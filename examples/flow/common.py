@@ -60,7 +60,7 @@ def parser(about: str, *, steps: int, batch: int, lr: float, momentum: float) ->
     add("--consistency", choices=("bsp", "ssp", "asp"), help="default: the job's, which is bsp unless set")
     add("--slack", type=whole(0), help="iterations that a read may lag behind under ssp (default 4)")
     add = made.add_argument_group("what travels").add_argument
-    how = "such as topk:0.01, dvf:0.001, dvf:1,relative,constant"
+    how = "such as topk:0.01, dvf:0.001, dvf:1,relative,constant, dvf:0.001..0.002, auto"
     add("--push", type=filter_of, metavar="FILTER", help=f"of pushes, {how} or int8 (default: all is sent)")
     add("--broadcast", type=filter_of, metavar="FILTER", help=f"of values, {how} (default: all is sent)")
     add("--propagation", choices=("pull", "broadcast"), help="who asks for values: workers, or nobody")
@@ -99,8 +99,9 @@ def filter_of(text: str) -> Any:
     """
     The type of an option that names a filter, in words that a command line takes as they are.
 
-    `topk:FRACTION`, `randomk:FRACTION`, `dvf:BOUND` with `,relative` and `,constant` (no decay) behind it or
-    without, `2bit:THRESHOLD`, and the other forms of `ps.Quantize` by their name.
+    `topk:FRACTION`, `randomk:FRACTION`, `dvf:BOUND`, or `dvf:LOW..UP` that follows the network, with
+    `,relative` and `,constant` (no decay) behind it or without, `2bit:THRESHOLD`, the other forms of
+    `ps.Quantize` by their name, and `auto`: what `filter="auto"` is, in this direction.
     """
     kind, _, setting = text.partition(":")
     setting, *words = setting.split(",")
@@ -114,15 +115,19 @@ def filter_of(text: str) -> Any:
                 return ps.RandomK(float(setting))
             case "dvf":
                 decay = None if "constant" in words else "sqrt"
-                return ps.DVF(float(setting), decay=decay, relative="relative" in words)
+                low, pair, up = setting.partition("..")
+                above = float(up) if pair else None
+                return ps.DVF(float(low), above, decay=decay, relative="relative" in words)
+            case "auto" if text == kind:
+                return ps.DVF(0.0, 2.0, decay=None, relative=True)
             case "2bit":
                 return ps.Quantize("2bit", threshold=float(setting))
             case "f16" | "bf16" | "int8" | "1bit" if text == kind:
                 return ps.Quantize(kind)
     except (ValueError, OptionError) as error:
         raise argparse.ArgumentTypeError(f"expected a filter, got {text!r}: {error}") from None
-    known = "topk:FRACTION, randomk:FRACTION, dvf:BOUND, f16, bf16, int8, 2bit:THRESHOLD or 1bit"
-    raise argparse.ArgumentTypeError(f"expected {known}, got {text!r}")
+    known = "topk:FRACTION, randomk:FRACTION, dvf:BOUND, dvf:LOW..UP, auto, f16, bf16, int8, 2bit:THRESHOLD"
+    raise argparse.ArgumentTypeError(f"expected {known} or 1bit, got {text!r}")
 
 
 def whole(least: int) -> Callable[[str], int]:

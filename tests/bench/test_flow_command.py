@@ -5,23 +5,33 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import main
+from penstock_bench.flow.counters import Counters, counting, set_apart
 from penstock_bench.flow.tasks import TASKS
-from penstock_bench.netns import missing
+from penstock_bench.netns import NetworkTestbed, NetworkTestbedError, commands, missing
+from penstock_bench.netns.testbed import bucket
 
 hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
+
+
+STEPS = 600
+# In each step two workers push (300 + 200) rows of 17 numbers, and get as many.
+PAYLOAD = STEPS * 2 * 2 * 500 * 17 * 4
 
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of a second."""
     arguments = "--users 300 --items 200 --ratings 8000 --batch 200 --lr 0.02"
-    monkeypatch.setitem(TASKS, "mf", replace(TASKS["mf"], arguments=arguments, steps=60, every=6))
+    monkeypatch.setitem(
+        TASKS, "mf", replace(TASKS["mf"], arguments=arguments, steps=STEPS, every=STEPS // 10)
+    )
 
 
 def own_hosts() -> list[str]:
@@ -46,6 +56,8 @@ def own_hosts() -> list[str]:
         ("--servers 33", "--servers is 33, but at most 32 are allowed"),
         ("--repeats some", "--repeats 'some' is not a whole number"),
         ("--seed -1", "--seed '-1' is not a whole number"),
+        ("--filters topk:0.1", "--filters: expected PUSH/BROADCAST, got 'topk:0.1'"),
+        ("--chunk some", "--chunk 'some'"),
         ("--scripts /no/such/folder", "/no/such/folder has no lr.py"),
         ("--resume", "--resume needs a file to go on from"),
         ("--json /no/such/folder/f.json", "--json /no/such/folder/f.json: No such file"),
@@ -85,10 +97,8 @@ def test_systems_train_to_plains_objective_and_a_second_call_makes_what_is_missi
         ("ucc+tuned", "bsp"),
     ]
     plain = document["runs"][0]["points"]
-    # In each step two workers push (300 + 200) rows of 17 numbers, and get as many. Worker 0 measures a
-    # little before the other one has the last of them.
-    payload = 60 * 2 * 2 * 500 * 17 * 4
-    assert 0.8 * payload < plain[-1]["bytes"] < 1.2 * payload
+    # Worker 0 measures a little before the other one has the last of them.
+    assert 0.9 * PAYLOAD < plain[-1]["bytes"] < 1.1 * PAYLOAD
     assert plain[-1]["seconds"] > plain[-1]["computing"] > 0
     runs = [[point["objective"] for point in run["points"]] for run in document["runs"]]
     assert runs[0] == runs[1], "under BSP the same bits"
@@ -121,11 +131,61 @@ def test_competing_flows_take_of_the_links_and_are_not_counted(
     command = f"bench flow --task mf --workers 2 --rate 1gbit --shared --systems plain --json {figures}"
     assert main(command.split()) == 0
     (run,) = json.loads(figures.read_text())["runs"]
-    payload = 60 * 2 * 2 * 500 * 17 * 4
-    # A neighbour moves as much in a tenth of a second.
-    assert 0.8 * payload < run["points"][-1]["bytes"] < 1.5 * payload
+    assert run["beside"] > PAYLOAD, "there were flows, and not small ones"
+    assert 0.9 * PAYLOAD < run["points"][-1]["bytes"] < 1.1 * PAYLOAD
     assert "a shared network" in capsys.readouterr().out
     assert own_hosts() == []
+
+
+LISTENS = """
+import socket
+server = socket.create_server(("", 7))
+print(flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 18):
+    pass
+"""
+FLOODS = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7)) as connection:
+    connection.sendall(bytes(1 << 20))
+    print(flush=True)
+    while True:
+        connection.sendall(bytes(1 << 18))
+"""
+SENDS = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7)) as connection:
+    connection.sendall(bytes(2_000_000))
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+print(flush=True)
+"""
+
+
+@hosts
+def test_what_a_competing_flow_has_in_a_queue_is_not_the_jobs() -> None:
+    def run(host: int, program: str, *arguments: str) -> None:
+        """Starts it, and waits until it says something."""
+        command = [sys.executable, "-c", program, *arguments]
+        process = testbed.spawn(host, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.stdout.readline() == b"\n"
+
+    with NetworkTestbed(hosts=4, rate="100mbit") as testbed:
+        set_apart(testbed, [0, 1], [2, 3])
+        # A queue before the neighbour, in which the flow stands and is dropped.
+        commands.run("tc", "-n", testbed.switch, "qdisc", "replace", "dev", "p2", "root", *bucket(20_000_000))
+        counters = Counters([0, 1], [2, 3])
+        run(1, LISTENS)
+        run(2, LISTENS)
+        with counting(testbed, counters):
+            run(0, FLOODS, testbed.address(2))
+            run(0, SENDS, testbed.address(1))
+    assert counters.beside > 500_000
+    # Headers, acknowledgements, and what TCP sends again.
+    assert 2_000_000 < counters.between(counters._times[0], counters._times[-1]) < 1.05 * 2_000_000
 
 
 @hosts
@@ -139,3 +199,18 @@ def test_a_workload_that_fails_is_named_with_what_it_said(
     assert "no ratings to be had" in printed.out
     assert "plain push and pull could not be measured" in printed.err
     assert own_hosts() == []
+
+
+def test_a_file_of_another_day_is_kept_where_nothing_could_be_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text("of another day")
+
+    def no_hosts(*_: object, **__: object) -> None:
+        raise NetworkTestbedError("test hosts cannot be made here")
+
+    monkeypatch.setattr("penstock_bench.flow.experiment.measure", no_hosts)
+    assert main(["bench", "flow", "--json", str(figures)]) != 0
+    assert "test hosts cannot be made here" in capsys.readouterr().err
+    assert figures.read_text() == "of another day"

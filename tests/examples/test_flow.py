@@ -595,17 +595,24 @@ def test_filters_are_named_by_words() -> None:
     from common import filter_of
 
     import penstock as ps
+    from penstock.filters import meant
 
     expected = {
         "topk:0.01": ps.TopK(0.01),
         "randomk:0.5": ps.RandomK(0.5),
         "dvf:1e-3": ps.DVF(1e-3),
+        "dvf:1e-3..0.002": ps.DVF(1e-3, 0.002),
+        "dvf:0..2,relative": ps.DVF(0.0, 2.0, relative=True),
+        "auto": ps.DVF(0.0, 2.0, decay=None, relative=True),
         "dvf:1,relative,constant": ps.DVF(1.0, decay=None, relative=True),
         "int8": ps.Quantize("int8"),
         "2bit:0.25": ps.Quantize("2bit", threshold=0.25),
     }
     assert {text: filter_of(text) for text in expected} == expected
-    for wrong in ("", "top", "topk:2", "topk:x", "topk:0.1,relative", "dvf", "dvf:1,fast", "int8:1"):
+    both = ps.Filters(push=filter_of("auto"), broadcast=filter_of("auto"))
+    assert both == meant("auto"), "as the word of `filter`"
+    wrong_words = ["", "top", "topk:2", "topk:x", "topk:0.1,relative", "dvf", "dvf:1,fast", "int8:1"]
+    for wrong in [*wrong_words, "dvf:2..1", "dvf:1..", "dvf:..1", "dvf:1..2..3", "topk:0.1..0.2", "auto:1"]:
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"got {wrong!r}")):
             filter_of(wrong)
 
@@ -638,6 +645,26 @@ def test_what_filters_hold_back_is_in_the_model_that_is_saved(tmp_path: Path) ->
     # After one step from zero, nothing was computed from what a filter let pass.
     np.testing.assert_allclose(filtered, whole, rtol=1e-6)
     assert np.count_nonzero(whole) > 100
+
+
+def test_gradients_of_any_device_come_into_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("NO GPU ON THIS MACHINE")
+    from cnn import Flat
+
+    import penstock as ps
+
+    model = torch.nn.Linear(3, 2).to("cuda")
+    with ps.init() as job:
+        flat = Flat(job, model, ps.SGD(1.0))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        flat.step()
+        flat.read()
+    for parameter, first in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), first - 1)
 
 
 def test_filters_and_broadcasts_reach_the_servers(tmp_path: Path) -> None:

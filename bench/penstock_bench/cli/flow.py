@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli import terminal
 from penstock.cli.numbers import count, names
-from penstock.units import digits, parse_rate
+from penstock.units import digits, parse_bytes, parse_rate
 from penstock_bench.cli.common import distance, prepare_files, progress
 
 if TYPE_CHECKING:
@@ -42,11 +42,15 @@ def run(arguments: Sequence[str]) -> int:
     if not given.systems:
         # Those that the task cannot have are not asked for by a default.
         chosen = [name for name in chosen if name != systems.SPARSE or TASKS[task].sparse]
+    chosen += _own(given.filters)
     consistencies = _consistencies(given.consistency or (FULL if given.full else "bsp"))
     repeats = count(given.repeats or (FULL_REPEATS if given.full else "1"), "--repeats", 1000)
     seed = digits(given.seed)
     if seed is None:
         terminal.refuse(f"--seed {given.seed!r} is not a whole number", "give a number of 0 or above")
+    if given.chunk is not None:
+        parse_bytes(given.chunk, "--chunk")
+    scripts = _scripts(given.scripts or experiment.SCRIPTS, TASKS[task].script)
     measured = experiment.Experiment(
         experiment.Setting(
             task,
@@ -56,9 +60,11 @@ def run(arguments: Sequence[str]) -> int:
             given.shared,
             seed,
             tls=not given.plain,
+            options=given.options,
+            chunk=given.chunk,
+            scripts=experiment.fingerprint(scripts, task),
         )
     )
-    scripts = _scripts(given.scripts or experiment.SCRIPTS, TASKS[task].script)
     if given.resume:
         _resume(given, measured)
     prepare_files(given)
@@ -95,7 +101,8 @@ def _measure(
     machine = runner.machine(distance)
 
     def done() -> None:
-        if given.json:
+        # Not over a file of another day, as long as there is nothing to put in its place.
+        if given.json and measured.runs:
             experiment.write(given.json, measured, machine)
 
     try:
@@ -116,6 +123,12 @@ def _parser() -> terminal.Parser:
     parser.add_argument("--hosts", choices=("netns",), default="netns", help=argparse.SUPPRESS)
     parser.add_argument("--task", default="lr", help="lr (default), mf, cnn")
     parser.add_argument("--systems", metavar="NAME,...", help="default: a few; --full: all")
+    filters = "besides, ucc with these filters, such as topk:0.1/dvf:0.01 (-: all is sent); may be repeated"
+    parser.add_argument("--filters", metavar="PUSH/BROADCAST", action="append", default=[], help=filters)
+    parser.add_argument("--chunk", metavar="SIZE", help="of values that are filtered; default: the task's")
+    parser.add_argument(
+        "--options", metavar="TEXT", default="", help="more of the task's script, such as --options='--lr 4'"
+    )
     parser.add_argument("--consistency", metavar="NAME,...", help=f"default bsp; --full: {FULL}")
     parser.add_argument("--full", action="store_true", help="the whole table, each training three times")
     parser.add_argument("--rate", help="of each link, each way, such as 1gbit; default: not shaped")
@@ -152,6 +165,15 @@ def _consistencies(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _own(filters: Sequence[str]) -> list[str]:
+    from penstock_bench.flow import systems
+
+    try:
+        return [systems.own(one) for one in filters]
+    except ValueError as error:
+        terminal.refuse(f"--filters: {error}", "such as topk:0.1/dvf:0.01, or topk:0.1/- for pushes alone")
+
+
 def _scripts(folder: Path, script: str) -> Path:
     if not (folder / script).is_file():
         terminal.refuse(
@@ -177,6 +199,7 @@ def _head(given: argparse.Namespace, task: str) -> str:
     network = "a shared network" if given.shared else "a dedicated network"
     workers = "1 worker" if given.workers == "1" else f"{given.workers} workers"
     servers = "1 server" if given.servers == "1" else f"{given.servers} servers"
+    task += f" {given.options}" if given.options else ""
     return f"flow {task}, {workers}, {servers}, {network}, {link}"
 
 

@@ -12,5 +12,5 @@ links carry. A system is a row of `systems`; what is trained stands in `tasks`, 
 | counters | the kernel's counters of the hosts' links |
 | neighbours | competing flows that come and go |
 | all_reduce | a job that trains the same scripts by Gloo |
-| report, plot | the arithmetic, the table, the pictures |
+| report, plot, pages | the arithmetic, the table, the pictures, the tables of the documentation |
 """

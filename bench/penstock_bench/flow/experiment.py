@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from penstock_bench.flow import neighbours, report
-from penstock_bench.flow.systems import GLOO, PLAIN, SYSTEMS
-from penstock_bench.flow.tasks import TASKS
+from penstock_bench.flow.counters import set_apart
+from penstock_bench.flow.systems import GLOO, PLAIN, named
+from penstock_bench.flow.tasks import TASKS, Task
 from penstock_bench.flow.training import Hosts, Trained, by_gloo, by_penstock
 from penstock_bench.netns import NetworkTestbed
 from penstock_bench.systems import BenchError
@@ -34,6 +36,34 @@ class Setting:
     seed: int
     """Of those flows."""
     tls: bool = True
+    options: str = ""
+    """More of them for the script, behind the task's own."""
+    chunk: str | None = None
+    """Bytes of a chunk where values are filtered; None: the task's."""
+    scripts: str = ""
+    """What `fingerprint` says of the workload."""
+
+    @property
+    def workload(self) -> Task:
+        """The task, with what the user has changed of it."""
+        task = TASKS[self.task]
+        arguments = f"{task.arguments} {self.options}".strip()
+        return replace(task, arguments=arguments, chunk=self.chunk or task.chunk)
+
+    def command(self, name: str, consistency: str) -> dict[str, Any]:
+        """What a training is started with: options of the script, and variables of the environment."""
+        task, system = self.workload, named(name)
+        kind, _, slack = consistency.partition(":")
+        options = task.options(longer=(name, consistency) != (PLAIN, "bsp"))
+        options += ["--consistency", kind, *(["--slack", slack] if slack else [])]
+        return {"options": options + system.arguments(task), "environment": system.environment(task)}
+
+
+def fingerprint(scripts: Path, task: str) -> str:
+    """Of the files that a task's training is made of: two that differ are two experiments."""
+    files = (scripts / TASKS[task].script, scripts / "common.py")
+    every = b"".join(path.read_bytes() for path in files if path.is_file())
+    return hashlib.sha256(every).hexdigest()[:16]
 
 
 @dataclass
@@ -47,11 +77,15 @@ class Experiment:
     failed: dict[str, str] = field(default_factory=dict)
     """What the processes of a system that failed said last."""
 
-    def wanted(self, systems: Iterable[str], consistencies: Sequence[str], repeats: int) -> list[report.Key]:
+    def wanted(
+        self, systems: Collection[str], consistencies: Sequence[str], repeats: int
+    ) -> list[report.Key]:
         """
         The trainings that are missing, in turns: whatever drifts on the machine drifts for all of them.
         Plain push and pull under BSP comes first, since everything is compared with it.
         """
+        if GLOO in systems and "bsp" not in consistencies:
+            self.absent[GLOO] = "an all-reduce is in step by itself: it is measured under bsp"
         keys = [
             (name, consistency)
             for consistency in dict.fromkeys(["bsp", *consistencies])
@@ -72,7 +106,12 @@ class Experiment:
             "rows": report.entries(measured),
             "absent": self.absent,
             "runs": [
-                {"system": system, "consistency": consistency, **trained.plain()}
+                {
+                    "system": system,
+                    "consistency": consistency,
+                    **self.setting.command(system, consistency),
+                    **trained.plain(),
+                }
                 for (system, consistency), every in self.runs.items()
                 for trained in every
             ],
@@ -85,13 +124,17 @@ class Experiment:
         Raises
         ------
         ValueError
-            It is of another experiment, or none of ours.
+            It is of another experiment, or of other filters, or none of ours.
         """
         if not isinstance(document, dict) or document.get("bench") != "flow":
             raise ValueError("it is no file of this benchmark")
         if document["setting"] != asdict(self.setting):
             raise ValueError(f"it was measured with {document['setting']}")
         for run in document["runs"]:
+            command = self.setting.command(run["system"], run["consistency"])
+            found = {name: run.get(name) for name in command}
+            if found != command:
+                raise ValueError(f"{run['system']} under {run['consistency']} was trained with {found}")
             self.runs.setdefault((run["system"], run["consistency"]), []).append(Trained.of(run))
 
 
@@ -120,10 +163,10 @@ def measure(
     done
         Called after each.
     """
-    task = TASKS[experiment.setting.task]
+    task = experiment.setting.workload
     with _hosts(experiment.setting) as hosts:
         for number, (name, consistency) in enumerate(wanted, 1):
-            if name not in experiment.absent and (reason := SYSTEMS[name].missing(task)):
+            if name not in experiment.absent and (reason := named(name).missing(task)):
                 experiment.absent[name] = reason
             if name in experiment.absent:
                 continue
@@ -143,22 +186,20 @@ def _hosts(setting: Setting) -> Iterator[Hosts]:
     ours = setting.workers + setting.servers
     with NetworkTestbed(hosts=ours * (2 if setting.shared else 1), rate=setting.rate) as testbed:
         others = tuple(range(ours, 2 * ours)) if setting.shared else ()
+        if others:
+            set_apart(testbed, range(ours), others)
         yield Hosts(testbed, setting.workers, setting.servers, others)
 
 
 def _train(hosts: Hosts, setting: Setting, name: str, consistency: str, script: Path) -> Trained:
-    task, system = TASKS[setting.task], SYSTEMS[name]
-    kind, _, slack = consistency.partition(":")
-    arguments = task.options(longer=(name, consistency) != (PLAIN, "bsp"))
-    arguments += ["--consistency", kind, *(["--slack", slack] if slack else [])]
-    arguments += system.arguments(task)
+    command = setting.command(name, consistency)
     # Each training anew: the same flows from its start on.
     beside = neighbours.running(hosts.testbed, hosts.layout, setting.seed)
     with beside if setting.shared else contextlib.nullcontext():
         if name == GLOO:
-            return by_gloo(hosts, script, arguments)
+            return by_gloo(hosts, script, command["options"])
         security = {} if setting.tls else {"PENSTOCK_SECURITY": "insecure"}
-        return by_penstock(hosts, script, arguments, {**security, **system.environment(task)})
+        return by_penstock(hosts, script, command["options"], {**security, **command["environment"]})
 
 
 def write(path: Path, experiment: Experiment, machine: Mapping[str, object]) -> None:

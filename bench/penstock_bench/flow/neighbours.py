@@ -5,8 +5,8 @@ Each host of the job has a neighbour of its own on the switch. Between the two, 
 the one or the other, and then none does. So every link of the job is at times shared, each at its own, and
 what a flow takes of it TCP decides.
 
-`python -m penstock_bench.flow.neighbours OWN PEER SEED HOST SIDE START` is one end of one pair: it receives
-whatever comes, and sends when the script says that its side does.
+`python -m penstock_bench.flow.neighbours OWN PEER SEED HOST SIDE` is one end of one pair: it receives what
+comes, says that it does, is told when the script starts, and sends when the script says that its side does.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock_bench.netns import NetworkTestbed
 from penstock_bench.network.places import Layout
+from penstock_bench.systems import BenchError
 
 Side = Literal["in", "out"]
 """Which way a flow runs, seen from the job's host."""
@@ -60,37 +61,53 @@ def script(seed: int, host: int) -> Iterator[tuple[float, float, Side]]:
 
 @contextlib.contextmanager
 def running(testbed: NetworkTestbed, layout: Layout, seed: int) -> Iterator[None]:
-    """Competing flows, as long as the context lasts: host i's neighbour is on host i + the job's hosts."""
+    """
+    Competing flows, as long as the context lasts: host i's neighbour is on host i + the job's hosts.
+
+    The script starts when all ends are there. They take seconds for it, in which a training that sends little
+    would be over.
+    """
     started: list[subprocess.Popen[bytes]] = []
-    start = time.monotonic()
     try:
         for host in range(layout.hosts):
             beside = layout.hosts + host
             for own, peer, side in ((host, beside, "out"), (beside, host, "in")):
                 ends = [testbed.address(own), testbed.address(peer)]
-                told = [*ends, str(seed), str(host), side, str(start)]
-                command = [sys.executable, "-m", __name__, *told]
-                started.append(testbed.spawn(own, command, stdin=subprocess.DEVNULL))
+                command = [sys.executable, "-m", __name__, *ends, str(seed), str(host), side]
+                process = testbed.spawn(own, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise BenchError(f"a competing flow's end ended with {process.wait()}")
+        start = time.monotonic()
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write(f"{start!r}\n".encode())
+            process.stdin.flush()
         yield
     finally:
         for process in started:
             process.kill()
         for process in started:
-            process.wait()
+            # Closes the pipes as well.
+            process.communicate()
 
 
 def main() -> None:
     """One end."""
-    own, peer, seed, host, side, start = sys.argv[1:]
+    own, peer, seed, host, side = sys.argv[1:]
     listener = socket.create_server((own, PORT))
     threading.Thread(target=_receive, args=(listener,), daemon=True).start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    start = float(sys.stdin.readline())
     for begin, end, way in script(int(seed), int(host)):
         if way != side:
             continue
-        time.sleep(max(0.0, float(start) + begin - time.monotonic()))
+        time.sleep(max(0.0, start + begin - time.monotonic()))
         streams = [
-            threading.Thread(target=_send, args=(peer, float(start) + end), daemon=True)
-            for _ in range(STREAMS)
+            threading.Thread(target=_send, args=(peer, start + end), daemon=True) for _ in range(STREAMS)
         ]
         for stream in streams:
             stream.start()
@@ -112,7 +129,7 @@ def _drain(connection: socket.socket) -> None:
 
 
 def _send(peer: str, end: float) -> None:
-    # The peer may not listen yet, or be gone.
+    # The peer may be gone.
     with contextlib.suppress(OSError), socket.create_connection((peer, PORT), _LOOK) as stream:
         while time.monotonic() < end:
             with contextlib.suppress(TimeoutError):

@@ -13,8 +13,10 @@ from penstock_bench.flow.systems import GLOO, PLAIN, SYSTEMS
 from penstock_bench.flow.training import Point
 
 _COMPUTING = "#bbbbbb"
-# Okabe and Ito's colours, told apart by people who see colours differently; dashes tell the rest.
-_COLOURS = ("#222222", "#56B4E9", "#CC79A7", "#F0E442", "#E69F00", "#D55E00", "#009E73", "#0072B2")
+# Okabe and Ito's colours, and one of Tol's, told apart by people who see colours differently; dashes tell
+# the rest.
+_COLOURS = ("#222222", "#56B4E9", "#CC79A7", "#F0E442", "#E69F00", "#D55E00", "#882255", "#009E73", "#0072B2")
+_OWN = ("#666666", "#88CCEE", "#AA4499", "#999933")
 _STYLES = dict(zip(SYSTEMS, _COLOURS, strict=True))
 _DASHES = {PLAIN: "--", GLOO: ":"}
 
@@ -46,6 +48,10 @@ def draw(runs: report.Runs, title: str, path: Path) -> None:
     plt.close(figure)
 
 
+def _colour(name: str) -> str:
+    return _STYLES.get(name) or _OWN[sum(name.encode()) % len(_OWN)]
+
+
 def _trajectories(by_steps: Any, by_seconds: Any, runs: report.Runs) -> None:
     """Under BSP, the first training of each."""
     for (name, consistency), trained in runs.items():
@@ -53,7 +59,7 @@ def _trajectories(by_steps: Any, by_seconds: Any, runs: report.Runs) -> None:
             continue
         points = trained[0].points
         across = [point.objective for point in points]
-        style = {"color": _STYLES[name], "linestyle": _DASHES.get(name, "-"), "label": name}
+        style = {"color": _colour(name), "linestyle": _DASHES.get(name, "-"), "label": name}
         by_steps.plot([point.step for point in points], across, **style)
         by_seconds.plot([point.seconds for point in points], across, **style)
     for axes, along in ((by_steps, "steps, under bsp"), (by_seconds, "seconds, under bsp")):
@@ -70,7 +76,7 @@ def _saved(axes: Any, runs: report.Runs) -> None:
             continue
         steps, share = saved(base[0].points, trained[0].points)
         under = {"bsp": "-", "ssp:1": "--", "ssp:4": "-.", "ssp:16": ":"}.get(consistency, "-")
-        axes.plot(steps, share, color=_STYLES[name], linestyle=under)
+        axes.plot(steps, share, color=_colour(name), linestyle=under)
     axes.set_xlabel("steps (bsp -, ssp:1 --, ssp:4 -., ssp:16 ..)")
     axes.set_ylabel("saved of plain's traffic so far, %")
     axes.set_ylim(bottom=-25, top=100)
@@ -95,7 +101,7 @@ def _parts(axes: Any, measured: Sequence[report.Row]) -> None:
         places,
         [row.communicating or 0.0 for row in shown],
         bottom=computing,
-        color=[_STYLES[row.system] for row in shown],
+        color=[_colour(row.system) for row in shown],
         width=0.7,
     )
     axes.set_xticks(places, [f"{row.system} {row.consistency}" for row in shown], rotation=90, fontsize=7)
@@ -114,7 +120,7 @@ def _bars(axes: Any, measured: Sequence[report.Row], what: str, said: str) -> No
         ratio = report.times(getattr(row, what), getattr(plain, what))
         if ratio is not None:
             place = consistencies.index(row.consistency) + width * (names.index(row.system) + 0.5) - 0.425
-            axes.bar(place, ratio, width, color=_STYLES[row.system])
+            axes.bar(place, ratio, width, color=_colour(row.system))
     axes.set_xticks(range(len(consistencies)), consistencies)
     axes.axhline(1.0, color="#222222", linewidth=0.8)
     axes.set_ylabel(said)

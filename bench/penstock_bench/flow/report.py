@@ -80,7 +80,9 @@ def rows(runs: Runs) -> list[Row]:
 def _place(key: Key) -> tuple[int, int]:
     system, consistency = key
     _, _, slack = consistency.partition(":")
-    return int(slack or 0), list(SYSTEMS).index(system)
+    order = list(SYSTEMS)
+    # A user's own come last.
+    return int(slack or 0), order.index(system) if system in order else len(order)
 
 
 def _row(system: str, consistency: str, trained: Sequence[Trained], wanted: float) -> Row:
@@ -159,25 +161,50 @@ def table(measured: Sequence[Row]) -> str:
     return columns(shown)
 
 
-def wishes(measured: Sequence[Row], task: Task) -> str | None:
-    """What the task's own filters are to reach under BSP, and whether they do; None: not measured."""
+@dataclass(frozen=True)
+class Want:
+    """What the task's own filters are to reach under BSP."""
+
+    what: str
+    wanted: float
+    found: float | None
+    at_most: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Whether they do."""
+        if self.found is None:
+            return False
+        return self.found <= self.wanted if self.at_most else self.found >= self.wanted
+
+
+def wants(measured: Sequence[Row], task: Task) -> list[Want]:
+    """All that is wanted; none of it where plain, or the filters, were not measured."""
     ours, plain, sparse = (find(measured, name) for name in (TUNED, PLAIN, SPARSE))
     if ours is None or plain is None or plain.seconds is None:
-        return None
-    pace = times(ours.seconds, plain.seconds)
+        return []
     waits = (plain.communicating or 0.0) > DOMINATES * plain.seconds
-    bounds = [
-        ("steps of plain's, at most", MOST_STEPS_WANTED, times(plain.steps, ours.steps)),
-        ("times fewer bytes", task.wanted, times(ours.bytes, plain.bytes)),
-        ("times faster" if waits else "of plain's pace", FASTER if waits else NO_SLOWER, pace),
+    pace = times(ours.seconds, plain.seconds)
+    every = [
+        Want("steps of plain's, at most", MOST_STEPS_WANTED, times(plain.steps, ours.steps), at_most=True),
+        Want("times fewer bytes", task.wanted, times(ours.bytes, plain.bytes)),
+        Want("times faster", FASTER, pace) if waits else Want("of plain's pace", NO_SLOWER, pace),
     ]
     if task.wanted_of_sparse is not None and sparse is not None:
-        bounds.append(("times fewer than sparse", task.wanted_of_sparse, times(ours.bytes, sparse.bytes)))
+        fewer = times(ours.bytes, sparse.bytes)
+        every.append(Want("times fewer than sparse", task.wanted_of_sparse, fewer))
+    return every
+
+
+def wishes(measured: Sequence[Row], task: Task) -> str | None:
+    """The same as text; None: not measured."""
+    every = wants(measured, task)
+    if not every:
+        return None
     said = [f"  wanted of {TUNED} under bsp, and found:"]
-    for what, wanted, found in bounds:
-        good = found is not None and (found <= wanted if what.endswith("at most") else found >= wanted)
-        shown = "-" if found is None else f"{found:.2f}"
-        said.append(f"    {wanted:g} {what}: {shown}{'' if good else ', NOT REACHED'}")
+    for want in every:
+        shown = "-" if want.found is None else f"{want.found:.2f}"
+        said.append(f"    {want.wanted:g} {want.what}: {shown}{'' if want.good else ', NOT REACHED'}")
     return "\n".join(said)
 
 

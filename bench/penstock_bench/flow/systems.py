@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from penstock_bench.flow.tasks import Task
+from penstock_bench.flow.tasks import Filters, Task
 
 BROADCAST = ["--propagation", "broadcast"]
 
@@ -47,6 +47,12 @@ SYSTEMS = {
         System("ucc+low", "and DVF, low", lambda task: [*BROADCAST, *task.low.arguments], filtered=True),
         System("ucc+up", "and DVF, up", lambda task: [*BROADCAST, *task.up.arguments], filtered=True),
         System(
+            "ucc+dynamic",
+            "and DVF between low and up, as the network asks",
+            lambda task: [*BROADCAST, *task.dynamic.arguments],
+            filtered=True,
+        ),
+        System(
             TUNED,
             "and the task's filters",
             lambda task: [*BROADCAST, *task.tuned.arguments],
@@ -55,6 +61,34 @@ SYSTEMS = {
         System(GLOO, "all-reduces of dense gradients, and SGD on each worker"),
     )
 }
-"""By name, in the order of the table. A dynamic threshold, or a tree, is a line more here."""
+"""By name, in the order of the table. A tree is a line more here."""
 SHORT = (PLAIN, SPARSE, "ucc", TUNED, GLOO)
 """What is measured unless the user says."""
+
+
+def own(filters: str) -> str:
+    """
+    The name of a system of the user's own: values are broadcast, with these filters, `PUSH/BROADCAST`.
+
+    Raises
+    ------
+    ValueError
+        It is not two filters.
+
+    Examples
+    --------
+    >>> own("topk:0.1/-")
+    'ucc+topk:0.1/-'
+    """
+    push, _, broadcast = filters.partition("/")
+    if not push or not broadcast or "/" in broadcast:
+        raise ValueError(f"expected PUSH/BROADCAST, got {filters!r}")
+    return f"ucc+{filters}"
+
+
+def named(name: str) -> System:
+    """A system of the table, or one whose name `own` has made."""
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    filters = Filters(*name.removeprefix("ucc+").split("/"))
+    return System(name, "of the user's own", lambda _: [*BROADCAST, *filters.arguments], filtered=True)

@@ -3,8 +3,9 @@ What is trained: the workloads of examples/flow, at sizes at which two cores com
 link of 1 Gbit/s is what plain push and pull waits for (of the network: half and half).
 
 Thresholds are absolute, in units of a gradient (pushes) and of the value (broadcasts). `low` and `up` are the
-paper's pair, up twice low, and fall with the root of the clock, as there. `tuned` are those with the fewest
-bytes that we found to reach plain's objective with some room in both figures.
+paper's pair, up twice low, and fall with the root of the clock, as there; `dynamic` goes between them.
+`tuned` are those with the fewest bytes that we found to reach plain's objective with some room in both
+figures, on the data that are measured here.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ class Filters:
 
     push: str
     broadcast: str
+    """Either may be `-`: all is sent."""
 
     @property
     def arguments(self) -> list[str]:
         """For the script."""
-        return ["--push", self.push, "--broadcast", self.broadcast]
+        given = {"--push": self.push, "--broadcast": self.broadcast}
+        return [word for option, named in given.items() if named != "-" for word in (option, named)]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class Task:
     """Whether the script has sparse pushes."""
     wanted_of_sparse: float | None = None
     """How many times fewer than with sparse pushes."""
+
+    @property
+    def dynamic(self) -> Filters:
+        """DVF with both bounds, of which the network chooses."""
+        push, broadcast = self.up.push.removeprefix("dvf:"), self.up.broadcast.removeprefix("dvf:")
+        return Filters(f"{self.low.push}..{push}", f"{self.low.broadcast}..{broadcast}")
 
     def options(self, *, longer: bool) -> list[str]:
         """For the script; `longer`: with the steps that a system may take to reach plain's objective."""

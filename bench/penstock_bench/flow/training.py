@@ -47,6 +47,8 @@ class Trained:
     points: list[Point]
     processor: float
     """Processor seconds of all servers and workers, loading included."""
+    beside: float = 0.0
+    """Bytes that competing flows moved meanwhile, loading included."""
 
     def plain(self) -> dict[str, Any]:
         """For the file."""
@@ -55,7 +57,7 @@ class Trained:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
         """From the file."""
-        return cls([Point(**point) for point in plain["points"]], plain["processor"])
+        return cls([Point(**point) for point in plain["points"]], plain["processor"], plain["beside"])
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _trained(
                 )
         used = _wait(workers, folder) + beside()
         report = json.loads((folder / "report.json").read_text())
-    return Trained(points(report, counters), used)
+    return Trained(points(report, counters), used, counters.beside)
 
 
 def points(report: Mapping[str, Any], counters: Counters) -> list[Point]:
