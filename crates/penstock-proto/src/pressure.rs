@@ -26,6 +26,8 @@ const HIDDEN: f64 = 0.8;
 const PATIENCE: (u32, u32) = (4, 64);
 /// Looks at the most pressure before it has to have shortened the sending, and to which part of what it was at least.
 const TRIAL: (u32, f64) = (4, 0.8);
+/// Looks under pressure after which it is seen once more what is without: at first, and at most.
+const AGAIN: (u32, u32) = (64, 1024);
 /// Looks at none after pressure was in vain: at first, and at most.
 const REST: (u32, u32) = (32, 4096);
 /// Changes that are kept to be shown.
@@ -71,6 +73,9 @@ pub struct Gauge {
     since_eased: u32,
     patience: u32,
     trial: Trial,
+    /// Looks under pressure since there was none, and after how many there is none again, to compare with.
+    pressed: u32,
+    again: u32,
     changes: VecDeque<Change>,
 }
 
@@ -103,6 +108,8 @@ impl Gauge {
             since_eased: u32::MAX,
             patience: PATIENCE.0,
             trial: Trial { before: 0.0, looks: 0, proven: false, rests: 0, next: REST.0 },
+            pressed: 0,
+            again: AGAIN.0,
             changes: VecDeque::new(),
         }
     }
@@ -145,13 +152,18 @@ impl Gauge {
         let sending = flows.iter().zip(&before).map(time).fold(0.0, f64::max);
         let busy = sending / elapsed;
         let pressure = match self.follows {
-            // What was cut short may have been faster.
-            Follows::Bandwidth(enough) => match slowest(|flow| flow.rate.filter(|_| !flow.cut_short)) {
-                Some(slowest) if slowest < enough => Pressure::MOST,
-                _ => Pressure::NONE,
-            },
+            Follows::Bandwidth(enough) => {
+                let known = slowest(|flow| flow.rate.filter(|_| !flow.cut_short));
+                match slowest(|flow| flow.rate) {
+                    _ if known.is_some_and(|known| known < enough) => Pressure::MOST,
+                    // What was cut short may have been faster: it changes nothing.
+                    Some(slowest) if slowest < enough => self.pressure,
+                    _ => Pressure::NONE,
+                }
+            }
             Follows::Time => self.by_time(busy, sending / f64::from(turns)),
         };
+        let pressure = self.seen_anew(pressure);
         if pressure != self.pressure {
             self.pressure = pressure;
             if self.changes.len() == SHOWN {
@@ -179,10 +191,6 @@ impl Gauge {
             let steps = (busy / self.noticeable - 1.0).ceil().clamp(1.0, Pressure::MOST.steps().into());
             return Pressure::of(self.pressure.steps() + steps as u8);
         }
-        if busy > self.noticeable / 2.0 {
-            self.calm = 0;
-            return self.pressure;
-        }
         self.calm += 1;
         if self.pressure > Pressure::NONE && self.calm >= self.patience {
             (self.calm, self.since_eased) = (0, 0);
@@ -193,6 +201,24 @@ impl Gauge {
             self.patience = PATIENCE.0;
         }
         self.pressure
+    }
+
+    /// This pressure, or for one look none where there was some for long: it may have been of use once, and no longer.
+    fn seen_anew(&mut self, pressure: Pressure) -> Pressure {
+        if pressure == Pressure::NONE {
+            if self.pressure > Pressure::NONE && self.pressed < self.again {
+                self.again = AGAIN.0;
+            }
+            self.pressed = 0;
+            return pressure;
+        }
+        self.pressed += 1;
+        if self.pressed < self.again {
+            return pressure;
+        }
+        self.pressed = 0;
+        self.again = (2 * self.again).min(AGAIN.1);
+        Pressure::NONE
     }
 
     /// Whether pressure was tried, and has not shortened the sending: then it is not tried for a while.
@@ -304,7 +330,30 @@ mod tests {
         );
         // Where bytes cost as well it is worth it.
         let mut sender = Sender { round_trip: 0.1, ..Sender::new(Follows::Time, BSP) };
-        assert_eq!(sender.turns(400, RATE, 0.7, RATE)[300..], [4; 100]);
+        let pressed = sender.turns(400, RATE, 0.7, RATE);
+        assert!(pressed.iter().filter(|steps| **steps == 4).count() > 300, "{pressed:?}");
+        // Also behind a time in which it was of use.
+        let mut sender = Sender::new(Follows::Time, BSP);
+        assert_eq!(sender.turns(100, RATE, 0.7, RATE).last(), Some(&4));
+        sender.round_trip = 0.12;
+        let pressed = sender.turns(8000, 0.001 * RATE, 0.88, RATE);
+        let late = pressed[4000..].iter().filter(|steps| **steps > 0).count();
+        assert!(late < 200, "{late} turns of 4000 under pressure in vain");
+        // And what is not noticeable is none, for however little.
+        let mut sender = Sender::new(Follows::Time, BSP);
+        assert_eq!(sender.turns(100, RATE, 0.7, RATE).last(), Some(&4));
+        sender.round_trip = 0.07;
+        assert_eq!(sender.turns(2000, 0.001 * RATE, 0.93, RATE).last(), Some(&0));
+        let mut gauge = Gauge::new(Follows::Bandwidth(50.0), BSP);
+        let mut look = |second, rate, cut_short| {
+            let flow = Flow { sent: 0, rate: Some(rate), cut_short };
+            gauge.look(Duration::from_secs(second), second, [Some(flow)].into_iter());
+            gauge.pressure()
+        };
+        look(0, 1.0, false);
+        assert_eq!(look(1, 1.0, false), Pressure::MOST);
+        assert_eq!(look(2, 2.0, true), Pressure::MOST, "it says as much at least, and changes nothing");
+        assert_eq!(look(3, 60.0, true), Pressure::NONE);
         let mut gauge = Gauge::new(Follows::Bandwidth(50.0), BSP);
         for second in 0..9 {
             let flow = Flow { sent: 0, rate: Some(1.0), cut_short: true };

@@ -63,6 +63,8 @@ class Served:
         self._rate_divisor = rate_divisor
         self._filtered = declaration["filter"] is not None
         self._flushed: tuple[int, int, list[int]] | None = None
+        self._begun = -1
+        """The iteration in which gradients were contributed last."""
         self._lines = tree.lines()
         self._places = places
         values = [tree.values[place] for place in places]
@@ -144,6 +146,7 @@ class Served:
                 if rate:
                     for tensor in self._tensors.all:
                         tensor.set_lr(float(arrays[-1]) / self._rate_divisor)
+                self._begun = job.iteration
                 self._tensors.push(flats, self._timeout)
                 job.clock()
                 self._tensors.pull(values, None, self._timeout)
@@ -156,8 +159,8 @@ class Served:
     def flush(self) -> None:
         """
         Send all that the filters hold back, and complete the iteration. Collective: each leaf's tensor of
-        which some worker holds something back takes a step. Outside of `jax.jit`. Where nothing is ever held
-        back, as without a filter, nothing happens.
+        which some worker holds something back takes a step. Outside of `jax.jit`. Without a filter nothing
+        happens.
 
         With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
         reads all that was folded. Else what others flush is read as late as all that they push.
@@ -165,9 +168,8 @@ class Served:
         Raises
         ------
         OptionError
-            It was called inside `jit`, or another thread is in a call of this module.
-        AlreadyPushed
-            A `push_pull` of this iteration has failed half-way. Make it again first.
+            It was called inside `jit`, or behind a `push_pull` of this iteration that has failed, or another
+            thread is in a call of this module.
         LaneTimeout, PullTimeout, BarrierTimeout, GetTimeout
             Other workers or the servers were too late. The call can be made again.
         CircularWait
@@ -198,6 +200,11 @@ class Served:
         lags = any(tensor._core.lags for tensor in self._tensors.all)
         if not lags and not self._filtered:
             return
+        if self._begun == self._job.iteration:
+            raise OptionError(
+                "expected a flush before or behind a whole push_pull, got one behind a part of it, which has failed",
+                "job.clock() ends the iteration with what was contributed: then flush, or push_pull",
+            )
         together(self._job).in_turn("flush", self._flush)
 
     def _flush(self) -> None:

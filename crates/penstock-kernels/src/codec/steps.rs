@@ -192,7 +192,7 @@ fn pack<E: Element>(
     let (now, held, by) = (&mut now.0[..bytes], &mut held.0[..bytes], &mut by.0[..bytes]);
     let stands = &mut stands[..base.len()];
     // Others may be writing it: this is the one look at it.
-    blocks::copy::<E>(chunk, stands);
+    chunk.copy_to(stands);
     blocks::load::<E>(&Foreign::of(stands), 0, now);
     blocks::load::<E>(&Foreign::of(base), 0, held);
     let read = ScalarOf::<E>::read;

@@ -326,6 +326,7 @@ mod tests {
     #[test]
     fn what_comes_older_than_it_was_when_it_was_asked_for_is_seen() {
         let mut checker = checker();
+        see(&mut checker, asked(NO_TICKET, 0, false)).unwrap();
         CHUNKS.iter().for_each(|&chunk| see(&mut checker, came(chunk, 1)).unwrap());
         see(&mut checker, published(2, 4)).unwrap();
         see(&mut checker, asked(1, 0, false)).unwrap();
@@ -335,6 +336,7 @@ mod tests {
     #[test]
     fn a_ticket_before_the_state_that_was_asked_for_earlier_is_seen() {
         let mut checker = checker();
+        see(&mut checker, asked(NO_TICKET, 0, false)).unwrap();
         CHUNKS.iter().for_each(|&chunk| see(&mut checker, came(chunk, 1)).unwrap());
         see(&mut checker, asked(1, 0, true)).unwrap();
         see(&mut checker, asked(2, 1, false)).unwrap();
@@ -384,6 +386,9 @@ mod tests {
     /// E-1: what a difference to the wrong publication would come to.
     #[test]
     fn a_value_that_the_home_never_had_is_seen() {
-        see(&mut checker(), came(0, 2)).unwrap_err();
+        let mut checker = checker();
+        see(&mut checker, asked(NO_TICKET, 0, false)).unwrap();
+        let strange = see(&mut checker, came(0, 2)).unwrap_err();
+        assert!(strange.contains("a value that it never had"), "{strange}");
     }
 }

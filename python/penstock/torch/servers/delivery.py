@@ -16,8 +16,8 @@ average. So what happens to a gradient between backward and `step()` is looked f
 | changes a setting, such as the learning rate | error | no more overlap | no more overlap |
 | adds to it, in more backward passes than before | error | counts | counts |
 
-A sparse gradient is known by its object and version alone: what is written into its values by
-themselves is not seen.
+A sparse gradient is known by its object and version alone: what is written through its `data` is not
+seen.
 
 `overlap=False` looks for nothing: whatever the gradient is by then leaves in `step()`.
 

@@ -98,9 +98,9 @@ impl Bounded {
 
 /// So many times their root mean square, but not so much that none of them is beyond it.
 fn within(times: f64, Spread { root_mean_square, largest }: Spread) -> f64 {
-    let (bound, most) = (times * root_mean_square, largest * 0.875);
-    // Of the least numbers that there are seven eighths may be as much.
-    let most = if most < largest { most } else { 0.0 };
+    // Of the least numbers that there are seven eighths may be as much: these all pass.
+    let most = if largest > f32::MIN_POSITIVE.into() { largest * 0.875 } else { 0.0 };
+    let bound = times * root_mean_square;
     if bound > most { most } else { bound }
 }
 
