@@ -202,7 +202,7 @@ class Served:
             return
         if self._begun == self._job.iteration:
             raise OptionError(
-                "expected a flush before or behind a whole push_pull, got one behind a part of it, which has failed",
+                "expected a flush before or behind a whole push_pull, got one behind one that has failed",
                 "job.clock() ends the iteration with what was contributed: then flush, or push_pull",
             )
         together(self._job).in_turn("flush", self._flush)
