@@ -278,7 +278,7 @@ fn a_load_that_returns_before_its_chunks_are_taken_is_seen() {
 #[test]
 fn a_chunk_of_a_load_that_is_lost_is_seen() {
     is_seen_of_loads(Sabotage::LosesChunksOfLoads, 120, "behind its own load", 20);
-    is_seen_of_loads(Sabotage::LosesChunksOfLoads, 120, "behind a barrier that followed", 2);
+    is_seen_of_loads(Sabotage::LosesChunksOfLoads, 400, "behind a barrier that followed", 2);
 }
 
 #[test]
