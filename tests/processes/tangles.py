@@ -461,6 +461,7 @@ def dropping_beside_a_wait() -> None:
             "bsp",
             "pull",
             False,
+            0,
             False,
             1.0,
             None,
