@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from needing import hosts
 
 from penstock.cli import main
 from penstock_bench.flow.counters import Counters, counting, set_apart
 from penstock_bench.flow.tasks import TASKS
-from penstock_bench.netns import NetworkTestbed, NetworkTestbedError, commands, missing
+from penstock_bench.netns import NetworkTestbed, NetworkTestbedError, commands
 from penstock_bench.netns.testbed import bucket
-
-hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
-
 
 STEPS = 600
 # In each step two workers push (300 + 200) rows of 17 numbers, and get as many.

@@ -14,14 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from needing import hosts
 
 from penstock.cli import main
 from penstock_bench.link import report
 from penstock_bench.link.measure import Result, Way
 from penstock_bench.link.search import MOST_DISCARDED, Found, Verdict
-from penstock_bench.netns import missing
-
-hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
 
 
 @pytest.mark.parametrize(

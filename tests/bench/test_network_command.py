@@ -6,12 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from needing import hosts
 
 from penstock.cli import main
-from penstock_bench.netns import missing
 from penstock_bench.network import streams
-
-hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
 
 
 def own_hosts() -> list[str]:
