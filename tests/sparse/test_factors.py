@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import three_workers
 
 import penstock as ps
 from penstock.exceptions import AlreadyPushed, DtypeError, NonFiniteError, OptionError, ShapeError
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "mixed"])
@@ -22,12 +17,7 @@ HERE = Path(__file__).parent
 def test_workers_that_push_factors_train_as_if_they_pushed_the_product(
     consistency: str, transport: str
 ) -> None:
-    command = [sys.executable, "-m", "penstock.cli", "run", "--workers", "3", "--servers", "2"]
-    command += ["--transport", "auto" if transport == "auto" else "tcp"]
-    command += [str(HERE / "factors.py"), consistency, transport]
-    environment = {**os.environ, "PENSTOCK_CHUNK_BYTES": "4096"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    three_workers.run("factors.py", consistency, transport)
 
 
 def test_factors_are_u_at_v_and_the_transposed_one_is_named(job: ps.Job) -> None:

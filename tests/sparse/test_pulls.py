@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import three_workers
 
 import penstock as ps
 from penstock.exceptions import DtypeError, JobClosed, OptionError, ShapeError, UnknownElement
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "mixed"])
@@ -22,12 +17,7 @@ HERE = Path(__file__).parent
 def test_rows_that_are_pulled_are_those_of_what_a_pull_of_all_brings(
     consistency: str, transport: str
 ) -> None:
-    command = [sys.executable, "-m", "penstock.cli", "run", "--workers", "3", "--servers", "2"]
-    command += ["--transport", "auto" if transport == "auto" else "tcp"]
-    command += [str(HERE / "gather.py"), consistency, transport]
-    environment = {**os.environ, "PENSTOCK_CHUNK_BYTES": "4096"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    three_workers.run("gather.py", consistency, transport)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])

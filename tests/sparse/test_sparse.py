@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import three_workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,18 +23,11 @@ from penstock.exceptions import (
     UnknownElement,
 )
 
-HERE = Path(__file__).parent
-
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "mixed"])
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
 def test_workers_that_push_sparse_train_as_if_they_pushed_all_of_it(consistency: str, transport: str) -> None:
-    command = [sys.executable, "-m", "penstock.cli", "run", "--workers", "3", "--servers", "2"]
-    command += ["--transport", "auto" if transport == "auto" else "tcp"]
-    command += [str(HERE / "train.py"), consistency, transport]
-    environment = {**os.environ, "PENSTOCK_CHUNK_BYTES": "4096"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    three_workers.run("train.py", consistency, transport)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
