@@ -276,7 +276,7 @@ def test_tables_are_put_in_their_places_and_nothing_else_changes(
 
 def test_the_pages_commands_are_taken_and_have_a_place_for_their_figures() -> None:
     text = (SCRIPTS.parents[1] / "docs" / "flow-performance.md").read_text()
-    commands = re.findall(r"^penstock bench flow (.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^penstock bench flow (.*)$", text.replace("\\\n", ""), re.MULTILINE)
     names = set()
     for command in commands:
         given = cli._parser().parse_args(shlex.split(command))
