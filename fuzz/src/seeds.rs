@@ -46,12 +46,12 @@ pub fn all() -> Vec<Seeds> {
         frames.push(Header::bare(job, sequence, body).encode().to_vec());
     }
     for notice in [
-        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
+        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5, content: 1 },
         Notice::State { tensor: 1, chunk: 2 },
         Notice::Folded { tensor: 1, count: 5 },
         Notice::Fetched { tensor: 1, ticket: 8 },
         Notice::Taken,
-        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5 },
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 1 },
     ] {
         frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
     }

@@ -405,12 +405,23 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
     let drawn = |row: &&str| row.split('|').nth(3).is_some_and(|cell| cell.trim().starts_with("from a "));
     assert_eq!(PAGE.lines().filter(drawn).count(), kinds.len());
     let notices = [
-        ("value", Notice::Value { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, base: 12 }),
+        (
+            "value",
+            Notice::Value {
+                tensor: 7,
+                chunk: 8,
+                version: 9,
+                steps: 10,
+                publication: 11,
+                base: 12,
+                content: 1,
+            },
+        ),
         ("state", Notice::State { tensor: 7, chunk: 8 }),
         ("folded", Notice::Folded { tensor: 7, count: 9 }),
         ("fetched", Notice::Fetched { tensor: 7, ticket: 9 }),
         ("taken", Notice::Taken),
-        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10 }),
+        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: 1 }),
     ];
     let raised = bare(Body::Notice(notices[5].1));
     assert_eq!(halves(&raised, 7), (8, 13));

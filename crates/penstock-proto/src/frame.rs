@@ -61,6 +61,9 @@ pub enum Notice {
         publication: u64,
         /// The publication that the payload is a difference against; 0 if it is whole.
         base: u64,
+        /// The last publication up to this one that changed what is seen: by it a receiver knows that it holds the same, however that
+        /// came.
+        content: u64,
     },
     /// Chunks that were sent on this connection have come to this version as they are.
     Raised {
@@ -74,6 +77,8 @@ pub enum Notice {
         version: u64,
         /// Optimizer steps behind each.
         steps: u64,
+        /// The sum of their contents' numbers, modulo 2^64: who holds others has not received all that came before.
+        contents: u64,
     },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
@@ -96,6 +101,21 @@ pub enum Notice {
         /// The ticket.
         ticket: u64,
     },
+    /// The payload is the seal of the value, or the raised versions, that the next frame brings: by it who gets that from another than
+    /// the home knows that it is the home's ([`crate::seal`]).
+    Seal,
+    /// What the receiver will hold of one stripe of a tensor once all that was published has come, on whatever way: the sum of all
+    /// its chunks' versions and contents' numbers, modulo 2^64.
+    Standing {
+        /// The tensor.
+        tensor: TensorId,
+        /// The stripe.
+        stripe: u32,
+        /// The sum.
+        digest: u64,
+    },
+    /// The payload is a [`Route`](crate::overlay::Route): how values come to the receiver from now on.
+    Route,
     /// Nothing but how far the worker's frames were taken. The first frame of every connection is one.
     Taken,
 }
@@ -162,16 +182,25 @@ const FOLDED: u32 = 3;
 const FETCHED: u32 = 4;
 const TAKEN: u32 = 5;
 const RAISED: u32 = 6;
+const SEAL: u32 = 7;
+const STANDING: u32 = 8;
+const ROUTE: u32 = 9;
 
 impl Notice {
-    fn encode(&self) -> [u64; WORDS] {
+    /// Its words.
+    pub(crate) fn encode(&self) -> [u64; WORDS] {
         match *self {
-            Self::Value { tensor, chunk, version, steps, publication, base } => {
-                [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, 0, 0]
+            Self::Value { tensor, chunk, version, steps, publication, base, content } => {
+                [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, content, 0]
             }
-            Self::Raised { tensor, chunk, count, version, steps } => {
-                [pack(RAISED, tensor), pack(chunk, count), version, steps, 0, 0, 0, 0]
+            Self::Raised { tensor, chunk, count, version, steps, contents } => {
+                [pack(RAISED, tensor), pack(chunk, count), version, steps, contents, 0, 0, 0]
             }
+            Self::Seal => [pack(SEAL, 0), 0, 0, 0, 0, 0, 0, 0],
+            Self::Standing { tensor, stripe, digest } => {
+                [pack(STANDING, tensor), u64::from(stripe), digest, 0, 0, 0, 0, 0]
+            }
+            Self::Route => [pack(ROUTE, 0), 0, 0, 0, 0, 0, 0, 0],
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
             Self::Fetched { tensor, ticket } => [pack(FETCHED, tensor), 0, ticket, 0, 0, 0, 0, 0],
@@ -184,13 +213,16 @@ impl Notice {
         let chunk = words[1] as u32;
         Ok(match kind {
             VALUE => {
-                let [_, _, version, steps, publication, base, ..] = *words;
-                Self::Value { tensor, chunk, version, steps, publication, base }
+                let [_, _, version, steps, publication, base, content, _] = *words;
+                Self::Value { tensor, chunk, version, steps, publication, base, content }
             }
             RAISED => {
                 let (chunk, count) = unpack(words[1]);
-                Self::Raised { tensor, chunk, count, version: words[2], steps: words[3] }
+                Self::Raised { tensor, chunk, count, version: words[2], steps: words[3], contents: words[4] }
             }
+            SEAL => Self::Seal,
+            STANDING => Self::Standing { tensor, stripe: chunk, digest: words[2] },
+            ROUTE => Self::Route,
             STATE => Self::State { tensor, chunk },
             FOLDED => Self::Folded { tensor, count: words[2] },
             FETCHED => Self::Fetched { tensor, ticket: words[2] },
@@ -353,7 +385,11 @@ mod tests {
     #[test]
     fn every_notice_reads_back_as_it_was_written() {
         for notice in [
-            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
+            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5, content: 4 },
+            Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 6 },
+            Notice::Seal,
+            Notice::Standing { tensor: 3, stripe: 2, digest: u64::MAX },
+            Notice::Route,
             Notice::State { tensor: 1, chunk: u32::MAX },
             Notice::Folded { tensor: 9, count: u64::MAX },
             Notice::Fetched { tensor: 0, ticket: 5 },

@@ -21,9 +21,11 @@
 //! A job that does not exist is answered like one whose secret is wrong (the server draws a secret for it), so no stranger learns
 //! which jobs there are.
 
+use crate::Rank;
 use crate::error::Refusal;
 use crate::mac;
 use crate::message::{PROTOCOL_VERSION, Secret, decode, encode};
+use crate::overlay::Stripes;
 use crate::peer::PeerId;
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
@@ -58,6 +60,17 @@ pub enum Purpose {
         session: Session,
         /// The shard.
         shard: u32,
+    },
+    /// Frames of some stripes of one shard, from a worker that passes them on. It takes no frames but signs of life.
+    Relay {
+        /// Who is fed.
+        child: Rank,
+        /// The server.
+        server: u32,
+        /// The shard, among those of its server.
+        shard: u32,
+        /// What it is fed.
+        stripes: Stripes,
     },
     /// Messages about items ([`crate::items::wire`]), of such a peer.
     Items {

@@ -15,9 +15,10 @@ use crate::pressure::Change;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -81,6 +82,8 @@ pub enum Ask {
         peer: PeerId,
         /// Workers of the job, as it was told.
         size: u32,
+        /// How values are to come to it.
+        overlay: Joining,
     },
     /// Declares a tensor. The first server is asked without extents and decides them; the others are told.
     Declare {
@@ -282,6 +285,19 @@ pub struct Welcome {
     /// Threads of the job on the server's host, beside this server's shards, that may want a core: its workers, and other
     /// servers' shards. [`u32::MAX`] where other jobs share the host.
     pub others: u32,
+    /// By which values of this server are known that others pass on ([`crate::seal`]).
+    pub key: [u8; 32],
+}
+
+/// What a worker says of itself for the trees that a server sends along ([`crate::overlay`]).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Joining {
+    /// The shape of the trees, as the option `tree` says it; empty: `star`. All workers say the same.
+    pub tree: String,
+    /// Where it takes children in; `None`: it passes nothing on.
+    pub door: Option<SocketAddr>,
+    /// The rack of its host, behind its zone if it has one: `rack` or `zone/rack`; empty: it is not known.
+    pub rack: String,
 }
 
 /// A message that cannot be read or written.

@@ -187,6 +187,9 @@ pub enum SubmissionRefused {
         /// The tensor.
         tensor: TensorId,
     },
+    /// Something about how values come to it, by a worker that shares memory with the home.
+    #[error("it says how values come to it, which it sees in shared memory")]
+    NothingToFeed,
     /// Factors where the product is expected.
     #[error("it submitted factors of tensor {tensor} where a push is expected")]
     Factors {
@@ -344,6 +347,9 @@ impl Shard {
                 Err(SubmissionRefused::NothingToFetch { tensor })
             }
             Submission::Factor { tensor, .. } => Err(SubmissionRefused::Factors { tensor }),
+            Submission::Attached { .. } | Submission::Strayed { .. } | Submission::Holds { .. } => {
+                Err(SubmissionRefused::NothingToFeed)
+            }
             _ => self.judge(peer, submission),
         }
     }
@@ -364,7 +370,8 @@ impl Shard {
                 self.check_range(tensor, first, count)?;
                 check_limit(FETCHED_CLOCK, version.saturating_sub(1))?;
             }
-            (Submission::Leave, _) => {}
+            (Submission::Leave | Submission::Attached { .. } | Submission::Strayed { .. }, _) => {}
+            (Submission::Holds { tensor, first, .. }, _) => _ = self.check_range(tensor, first, 1)?,
             (_, None) => return Err(SubmissionRefused::NoWorker { peer }),
             (Submission::Skip { tensor, first, count, stamp, settings }, Some(writer)) => {
                 self.check_push(writer, tensor, first, count, stamp, &settings)?;
@@ -427,7 +434,10 @@ impl Shard {
             Submission::Fetch { .. }
             | Submission::FetchChunks { .. }
             | Submission::Factor { .. }
-            | Submission::PushProduct { .. } => Ok(()),
+            | Submission::PushProduct { .. }
+            | Submission::Attached { .. }
+            | Submission::Strayed { .. }
+            | Submission::Holds { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
         }
     }

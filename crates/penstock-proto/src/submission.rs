@@ -7,8 +7,9 @@
 //! Every push carries the optimizer's numbers: a learning rate changed between two iterations takes effect with exactly
 //! the update it was meant for, on every worker and every chunk, and a repeated submission repeats them.
 
-use crate::TensorId;
 use crate::factors::MAX_RANK;
+use crate::overlay::Stripes;
+use crate::{Rank, TensorId};
 use penstock_kernels::Settings;
 
 /// Words of a submission, 8 bytes each.
@@ -16,6 +17,11 @@ pub const WORDS: usize = 8;
 
 /// The ticket of a fetch that brings none back: what a connection that is made again asks for on behalf of pushes.
 pub const NO_TICKET: u64 = 0;
+
+/// Chunks that one [`Submission::Holds`] tells of.
+pub const HELD: usize = 6;
+/// In the place of a publication: the chunks before it were the last.
+pub const NO_MORE: u64 = u64::MAX;
 
 /// What a worker says to a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -127,6 +133,35 @@ pub enum Submission {
         /// The factors', at most [`MAX_RANK`].
         rank: u32,
     },
+    /// Only from workers on other hosts: it stands at its parents of these stripes, and is fed by them from now on.
+    Attached {
+        /// The route's number.
+        epoch: u32,
+        /// Which.
+        stripes: Stripes,
+    },
+    /// Only from workers on other hosts: it has left its parents of these stripes, and is to be fed by the home. What it holds of all
+    /// tensors follows ([`Submission::Holds`]).
+    Strayed {
+        /// The route's number.
+        epoch: u32,
+        /// Which.
+        stripes: Stripes,
+        /// The parent that it left, whose fault that was; [`u32::MAX`]: nobody's.
+        parent: Rank,
+    },
+    /// Only from workers on other hosts: what it holds of some chunks, one after the other among those that are homed there. What of them
+    /// is newer is to be sent.
+    Holds {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first of them, counted over the whole tensor.
+        first: u32,
+        /// The route's number.
+        epoch: u32,
+        /// Of each the publication that it holds, or 0. [`NO_MORE`]: there are no more.
+        positions: [u64; HELD],
+    },
     /// The last that comes from this worker: it leaves. Everything before it counts.
     Leave,
 }
@@ -135,7 +170,7 @@ pub enum Submission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is not one of ours.
-    #[error("expected a submission of kind 1 to 11, got {got}")]
+    #[error("expected a submission of kind 1 to 14, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -156,6 +191,9 @@ const PUSH_PRODUCT: u32 = 10;
 const RANK_SHIFT: u32 = 16;
 const _: () = assert!(MAX_RANK < 1 << RANK_SHIFT);
 const FETCH_CHUNKS: u32 = 11;
+const ATTACHED: u32 = 12;
+const STRAYED: u32 = 13;
+const HOLDS: u32 = 14;
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -197,6 +235,15 @@ impl Submission {
             Self::PushProduct { tensor, first, count, stamp, settings, rank } => {
                 contribution(PUSH_PRODUCT | rank << RANK_SHIFT, tensor, first, count, stamp, settings)
             }
+            Self::Attached { epoch, stripes } => {
+                [pack(ATTACHED, 0), pack(epoch, 0), stripes.0, 0, 0, 0, 0, 0]
+            }
+            Self::Strayed { epoch, stripes, parent } => {
+                [pack(STRAYED, 0), pack(epoch, parent), stripes.0, 0, 0, 0, 0, 0]
+            }
+            Self::Holds { tensor, first, epoch, positions: [a, b, c, d, e, f] } => {
+                [pack(HOLDS, tensor), pack(first, epoch), a, b, c, d, e, f]
+            }
             Self::Leave => [pack(LEAVE, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
@@ -226,6 +273,12 @@ impl Submission {
             }
             FLUSH => Ok(Self::Flush { tensor }),
             LEAVE => Ok(Self::Leave),
+            ATTACHED => Ok(Self::Attached { epoch: first, stripes: Stripes(words[2]) }),
+            STRAYED => Ok(Self::Strayed { epoch: first, stripes: Stripes(words[2]), parent: count }),
+            HOLDS => {
+                let [_, _, a, b, c, d, e, f] = words;
+                Ok(Self::Holds { tensor, first, epoch: count, positions: [a, b, c, d, e, f] })
+            }
             FACTOR => Ok(Self::Factor { tensor, rank: first, at: words[2] }),
             kind if kind % (1 << RANK_SHIFT) == PUSH_PRODUCT => {
                 let [_, _, stamp, a, b, c, d, e] = words;
@@ -265,6 +318,6 @@ mod tests {
     #[test]
     fn a_kind_that_does_not_exist_is_refused() {
         assert_eq!(Submission::decode([0; WORDS]), Err(SubmissionError::UnknownKind { got: 0 }));
-        assert_eq!(Submission::decode([12; WORDS]), Err(SubmissionError::UnknownKind { got: 12 }));
+        assert_eq!(Submission::decode([15; WORDS]), Err(SubmissionError::UnknownKind { got: 15 }));
     }
 }

@@ -265,7 +265,15 @@ impl Line {
                 );
                 let sent = home.streams.send(local, sequence, &home.held[local], position);
                 let chunk = local as u32;
-                let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
+                let notice = Notice::Value {
+                    tensor,
+                    chunk,
+                    version,
+                    steps,
+                    publication: sequence,
+                    base: 0,
+                    content: 1,
+                };
                 let (bytes, payload) = frame(&self.agreed, bare(notice), &sent);
                 (Header::decode(&bytes).unwrap(), payload)
             }
@@ -376,7 +384,8 @@ fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_the
         shadow: Some(Shadow { publication: 4, bytes: &before }),
         position,
     };
-    let notice = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 6, base: 0 };
+    let notice =
+        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 6, base: 0, content: 1 };
     let header = Header::bare(1, 0, Body::Notice(notice));
     for (position, bytes, base) in [(4, ENTRY, Base::Held), (2, 64, Base::Zeros), (0, 64, Base::Zeros)] {
         let (header, payload) = frame(&AGREED, header, &sent(position));
@@ -392,8 +401,15 @@ fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_the
 fn a_difference_against_what_is_not_held_is_refused_and_the_first_on_a_connection_is_whole() {
     let mut mirror = Mirror::default();
     mirror.declare(W, vec![0], false);
-    let value =
-        |publication, base| Notice::Value { tensor: W, chunk: 0, version: 1, steps: 0, publication, base };
+    let value = |publication, base| Notice::Value {
+        tensor: W,
+        chunk: 0,
+        version: 1,
+        steps: 0,
+        publication,
+        base,
+        content: 1,
+    };
     let baseless = |held, got| Err(Broken::Baseless { chunk: 0, held, got });
     assert_eq!(mirror.hear(0, &value(4, 2), |_| 0), baseless(0, 2));
     assert!(mirror.hear(0, &value(4, 0), |_| 0).is_ok());

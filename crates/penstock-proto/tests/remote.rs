@@ -207,15 +207,23 @@ impl Line {
             Some(Owing::Value {
                 tensor,
                 local,
-                publication: Publication { version, steps, sequence, .. },
+                publication: Publication { version, steps, sequence, changed },
                 ..
             }) => {
                 let chunk = self.home.chunks[local];
-                Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 }
+                Notice::Value {
+                    tensor,
+                    chunk,
+                    version,
+                    steps,
+                    publication: sequence,
+                    base: 0,
+                    content: changed,
+                }
             }
-            Some(Owing::Raised { tensor, local, count, version, steps }) => {
+            Some(Owing::Raised { tensor, local, count, version, steps, contents }) => {
                 let (chunk, count) = (self.home.chunks[local], count as u32);
-                Notice::Raised { tensor, chunk, count, version, steps }
+                Notice::Raised { tensor, chunk, count, version, steps, contents }
             }
             Some(Owing::State { tensor, local }) => Notice::State { tensor, chunk: self.home.chunks[local] },
             Some(Owing::Folded { tensor, count }) => Notice::Folded { tensor, count },
@@ -599,7 +607,8 @@ fn a_fetch_of_some_chunks_waits_for_own_contributions_that_are_promised() {
     line.subscriber.folded(W, 1, &line.home);
     let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
     while line.answer() {}
-    let value = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0 };
+    let value =
+        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 1 };
     let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
     assert_eq!(told(&mut line), expected);
 }
@@ -844,7 +853,8 @@ fn a_fetch_waits_for_own_contributions_that_are_promised() {
     line.subscriber.folded(W, 1, &line.home);
     let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
     while line.answer() {}
-    let value = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0 };
+    let value =
+        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 1 };
     let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
     assert_eq!(told(&mut line), expected);
 }
@@ -874,7 +884,15 @@ fn a_subscriber_whose_tickets_mean_nothing_harms_only_itself() {
 fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let mut mirror = Mirror::default();
     mirror.declare(W, vec![0], false);
-    let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 2, base: 0 };
+    let value = |version| Notice::Value {
+        tensor: W,
+        chunk: 0,
+        version,
+        steps: 0,
+        publication: 2,
+        base: 0,
+        content: 1,
+    };
     mirror.hear(0, &value(4), |_| 0).unwrap();
     assert_eq!(mirror.hear(0, &value(3), |_| 0), Err(Broken::Fell { chunk: 0, version: 3 }));
     let most = u64::MAX;
@@ -963,7 +981,8 @@ fn what_rests_costs_one_frame_whatever_its_size_and_is_sent_whole_where_it_was_n
     (0..chunks.len()).for_each(|local| line.home.publish(local, 0));
     line.fetch(1, false, 0);
     line.exchange();
-    let raised = |chunk, count, version| Notice::Raised { tensor: W, chunk, count, version, steps: 0 };
+    let raised =
+        |chunk, count, version| Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents: 1 };
     assert_eq!(told(&mut line, &|home, local| home.raise(local, 1)), [raised(0, 4, 1)]);
     assert_eq!((line.progress, &line.seen), (2, &chunks.map(|chunk| (chunk, 1)).into()));
     // One of them has changed, and one is of another version.
@@ -998,7 +1017,7 @@ fn what_was_not_sent_cannot_be_raised() {
     let mut line = Line::new(&[2, 4]);
     (0..2).for_each(|local| line.home.publish(local, 3));
     let raise = |line: &mut Line, chunk, count, version| {
-        let notice = Notice::Raised { tensor: W, chunk, count, version, steps: 0 };
+        let notice = Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents: 1 };
         line.mirror.hear(line.mirror.progress().0, &notice, |_| 0)
     };
     line.connect();

@@ -19,7 +19,9 @@ use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message};
 use penstock_proto::job::job_number;
-use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
+use penstock_proto::message::{
+    Answer, Ask, Departure, Joining, PROTOCOL_VERSION, Reply, Request, decode, encode,
+};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::submission::Submission;
 use rustix::net;
@@ -355,7 +357,13 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
 }
 
 fn hello(peer: PeerId) -> Vec<u8> {
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer, size: 2 };
+    let hello = Ask::Hello {
+        version: PROTOCOL_VERSION,
+        session: SESSION,
+        peer,
+        size: 2,
+        overlay: Joining::default(),
+    };
     encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap()
 }
 
@@ -512,7 +520,13 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
 /// `false` if it is not welcome.
 fn comes_and_heard(address: SocketAddr) -> bool {
     let Ok(mut control) = enter(address, "job", SECRET, Purpose::Control) else { return false };
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(1), size: 2 };
+    let hello = Ask::Hello {
+        version: PROTOCOL_VERSION,
+        session: SESSION,
+        peer: PeerId::worker(1),
+        size: 2,
+        overlay: Joining::default(),
+    };
     let hello = encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap();
     say(&mut control, &hello);
     let welcome = hear(&mut control).and_then(|reply| decode::<Reply>(&reply).ok());

@@ -25,7 +25,7 @@ use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::job::job_number;
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, MAX_TENSORS, PROTOCOL_VERSION, Reply, Request, decode, encode,
+    Answer, Ask, Joining, MAX_MESSAGE_BYTES, MAX_TENSORS, PROTOCOL_VERSION, Reply, Request, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::{self, Extent};
@@ -487,7 +487,11 @@ fn a_worker_that_asks_without_end_keeps_no_other_of_its_job_from_being_heard() {
     let mut flooding = evil_worker(address);
     let (peer, session) = (PeerId::worker(1), [8; 16]);
     let mut other = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    asked(&mut other, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2 });
+    asked(
+        &mut other,
+        1,
+        Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2, overlay: Joining::default() },
+    );
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -523,7 +527,13 @@ fn evil_workers(address: SocketAddr, workers: u32) -> Vec<TcpStream> {
     let hello = |rank| {
         let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
         let (peer, session) = (PeerId::worker(rank), [rank as u8; 16]);
-        let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: workers };
+        let hello = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            session,
+            peer,
+            size: workers,
+            overlay: Joining::default(),
+        };
         say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
         let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
         assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
@@ -544,7 +554,11 @@ fn who_asks_who_waits_for_whom_pays_for_the_waits_that_are_gone_over() {
     let (_service, address) = service_where_evil_has((0, 1), WORKERS);
     let (peer, session) = (PeerId::worker(0), [7; 16]);
     let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    asked(&mut control, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS });
+    asked(
+        &mut control,
+        1,
+        Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: WORKERS, overlay: Joining::default() },
+    );
     let goal = Goal::Ranks { what: "`w`".to_owned(), ranks: (1..WORKERS).collect() };
     let waits = || Ask::Waits { wait: 1, goal: Some(goal.clone()), alone: true };
     are_answered_at_a_pace(&mut control, 2 * AT_ONCE, waits, |took| {
@@ -668,7 +682,13 @@ fn who_is_not_let_in_is_answered_once_and_hung_up_on() {
     let _shared = undisturbed();
     let (_service, address) = service_with(QUOTA);
     let hello = |named: u64, size| {
-        let body = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size };
+        let body = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            session: SESSION,
+            peer: PeerId::worker(0),
+            size,
+            overlay: Joining::default(),
+        };
         encode(&Request { id: 1, settled: named, open: (0..named).collect(), body }).unwrap()
     };
     // Sooner than the ten seconds in which anybody has to be let in.
@@ -759,7 +779,11 @@ enum Target {
 fn pass_by(address: SocketAddr) -> [TcpStream; 2] {
     let (peer, session) = (PeerId::worker(1), [8; 16]);
     let mut other = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    asked(&mut other, 1, Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2 });
+    asked(
+        &mut other,
+        1,
+        Ask::Hello { version: PROTOCOL_VERSION, session, peer, size: 2, overlay: Joining::default() },
+    );
     let mut passes = enter(address, "evil", EVIL, Purpose::Shard { peer, session, shard: 0 }).unwrap();
     passes.write_all(&frame("evil", 1, Submission::Clock { clock: MAX_CLOCK }).encode()).unwrap();
     [other, passes]

@@ -444,7 +444,8 @@ mod tests {
     }
 
     fn value(chunk: u32, payload: &[u8]) -> Header {
-        let notice = Notice::Value { tensor: 0, chunk, version: 1, steps: 1, publication: 2, base: 0 };
+        let notice =
+            Notice::Value { tensor: 0, chunk, version: 1, steps: 1, publication: 2, base: 0, content: 1 };
         Header::bare(1, 0, Body::Notice(notice)).with_payload(payload)
     }
 

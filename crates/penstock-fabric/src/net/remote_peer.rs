@@ -427,13 +427,15 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
     match owing {
         Owing::Value { tensor, local, publication, position } => {
             let (chunk, agreed, sent) = memory.value(tensor, local, position);
-            let Publication { version, steps, sequence, .. } = publication;
-            let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
+            let Publication { version, steps, sequence, changed } = publication;
+            let content = changed.min(sequence);
+            let notice =
+                Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0, content };
             (notice, Some((agreed, sent)))
         }
-        Owing::Raised { tensor, local, count, version, steps } => {
+        Owing::Raised { tensor, local, count, version, steps, contents } => {
             let chunk = memory.chunk(tensor, local);
-            (Notice::Raised { tensor, chunk, count: count as u32, version, steps }, None)
+            (Notice::Raised { tensor, chunk, count: count as u32, version, steps, contents }, None)
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);

@@ -198,7 +198,13 @@ impl<M: Mirrored> Places for Mirrors<M> {
             Notice::State { tensor, chunk } => {
                 Some((Agreed::default(), self.tensors.get(tensor)?.state_bytes(chunk)?))
             }
-            Notice::Raised { .. } | Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+            Notice::Raised { .. }
+            | Notice::Folded { .. }
+            | Notice::Fetched { .. }
+            | Notice::Seal
+            | Notice::Standing { .. }
+            | Notice::Route
+            | Notice::Taken => None,
         })
     }
 

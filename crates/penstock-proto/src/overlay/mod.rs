@@ -22,6 +22,7 @@
 //! | `striped.rs` | a tree for each stripe, with inner nodes that no other stripe has |
 //! | `frugal.rs` | the paper's tree: least cost under a degree, a depth and a penalty on leaves |
 //! | `improve.rs` | small changes to such a tree, until none helps |
+//! | `routes.rs` | along a plan: which chunk is of which stripe, and who feeds a subscriber |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
 //! | `error.rs` | why there is no plan |
 //!
@@ -38,6 +39,7 @@ mod lines;
 mod plan;
 mod predict;
 mod repair;
+mod routes;
 mod striped;
 
 pub use cluster::{Cluster, Costs, Node, Place, SAME_RACK, SAME_ZONE, View, WORLD};
@@ -47,3 +49,4 @@ pub use forest::{Overlay, Stripe};
 pub use limits::Limits;
 pub use plan::{Plan, Shape, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
+pub use routes::{Feed, MAX_STRIPES, Member, Parent, RUN_BYTES, Route, Routes, Stripes, Striping, WHOLE};

@@ -12,6 +12,7 @@ use crate::shard::Shard;
 use crate::submission::{NO_TICKET, Submission};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// What stands published of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +88,11 @@ pub fn tell(event: Event, overlay: &Direct, subscribers: &mut impl Subscribers, 
     }
 }
 
+/// The sum of the publications that last changed what is seen of some chunks.
+fn contents(id: TensorId, locals: Range<usize>, home: &impl Chunks) -> u64 {
+    locals.fold(0, |sum, local| sum.wrapping_add(home.publication(id, local).changed))
+}
+
 /// A worker names a tensor that it has not declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Undeclared {
@@ -147,6 +153,8 @@ pub enum Owing {
         version: u64,
         /// Optimizer steps behind each.
         steps: u64,
+        /// The sum of the publications that last changed what is seen of each.
+        contents: u64,
     },
     /// A chunk's optimizer state, as it stands.
     State {
@@ -522,7 +530,8 @@ impl Subscriber {
                     if chunk.has(&publication) {
                         let count = self.raise(tensor, local, &publication, home);
                         let Publication { version, steps, .. } = publication;
-                        return Some(Owing::Raised { tensor, local, count, version, steps });
+                        let contents = contents(tensor, local..local + count, home);
+                        return Some(Owing::Raised { tensor, local, count, version, steps, contents });
                     }
                     chunk.tell(&publication);
                     let position = std::mem::replace(&mut chunk.sent, publication.sequence);

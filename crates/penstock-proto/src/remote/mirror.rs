@@ -483,7 +483,10 @@ impl Mirror {
             Submission::Zero { .. }
             | Submission::Flush { .. }
             | Submission::Clock { .. }
-            | Submission::Factor { .. } => 1,
+            | Submission::Factor { .. }
+            | Submission::Attached { .. }
+            | Submission::Strayed { .. }
+            | Submission::Holds { .. } => 1,
             Submission::Leave => {
                 self.left = true;
                 1
@@ -573,11 +576,13 @@ impl Mirror {
             | Notice::State { tensor, .. }
             | Notice::Folded { tensor, .. }
             | Notice::Fetched { tensor, .. } => tensor,
-            Notice::Taken => return Ok(Effect::Nothing),
+            Notice::Taken | Notice::Seal | Notice::Standing { .. } | Notice::Route => {
+                return Ok(Effect::Nothing);
+            }
         };
         let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
         match *notice {
-            Notice::Value { tensor, chunk, version, steps, publication, base } => {
+            Notice::Value { tensor, chunk, version, steps, publication, base, .. } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
                 if version > MAX_CLOCK {
                     return Err(Broken::TooNew { chunk, version });
@@ -600,7 +605,7 @@ impl Mirror {
                 }
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
-            Notice::Raised { tensor, chunk, count, version, steps } => {
+            Notice::Raised { tensor, chunk, count, version, steps, .. } => {
                 let progress = mirrored.raise(chunk, count, version)?;
                 Ok(Effect::Raise { tensor, chunk, count, version, steps, progress })
             }
@@ -610,7 +615,7 @@ impl Mirror {
                 mirrored.fetched(ticket);
                 Ok(Effect::Fetched { tensor, ticket })
             }
-            Notice::Taken => Ok(Effect::Nothing),
+            Notice::Taken | Notice::Seal | Notice::Standing { .. } | Notice::Route => Ok(Effect::Nothing),
         }
     }
 

@@ -19,7 +19,7 @@ use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Member;
 use penstock_proto::message::{
-    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode,
+    Answer, Ask, Departure, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode,
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::request::Answers;
@@ -59,7 +59,13 @@ impl Cluster<'_> {
         self.desk.greeted.remove(&rank);
         let link = &self.links[rank as usize];
         let (session, size) = (link.session, self.workload.workers());
-        let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer: PeerId::worker(rank), size };
+        let hello = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            session,
+            peer: PeerId::worker(rank),
+            size,
+            overlay: Joining::default(),
+        };
         let again: Vec<Vec<u8>> = link.requests.again().map(<[u8]>::to_vec).collect();
         self.post_record(rank, Way::Up, &request(HELLO, hello));
         again.iter().for_each(|message| self.post_record(rank, Way::Up, message));
@@ -443,6 +449,7 @@ impl Cluster<'_> {
             chunk_bytes: topology.chunk_bytes,
             lease_ms: 0,
             others: 1,
+            key: [0; 32],
         }
     }
 

@@ -25,7 +25,7 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::{Lease, Lived, Member, Roster};
-use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, decode};
+use penstock_proto::message::{Answer, Ask, Joining, PROTOCOL_VERSION, Reply, Request, Welcome, decode};
 use penstock_proto::peer::PeerId;
 use penstock_proto::vigil::{self, Vigil};
 use std::fmt;
@@ -164,7 +164,7 @@ const CONTRIBUTION: u64 = 1;
 
 fn welcome(lease: u64) -> Answer {
     let (server, servers, shards, chunk_bytes, others) = (0, 1, 1, 4096, 1);
-    Answer::Welcome(Welcome { server, servers, shards, chunk_bytes, lease_ms: lease, others })
+    Answer::Welcome(Welcome { server, servers, shards, chunk_bytes, lease_ms: lease, others, key: [0; 32] })
 }
 
 /// A process, as it runs.
@@ -528,7 +528,8 @@ impl<'a> Run<'a> {
             self.workers[rank].vigil.connected(clock);
             let (session, size) = (Session::default(), self.workers.len() as u32);
             let peer = PeerId::worker(rank as Rank);
-            let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer, size };
+            let hello =
+                Ask::Hello { version: PROTOCOL_VERSION, session, peer, size, overlay: Joining::default() };
             self.say(rank, &request(HELLO, hello));
         }
         if self.workers[rank].vigil.is_time_to_beat(clock) {

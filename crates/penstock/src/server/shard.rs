@@ -25,7 +25,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::account::Exhausted;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
-use penstock_proto::overlay::Direct;
+use penstock_proto::overlay::{Direct, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::pressure::Change;
 use penstock_proto::remote::home::{self, Chunks};
@@ -104,6 +104,8 @@ pub(super) enum Command {
         ticket: u64,
         id: TensorId,
     },
+    /// How values go to peers on other hosts from now on.
+    Routes(Arc<Routes>),
     Stop,
 }
 
@@ -128,6 +130,11 @@ pub(super) enum Report {
     /// A peer's process has ended, and so has its connection: nothing more comes of it.
     Ended {
         peer: PeerId,
+    },
+    /// A worker has left one that fed it, whose fault that was.
+    Strayed {
+        rank: Rank,
+        parent: Rank,
     },
     Missing {
         ticket: u64,
@@ -544,6 +551,7 @@ impl Loop {
                 let changes = self.memory.followed(id);
                 self.report(Report::Followed { ticket, changes });
             }
+            Command::Routes(_) => {}
             Command::Stop => self.running = false,
         }
     }

@@ -10,7 +10,7 @@ use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::Part as Set;
 use penstock_proto::items::{RowSet, TableSpec};
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use rustix::fd::{AsFd, OwnedFd};
@@ -43,7 +43,13 @@ pub(crate) fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<O
 }
 
 pub(crate) fn hello(rank: u32, size: u32) -> Ask {
-    Ask::Hello { version: PROTOCOL_VERSION, session: [0; 16], peer: PeerId::worker(rank), size }
+    Ask::Hello {
+        version: PROTOCOL_VERSION,
+        session: [0; 16],
+        peer: PeerId::worker(rank),
+        size,
+        overlay: Joining::default(),
+    }
 }
 
 pub(crate) fn exchange(connection: &Connection, words: &[u8]) -> Vec<u8> {

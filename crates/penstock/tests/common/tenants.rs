@@ -9,7 +9,7 @@ use penstock_proto::frame::{Body, Header};
 use penstock_proto::handshake::{Purpose, WorkerHandshake};
 use penstock_proto::job::job_number;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
+    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::{Records, record};
@@ -132,7 +132,13 @@ pub(crate) fn evil_worker(address: SocketAddr) -> TcpStream {
 /// A worker of either job that has said hello; its control connection.
 pub(crate) fn join_by_hand(address: SocketAddr, job: &str, secret: Secret) -> TcpStream {
     let mut control = enter(address, job, secret, Purpose::Control).unwrap();
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size: 2 };
+    let hello = Ask::Hello {
+        version: PROTOCOL_VERSION,
+        session: SESSION,
+        peer: PeerId::worker(0),
+        size: 2,
+        overlay: Joining::default(),
+    };
     say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");

@@ -134,7 +134,7 @@ impl Control {
         match (self.clients.get(&token)?.parting, request.body) {
             (Some(peer), Ask::Leave { how }) => self.leave_again(peer, how),
             (Some(_), _) => None,
-            (None, Ask::Hello { version, session, peer, size }) => {
+            (None, Ask::Hello { version, session, peer, size, .. }) => {
                 self.hello(token, request.id, (version, session, peer, size)).transpose()
             }
             (None, _) => Some(Err(Refusal::Authentication)),
@@ -300,6 +300,7 @@ impl Control {
             chunk_bytes: self.config.options.chunk_bytes,
             lease_ms: self.config.options.lease.as_millis() as u64,
             others: others(&self.config, false),
+            key: [0; 32],
         }
     }
 }

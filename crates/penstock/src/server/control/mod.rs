@@ -463,6 +463,8 @@ impl Control {
             // control connection.
             _ if self.ended.is_some() => {}
             Purpose::Shard { peer, session, shard } => self.attach(peer, session, shard, stream, long),
+            // Workers take those in, servers none.
+            Purpose::Relay { .. } => {}
             Purpose::Items { peer, session } => self.attach_items(peer, session, stream),
         }
     }
@@ -502,6 +504,7 @@ impl Control {
                         self.look_at_end(rank);
                     }
                 }
+                Report::Strayed { .. } => {}
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Followed { ticket, changes } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {

@@ -14,7 +14,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::membership::Lease;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use rustix::event::{PollFd, PollFlags};
@@ -114,7 +114,13 @@ impl Introducing<'_> {
         let (verdict, _) = self.hear()?;
         WorkerHandshake::finish(&verdict)?;
         let Introduction { session, rank, size, .. } = *who;
-        let body = Ask::Hello { version: PROTOCOL_VERSION, session, peer: PeerId::worker(rank), size };
+        let body = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            session,
+            peer: PeerId::worker(rank),
+            size,
+            overlay: Joining::default(),
+        };
         self.say(
             &encode(&Request { id: 1, settled: 1, open: Vec::new(), body })
                 .map_err(|error| self.broke(error.to_string()))?,

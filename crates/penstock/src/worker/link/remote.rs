@@ -24,7 +24,7 @@ use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::SlabSpot;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
@@ -193,6 +193,7 @@ impl Link {
             session: who.session,
             peer: PeerId::worker(who.rank),
             size: who.size,
+            overlay: Joining::default(),
         };
         let hello = encode(&Request { id: HELLO, settled: 0, open: Vec::new(), body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;

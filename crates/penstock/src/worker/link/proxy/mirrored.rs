@@ -207,7 +207,8 @@ mod tests {
         let (mut mirrored, seen) = rig::tensor(Agreed::RAW);
         let place = mirrored.home.chunk(0).seen.as_ptr() as usize;
         for (version, base, in_place) in [(0, 0, false), (1, 7, true), (1, 0, false)] {
-            let notice = Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 9, base };
+            let notice =
+                Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 9, base, content: 1 };
             let header = Header::bare(job_number(JOB), 1, Body::Notice(notice));
             let payload = vec![version as u8 + 1; CHUNK];
             let value = Value { header: &header, payload: &payload, codec: &codec };

@@ -24,10 +24,12 @@ use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::remote_shard::{Limits, Looked, Over, RemoteShard};
+use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
+use penstock_proto::overlay::Stripes;
 use penstock_proto::pressure::Flow;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
@@ -91,6 +93,19 @@ pub(super) enum Command {
     State {
         id: TensorId,
         state: StateMirror,
+    },
+    /// Another worker has come to be fed these stripes.
+    Child {
+        rank: Rank,
+        stripes: Stripes,
+        stream: Stream,
+    },
+    /// A connection to a parent that this proxy has asked for, or why there is none.
+    Parent {
+        epoch: u32,
+        rank: Rank,
+        stripes: Stripes,
+        stream: Result<Stream, String>,
     },
     /// Say so when everything that was submitted was taken.
     Drain {
@@ -212,6 +227,7 @@ impl Orders {
                         mirrored.state = Some(state);
                     }
                 }
+                Command::Child { .. } | Command::Parent { .. } => {}
                 Command::Drain { done } => self.drains.push(done),
                 Command::Stop => self.running = false,
             }

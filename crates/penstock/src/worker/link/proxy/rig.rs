@@ -81,7 +81,15 @@ pub(super) fn notice(notice: Notice) -> Header {
 }
 
 pub(super) fn value(tensor: TensorId, chunk: u32, version: u64) -> Header {
-    notice(Notice::Value { tensor, chunk, version, steps: 1, publication: version.wrapping_mul(2), base: 0 })
+    notice(Notice::Value {
+        tensor,
+        chunk,
+        version,
+        steps: 1,
+        publication: version.wrapping_mul(2),
+        base: 0,
+        content: 1,
+    })
 }
 
 /// A value as an honest shard sends it.
