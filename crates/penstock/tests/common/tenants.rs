@@ -166,7 +166,7 @@ pub(crate) fn greet(cluster: &super::Cluster, server: usize, rank: u32) -> (TcpS
     let address = cluster.servers[server].addresses()[0];
     let mut control = enter(address, "job", super::SECRET, Purpose::Control).unwrap();
     let (version, session, peer) = (PROTOCOL_VERSION, SESSION, PeerId::worker(rank));
-    let hello = Ask::Hello { version, session, peer, size: cluster.workers };
+    let hello = Ask::Hello { version, session, peer, size: cluster.workers, overlay: Joining::default() };
     say(&mut control, &encode(&Request { id: 1, settled: 1, open: Vec::new(), body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     (control, reply.body)
