@@ -16,6 +16,7 @@ use crate::wire::dial::Dialer;
 use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
+use crate::worker::link::doors::Doors;
 use crate::worker::link::lock;
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
@@ -142,6 +143,11 @@ impl Handle {
         }
     }
 
+    /// For others that tell the proxy something.
+    pub(super) fn teller(&self) -> thread::Teller<Command> {
+        self.thread.teller()
+    }
+
     /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
     pub(super) fn progress(&self) -> (u64, u64) {
         let Progress { taken, submitted, .. } = &*self.progress;
@@ -169,6 +175,8 @@ pub(super) struct Setup {
     pub(super) page: Arc<Mapping>,
     pub(super) flags: Arc<Mapping>,
     pub(super) fate: Arc<Fate>,
+    /// Who dials parents for it, and lets its children in; `None` where each server sends to each worker itself.
+    pub(super) doors: Option<Arc<Doors>>,
 }
 
 /// Starts a proxy; the descriptor is what it is woken with.
@@ -452,6 +460,7 @@ mod tests {
             page: Mapping::private(page::bytes(1)).unwrap(),
             flags: Mapping::private(flags::BYTES).unwrap(),
             fate: Arc::clone(&fate),
+            doors: None,
         };
         let (proxy, _) = start(setup).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
