@@ -187,6 +187,8 @@ pub(super) struct Setup {
     pub(super) others: u32,
     pub(super) shards: u32,
     pub(super) cores: u32,
+    /// Of the server's key: what is passed on is sealed with it.
+    pub(super) seal_seed: [u8; 32],
     pub(super) lease: Duration,
     /// The job's place among those behind the same acceptor.
     pub(super) place: Option<fair_share::Place>,

@@ -172,3 +172,6 @@ impl Threshold {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
