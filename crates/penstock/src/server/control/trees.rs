@@ -146,10 +146,18 @@ impl Trees {
     /// A worker has joined.
     pub(super) fn join(&mut self, rank: Rank, wish: Wish, is_remote: bool) {
         self.shape.get_or_insert(wish.shape);
-        if let Some(door) = wish.door.filter(|_| is_remote && wish.shape != Shape::Star) {
-            self.subscribers.insert(rank, Subscriber { door, rack: wish.rack });
-            (self.changed, self.anew) = (true, true);
+        if wish.shape == Shape::Star || !is_remote {
+            return;
         }
+        let Some(door) = wish.door else {
+            tracing::warn!(
+                worker = rank,
+                "a worker passes nothing on, as it has no door: servers send to it themselves"
+            );
+            return;
+        };
+        self.subscribers.insert(rank, Subscriber { door, rack: wish.rack });
+        (self.changed, self.anew) = (true, true);
     }
 
     /// A worker has left, or was lost.
