@@ -49,4 +49,4 @@ pub use forest::{Overlay, Stripe};
 pub use limits::Limits;
 pub use plan::{Plan, Shape, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
-pub use routes::{Feed, MAX_STRIPES, Member, Parent, RUN_BYTES, Route, Routes, Stripes, Striping, WHOLE};
+pub use routes::{Feed, MAX_ROUTE_BYTES, MAX_STRIPES, Member, NoRoute, Parent, RUN_BYTES, Route, Routes, Stripes, Striping, WHOLE};

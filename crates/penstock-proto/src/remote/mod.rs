@@ -22,6 +22,8 @@
 
 pub mod asking;
 mod awaited;
+mod feeding;
+mod lag;
 pub mod home;
 pub mod judge;
 pub mod mirror;

@@ -184,8 +184,45 @@ impl Memory {
             self.following.push(id);
         }
         let tensor =
-            TensorMemory { plan, terms, streams, home, lanes, published, sums, behind, changed, pressed };
+            TensorMemory {
+                plan, terms, streams, home, lanes, published, sums, behind, changed, pressed,
+                by_trees: false, striping: Striping::default(), digests: Vec::new(),
+            };
         self.tensors.insert(id, tensor);
+        self.cut(id);
+    }
+
+    /// How routes cut what goes to peers on other hosts.
+    pub(super) fn stripe_by(&mut self, shares: &[u32]) {
+        self.shares = shares.to_vec();
+        let ids: Vec<TensorId> = self.tensors.iter().map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.cut(id));
+    }
+
+    fn cut(&mut self, id: TensorId) {
+        let Self { shares, tensors, .. } = self;
+        let Some(tensor) = tensors.get_mut(id) else { return };
+        let longest = tensor.home.chunks().first().map_or(0, |&chunk| tensor.home.range(chunk).len());
+        let chunks = tensor.home.chunks().len();
+        tensor.striping = Striping::new(id, chunks, longest as u64, shares);
+        tensor.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
+        (0..chunks).for_each(|local| tensor.count(local, 0));
+    }
+
+    /// Tensors that are broadcast.
+    pub(super) fn broadcast(&self) -> Vec<TensorId> {
+        let is_broadcast = |tensor: &TensorMemory| tensor.terms.propagation == Propagation::Broadcast;
+        self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(id, _)| id).collect()
+    }
+
+    /// Whether a tensor's values go by others too; whether that is new.
+    pub(super) fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
+        self.tensors.get_mut(id).is_some_and(|it| std::mem::replace(&mut it.by_trees, by_trees) != by_trees)
+    }
+
+    /// What is passed on is sealed with this.
+    pub(super) fn seal_with(&mut self, sealer: Sealer) {
+        self.sealer = Some(sealer);
     }
 
     /// Whether some filter follows the network.
@@ -252,6 +289,22 @@ impl Memory {
 }
 
 impl TensorMemory {
+    /// What a chunk adds to the digest of its stripe.
+    fn counted(&self, local: usize) -> u64 {
+        match self.home.sequence(local) {
+            0 => 0,
+            _ => self.changed[local].wrapping_add(self.published[local].version + 1),
+        }
+    }
+
+    /// A chunk has changed, which added so much before.
+    fn count(&mut self, local: usize, before: u64) {
+        let now = self.counted(local);
+        if let Some(digest) = self.digests.get_mut(self.striping.of(local)) {
+            *digest = digest.wrapping_add(now.wrapping_sub(before));
+        }
+    }
+
     fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
         (&self.plan, &mut self.home, &self.lanes)
     }
@@ -303,6 +356,18 @@ impl Chunks for Memory {
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
         self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
     }
+
+    fn goes_by_trees(&self, id: TensorId) -> bool {
+        self.look(id).by_trees
+    }
+
+    fn stripe(&self, id: TensorId, local: usize) -> usize {
+        self.look(id).striping.of(local)
+    }
+
+    fn digest(&self, id: TensorId, stripe: usize) -> u64 {
+        self.look(id).digests.get(stripe).copied().unwrap_or(0)
+    }
 }
 
 impl Homed for Memory {
@@ -349,6 +414,10 @@ impl Homed for Memory {
             Some(streams) => streams.send(local, sequence, value, position),
         };
         (chunk, &terms.values, sent)
+    }
+
+    fn sealer(&self) -> Option<&Sealer> {
+        self.sealer.as_ref()
     }
 
     fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
@@ -476,10 +545,12 @@ impl Home for Memory {
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
+        let before = tensor.counted(local);
         tensor.published[local] = published;
         if changed {
             tensor.changed[local] = tensor.home.sequence(local);
         }
+        tensor.count(local, before);
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }
