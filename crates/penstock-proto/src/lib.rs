@@ -35,6 +35,7 @@
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
 //! | [`overlay`] | which peer passes on to which |
+//! | [`seal`] | by what who is passed a frame on knows that the home has made it |
 //! | [`progress`] | the least of many counts |
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`strangers`] | which of those that have not proved it goes when there is no room |
@@ -80,6 +81,7 @@ pub mod record;
 pub mod redial;
 pub mod remote;
 pub mod request;
+pub mod seal;
 pub mod shard;
 pub mod spec;
 pub mod strangers;
