@@ -12,7 +12,7 @@ use penstock_proto::Rank;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::seal::Verifier;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -24,18 +24,25 @@ const MOST_CHILDREN: usize = 64;
 const QUEUED: usize = 16 << 20;
 /// How long a child may take nothing of what waits for it.
 const STUCK: Duration = Duration::from_millis(500);
+/// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
+const GREETS_WITHIN: Duration = Duration::from_secs(2);
 /// Values in one batch: with its seal each is two frames.
 const BATCH: usize = 8;
 
 /// A frame that is passed on, with its seal.
-pub(super) struct Passed([([u8; HEADER_BYTES], Box<[u8]>); 2]);
+pub(super) struct Passed(SmallVec<[([u8; HEADER_BYTES], Box<[u8]>); 2]>);
 
 impl Passed {
     /// `header`: as it came. Its number was its connection's.
     pub(super) fn new(job: u64, seal: &[u8], header: &Header, payload: &[u8]) -> Self {
         let sealing = Header::bare(job, 0, Body::Notice(Notice::Seal)).with_payload(seal);
         let header = Header { sequence: 0, ..*header };
-        Self([(sealing.encode(), seal.into()), (header.encode(), payload.into())])
+        Self(smallvec![(sealing.encode(), seal.into()), (header.encode(), payload.into())])
+    }
+
+    /// The first word to a child: from now on it is fed.
+    fn greeting(job: u64) -> Self {
+        Self(smallvec![(Header::bare(job, 0, Body::Notice(Notice::Taken)).encode(), Box::default())])
     }
 
     fn bytes(&self) -> usize {
@@ -46,7 +53,9 @@ impl Passed {
 /// One child.
 struct Child<L> {
     rank: Rank,
+    striping: u32,
     stripes: Stripes,
+    greeted: bool,
     link: L,
     writer: FrameWriter,
     queue: VecDeque<Arc<Passed>>,
@@ -117,24 +126,37 @@ impl<L> Default for Children<L> {
 
 impl<L: Link> Children<L> {
     /// One comes to be fed these stripes. It has left what it was fed by before.
-    pub(super) fn take_in(&mut self, rank: Rank, stripes: Stripes, link: L) {
+    pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
         self.0.retain(|child| child.rank != rank || child.stripes.and(stripes).is_empty());
         if self.0.len() < MOST_CHILDREN {
             let (writer, queue) = (FrameWriter::default(), VecDeque::new());
             let (readable, writable, queued, taken, moved) = (true, true, 0, 0, None);
-            self.0.push(Child { rank, stripes, link, writer, queue, queued, readable, writable, taken, moved });
+            let greeted = false;
+            self.0.push(Child { rank, striping, stripes, greeted, link, writer, queue, queued, readable, writable, taken, moved });
+        }
+    }
+
+    /// Feeds those that speak of this cut into stripes. One of an older cut has nothing to wait for, one of a newer one waits until
+    /// that is known here too.
+    pub(super) fn greet(&mut self, job: u64, striping: u32) {
+        self.0.retain(|child| child.striping >= striping);
+        for child in self.0.iter_mut().filter(|child| child.striping == striping && !child.greeted) {
+            child.greeted = true;
+            let greeting = Arc::new(Passed::greeting(job));
+            child.queued += greeting.bytes();
+            child.queue.push_back(greeting);
         }
     }
 
     /// Whether one is fed this stripe.
     pub(super) fn any_of(&self, stripe: usize) -> bool {
-        self.0.iter().any(|child| child.stripes.has(stripe))
+        self.0.iter().any(|child| child.greeted && child.stripes.has(stripe))
     }
 
     /// Passes something of this stripe on.
     pub(super) fn pass_on(&mut self, stripe: usize, passed: Passed) {
         let passed = Arc::new(passed);
-        for child in self.0.iter_mut().filter(|child| child.stripes.has(stripe)) {
+        for child in self.0.iter_mut().filter(|child| child.greeted && child.stripes.has(stripe)) {
             child.queued += passed.bytes();
             child.queue.push_back(Arc::clone(&passed));
         }
@@ -196,6 +218,9 @@ impl<L: Link> Children<L> {
 /// One that feeds this worker.
 pub(super) struct Feeder<L> {
     pub(super) parent: Parent,
+    /// Whether it has said that it does; since when it has been waited for.
+    pub(super) greeted: bool,
+    pub(super) since: Option<Duration>,
     /// What it feeds.
     pub(super) stripes: Stripes,
     link: L,
@@ -209,6 +234,8 @@ pub(super) struct Feeder<L> {
 pub(super) enum Fed {
     /// A frame of the home, and what decodes it, if its tensor is known here; its payload is the reader's.
     Frame(Header, Option<&'static dyn Codec>),
+    /// It feeds from now on.
+    Greeting,
     /// A seal, or part of something.
     Part,
     /// Nothing now.
@@ -220,7 +247,11 @@ pub(super) enum Fed {
 impl<L: Link> Feeder<L> {
     pub(super) fn new(parent: Parent, stripes: Stripes, link: L, read: usize) -> Self {
         let reader = FrameReader::reading_ahead(read);
-        Self { parent, stripes, link, reader, seal: Vec::new(), readable: true }
+        Self { parent, greeted: false, since: None, stripes, link, reader, seal: Vec::new(), readable: true }
+    }
+
+    pub(super) fn stripes(&self) -> Stripes {
+        self.stripes
     }
 
     /// The next frame that it has, if it is the home's.
@@ -234,6 +265,14 @@ impl<L: Link> Feeder<L> {
         }
         match self.reader.next(&mut self.link, places) {
             Step::Frame(header, codec) => {
+                let greets = header.body == Body::Notice(Notice::Taken);
+                if greets == self.greeted {
+                    return Fed::Over("it sent something else than a greeting and values".to_owned());
+                }
+                if greets {
+                    self.greeted = true;
+                    return Fed::Greeting;
+                }
                 if header.body == Body::Notice(Notice::Seal) {
                     self.seal.clear();
                     self.seal.extend_from_slice(self.reader.payload());
@@ -251,6 +290,11 @@ impl<L: Link> Feeder<L> {
             }
             Step::Ended(why) | Step::Broke(why) => Fed::Over(why),
         }
+    }
+
+    /// Whether it has not greeted for long, as of a moment of the owner's clock.
+    pub(super) fn is_silent(&mut self, now: Duration) -> bool {
+        !self.greeted && now.saturating_sub(*self.since.get_or_insert(now)) > GREETS_WITHIN
     }
 
     pub(super) fn seal(&self) -> &[u8] {

@@ -441,7 +441,7 @@ impl<L: Link> RemotePeer<L> {
         };
         let mut seals = Seals::default();
         let frames = batch.frames();
-        let frames = seals.put_before(&frames, *job, sealer);
+        let frames = seals.put_before(&frames, *job, (sealer, memory));
         self.sent += frames.iter().map(|(header, payload)| (header.len() + payload.len()) as u64).sum::<u64>();
         wire.writer.send(&mut wire.link, &frames).map(Some)
     }
@@ -464,11 +464,17 @@ impl Seals {
         &'a mut self,
         frames: &[Outgoing<'a>],
         job: u64,
-        sealer: &Sealer,
+        (sealer, memory): (&Sealer, &impl Chunks),
     ) -> SmallVec<[Outgoing<'a>; 2 * SEALED]> {
         let leaf = |(header, payload): &Outgoing<'_>| {
             let header = Header::decode(header).ok()?;
-            let Body::Notice(Notice::Value { .. } | Notice::Raised { .. }) = header.body else { return None };
+            let Body::Notice(Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = header.body else {
+                return None;
+            };
+            // What goes to all from here is not passed on.
+            if !memory.goes_by_trees(tensor) {
+                return None;
+            }
             match payload {
                 Segment::Own(payload) => Some((sealer.leaf(&header, payload), header.sequence)),
                 // Values stand in memory of our own.

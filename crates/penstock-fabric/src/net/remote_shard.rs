@@ -232,7 +232,7 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
             {
                 Ok(None)
             }
-            Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal) => {
+            Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
                 self.0.place(header).map(Some)
             }
             _ => Err("something else than values of the home".to_owned()),
@@ -297,8 +297,10 @@ fn carry_out<M: Mirrored>(
 /// A parent that the owner is to connect to, for [`RemoteShard::parent_came`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// The route's number.
+    /// The route's number, and that of the cut into stripes.
     pub epoch: u32,
+    /// See there.
+    pub striping: u32,
     /// Who.
     pub parent: Parent,
     /// What it is to feed.
@@ -665,10 +667,19 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// The home says how values come from now on. Who feeds a stripe goes on until its next parent does.
     fn reroute(&mut self, route: Route) {
         let named = route.parents();
+        let striping = route.striping;
+        let before = self.machine.way().map_or((striping, Stripes::default()), |before| {
+            (before.striping, before.parents().or(self.machine.fed()))
+        });
         self.machine.route(route);
-        let given_up = self.machine.fed().without(named);
-        self.leave(given_up, None);
+        self.children.greet(self.mirrors.job, striping);
+        if before.0 == striping {
+            self.leave(before.1.without(named), None);
+        } else {
+            self.parents.clear();
+        }
         self.wishes.clear();
+        self.keep_parents();
         let Some(route) = self.machine.way().filter(|_| self.verifier.is_some()) else { return };
         for stripe in named.iter() {
             let Some(parent) = route.feeds.get(stripe).and_then(|feed| feed.parent.as_ref()) else { continue };
@@ -679,10 +690,28 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 Some(wish) => wish.stripes = wish.stripes.with(stripe),
                 None => self.wishes.push(Wish {
                     epoch: route.epoch,
+                    striping: route.striping,
                     parent: parent.clone(),
                     stripes: Stripes::default().with(stripe),
                 }),
             }
+        }
+    }
+
+    /// Of parents that the route names, those that feed here already go on. Of others, those that do until others do.
+    fn keep_parents(&mut self) {
+        let Some(route) = self.machine.way() else { return };
+        let is_named = |feeder: &Feeder<L>, stripe: &usize| {
+            route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(&feeder.parent))
+        };
+        self.parents.retain(|feeder| {
+            feeder.greeted || feeder.stripes.iter().all(|stripe| is_named(feeder, &stripe))
+        });
+        let greeted = self.parents.iter().filter(|feeder| feeder.greeted);
+        let stays = |feeder| Feeder::stripes(feeder).iter().filter(|stripe| is_named(feeder, stripe));
+        let stay: Stripes = greeted.flat_map(stays).collect();
+        if !stay.is_empty() {
+            self.machine.attach(stay);
         }
     }
 
@@ -701,9 +730,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         match link {
             Ok(link) => {
-                self.forget(wanted);
                 self.parents.push(Feeder::new(parent.clone(), wanted, link, self.limits.read));
-                self.machine.attach(wanted);
             }
             Err(why) => {
                 let what = format!("it cannot be reached: {why}");
@@ -714,8 +741,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// Another worker comes to be fed these stripes.
-    pub fn child_came(&mut self, rank: Rank, stripes: Stripes, link: L) {
-        self.children.take_in(rank, stripes, link);
+    pub fn child_came(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
+        self.children.take_in(rank, (striping, stripes), link);
+        if let Some(route) = self.machine.way() {
+            self.children.greet(self.mirrors.job, route.striping);
+        }
     }
 
     /// Those that feed these stripes feed them no more.
@@ -748,6 +778,16 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 match feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier) {
                     Fed::Nothing => break None,
                     Fed::Part => {}
+                    Fed::Greeting => {
+                        // Its stripes are its own from now on.
+                        let mut feeder = self.parents.remove(at);
+                        self.forget(feeder.stripes);
+                        feeder.greeted = true;
+                        self.machine.attach(feeder.stripes);
+                        at = self.parents.len();
+                        self.parents.push(feeder);
+                        busy = true;
+                    }
                     Fed::Over(why) => break Some(why),
                     Fed::Frame(header, codec) => {
                         (taken, busy) = (taken + 1, true);
@@ -764,7 +804,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             };
             let Feeder { parent, stripes, .. } = self.parents.remove(at);
             self.left.push(Left { parent: Some(parent.rank), what: why });
-            self.machine.stray(stripes, Some(parent.rank));
+            self.leave(stripes, Some(parent.rank));
             busy = true;
         }
         (busy, None)
@@ -791,6 +831,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
     pub fn tick(&mut self, now: Duration) {
         self.children.look(now);
+        while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
+            let Feeder { parent, stripes, .. } = self.parents.remove(at);
+            self.left.push(Left { parent: Some(parent.rank), what: "it says nothing".to_owned() });
+            self.leave(stripes, Some(parent.rank));
+        }
         let mut late = self.machine.late(now);
         while let Some(stripe) = late.iter().next() {
             let feeder = self.parents.iter().find(|feeder| feeder.stripes.has(stripe));
@@ -806,7 +851,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
     pub fn awaits(&self) -> bool {
-        self.machine.is_behind() || self.children.has_due()
+        let awaited = self.parents.iter().any(|feeder| !feeder.greeted);
+        awaited || self.machine.is_behind() || self.children.has_due()
     }
 
     /// The links of parents and children, with what has to be waited for.

@@ -98,6 +98,8 @@ pub struct Parent {
 pub struct Route {
     /// Its number, which grows with every route that the home gives out. An answer to another one is late.
     pub epoch: u32,
+    /// Which cut into stripes it is about: another number, another cut. Who is fed and who feeds speak of the same.
+    pub striping: u32,
     /// The share of each stripe, of [`WHOLE`].
     pub shares: Vec<u32>,
     /// Who feeds each.
@@ -142,6 +144,8 @@ impl Route {
 /// The routes of all subscribers of one server's homes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Routes {
+    /// The number of the cut into stripes; another one whenever the shares change.
+    pub striping: u32,
     /// The share of each stripe, of [`WHOLE`]. None: the homes feed everybody.
     pub shares: Vec<u32>,
     /// Each subscriber's. Who has none is fed by the homes.

@@ -43,6 +43,11 @@ impl Feeding {
         new
     }
 
+    /// Values are cut into other stripes from now on: the home feeds all of them.
+    pub(super) fn recut(&mut self) {
+        (self.parents, self.unsure, self.fed) = Default::default();
+    }
+
     /// Whether there is a route that was not sent.
     pub(super) fn has_route(&self) -> bool {
         self.route.is_some()
@@ -60,10 +65,17 @@ impl Feeding {
         new
     }
 
-    /// It has left its parents of these stripes: which the home feeds again.
+    /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
+    /// route is under way it may stand at other parents before it says so.
     pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
-        let left = if epoch >= self.oldest { stripes.and(self.unsure) } else { Stripes::default() };
-        self.fed = self.fed.without(left);
+        if epoch < self.oldest {
+            return Stripes::default();
+        }
+        self.fed = self.fed.without(stripes);
+        if epoch != self.epoch {
+            return Stripes::default();
+        }
+        let left = stripes.and(self.unsure);
         self.unsure = self.unsure.without(left);
         self.parents = self.parents.without(left);
         left
@@ -102,7 +114,10 @@ mod tests {
         assert!(feeding.is_fed(0) && !feeding.is_fed(2));
         assert_eq!(feeding.route(6, stripes([0]), route()), stripes([]));
         assert!(feeding.is_fed(0), "it stands at the old parent until it stands at the new one");
-        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([0]), "from whatever parent");
+        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]), "another parent is under way");
+        assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
+        assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
         assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
         assert_eq!(feeding.attached(6, stripes([0])), stripes([]), "that was before it left");
     }

@@ -7,7 +7,7 @@ use super::awaited::Awaited;
 use super::feeding::Feeding;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
-use crate::overlay::{Direct, Stripes};
+use crate::overlay::{Direct, MAX_STRIPES, Stripes};
 use crate::peer::PeerId;
 use crate::shard::Shard;
 use crate::submission::{NO_MORE, NO_TICKET, Submission};
@@ -251,6 +251,8 @@ struct Owed {
     skips: u64,
     /// Stripes of which it is to be told what stands.
     standing: Stripes,
+    /// Whether it has ever asked for each publication.
+    asked: bool,
 }
 
 /// Fetches that are taken up together, when so many of the subscriber's contributions were folded.
@@ -424,7 +426,9 @@ impl Subscriber {
     /// as they have the version. With [`NO_TICKET`] it is as if pushes had asked. From a home that broadcasts it wants whatever is
     /// published from now on, too.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
-        self.owed(id, home).each = home.broadcasts(id);
+        let owed = self.owed(id, home);
+        owed.each = home.broadcasts(id);
+        owed.asked |= owed.each;
         for local in 0..home.chunks(id) {
             let published = home.publication(id, local);
             if published.version < version || published.sequence == 0 {
@@ -506,6 +510,16 @@ impl Subscriber {
         }
     }
 
+    /// Values are cut into other stripes from now on: what it holds is not known any more, until it says so.
+    pub fn recut(&mut self, home: &impl Chunks) {
+        self.feeding.recut();
+        for (_, owed) in self.owed.iter_mut() {
+            owed.standing = Stripes::default();
+        }
+        self.due.retain(|due| !matches!(due, Due::Standing { .. }));
+        self.doubt(Stripes::first(MAX_STRIPES), home);
+    }
+
     /// Whether others feed it this stripe of values that are broadcast.
     pub fn is_fed(&self, stripe: usize) -> bool {
         self.feeding.is_fed(stripe)
@@ -533,14 +547,14 @@ impl Subscriber {
         }
     }
 
-    /// Whether it has asked for what is broadcast of a tensor.
+    /// Whether it has ever asked for what is broadcast of a tensor. On each connection it asks again.
     pub fn asks_for_each(&self, id: TensorId) -> bool {
-        self.connected && self.owed.get(id).is_some_and(|owed| owed.each)
+        self.owed.get(id).is_some_and(|owed| owed.asked)
     }
 
     /// A tensor's values [go by others too](Chunks::goes_by_trees) from now on, or no more: then what others were to feed it is owed.
     pub fn turned(&mut self, id: TensorId, home: &impl Chunks) {
-        if !self.asks_for_each(id) {
+        if !self.connected || !self.owed.get(id).is_some_and(|owed| owed.each) {
             return;
         }
         if home.goes_by_trees(id) {
@@ -572,10 +586,15 @@ impl Subscriber {
             }
             let is_fed = self.feeding.is_unsure(home.stripe(id, local));
             let chunk = &mut self.known(id).chunks[local];
+            let published = home.publication(id, local);
             // More than was ever published is a lie, of which nothing is believed.
-            let is_true = position <= home.publication(id, local).sequence;
-            if chunk.unsure && !is_fed && is_true {
+            if position > published.sequence {
+                continue;
+            }
+            if chunk.unsure && !is_fed {
                 (chunk.unsure, chunk.sent) = (false, chunk.sent.max(position));
+            } else if position >= published.changed {
+                continue;
             }
             self.settle(id, local, home);
         }

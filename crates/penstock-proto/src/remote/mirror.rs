@@ -698,11 +698,26 @@ impl Mirror {
     /// The home says how values come from now on. What changes the owner sees to: it connects to the parents that it has no
     /// connection to.
     pub fn route(&mut self, route: Route) {
-        for (tensor, mirrored) in self.tensors.iter_mut() {
-            mirrored.cut(tensor, &route.shares);
-        }
+        let before = self.route.as_ref().map_or(0, |route| route.striping);
+        let (epoch, striping) = (route.epoch, route.striping);
         self.lag.clear();
+        if striping != before {
+            for (tensor, mirrored) in self.tensors.iter_mut() {
+                mirrored.cut(tensor, &route.shares);
+            }
+        }
         self.route = Some(route);
+        // Stripes are others now: all that comes, comes from the home again, which is told what is held.
+        if striping != before && before != 0 {
+            self.fed = Stripes::default();
+            self.tell_held(epoch, Stripes::first(MAX_STRIPES));
+        }
+    }
+
+    fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
+        for (tensor, mirrored) in self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked) {
+            mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
+        }
     }
 
     /// How values come, if the home has said so on this connection.
@@ -729,11 +744,12 @@ impl Mirror {
         };
         self.fed = self.fed.without(stripes);
         self.lag.forget(stripes);
+        // Until there is another route.
+        let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
+        feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
         let parent = parent.unwrap_or(Rank::MAX);
         self.outbox.submit(Submission::Strayed { epoch, stripes, parent }, 1);
-        for (tensor, mirrored) in self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked) {
-            mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
-        }
+        self.tell_held(epoch, stripes);
     }
 
     /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference

@@ -12,6 +12,8 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::numbered::Numbered;
+use penstock_proto::overlay::{MAX_STRIPES, Striping};
+use penstock_proto::seal::Sealer;
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -60,6 +62,10 @@ pub(super) struct Memory {
     changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
+    /// The share of each stripe that values go in to peers on other hosts.
+    shares: Vec<u32>,
+    /// What seals those that are passed on.
+    sealer: Option<Sealer>,
 }
 
 /// Shows that the shard lives while it works.
@@ -100,6 +106,12 @@ struct TensorMemory {
     changed: Vec<u64>,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
+    /// Whether peers on other hosts pass its values on; how routes cut them.
+    by_trees: bool,
+    striping: Striping,
+    /// By stripe: [`Chunks::digest`]; and what each chunk adds to it.
+    digests: Vec<u64>,
+    counted: Vec<u64>,
 }
 
 /// How hard the network presses what is sent of a tensor's values.
@@ -125,6 +137,8 @@ impl Memory {
             folded: false,
             changed: false,
             idle_looks: 0,
+            shares: Vec::new(),
+            sealer: None,
         }
     }
 
@@ -178,6 +192,7 @@ impl Memory {
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
         let changed = vec![0; home.chunks().len()];
+        let counted = changed.clone();
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
         let pressed = gauge.map(|gauge| Pressed { gauge, versions: 0, version: 0 });
         if pressed.is_some() && self.tensors.get(id).is_none() {
@@ -186,7 +201,7 @@ impl Memory {
         let tensor =
             TensorMemory {
                 plan, terms, streams, home, lanes, published, sums, behind, changed, pressed,
-                by_trees: false, striping: Striping::default(), digests: Vec::new(),
+                by_trees: false, striping: Striping::default(), digests: Vec::new(), counted,
             };
         self.tensors.insert(id, tensor);
         self.cut(id);
@@ -206,7 +221,10 @@ impl Memory {
         let chunks = tensor.home.chunks().len();
         tensor.striping = Striping::new(id, chunks, longest as u64, shares);
         tensor.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
-        (0..chunks).for_each(|local| tensor.count(local, 0));
+        for (local, &counted) in tensor.counted.iter().enumerate() {
+            let digest = &mut tensor.digests[tensor.striping.of(local)];
+            *digest = digest.wrapping_add(counted);
+        }
     }
 
     /// Tensors that are broadcast.
@@ -289,17 +307,10 @@ impl Memory {
 }
 
 impl TensorMemory {
-    /// What a chunk adds to the digest of its stripe.
-    fn counted(&self, local: usize) -> u64 {
-        match self.home.sequence(local) {
-            0 => 0,
-            _ => self.changed[local].wrapping_add(self.published[local].version + 1),
-        }
-    }
-
-    /// A chunk has changed, which added so much before.
-    fn count(&mut self, local: usize, before: u64) {
-        let now = self.counted(local);
+    /// A chunk was published.
+    fn count(&mut self, local: usize) {
+        let now = self.changed[local].wrapping_add(self.published[local].version + 1);
+        let before = std::mem::replace(&mut self.counted[local], now);
         if let Some(digest) = self.digests.get_mut(self.striping.of(local)) {
             *digest = digest.wrapping_add(now.wrapping_sub(before));
         }
@@ -545,12 +556,11 @@ impl Home for Memory {
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
-        let before = tensor.counted(local);
         tensor.published[local] = published;
         if changed {
             tensor.changed[local] = tensor.home.sequence(local);
         }
-        tensor.count(local, before);
+        tensor.count(local);
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }
