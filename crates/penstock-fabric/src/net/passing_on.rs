@@ -132,7 +132,20 @@ impl<L: Link> Children<L> {
             let (writer, queue) = (FrameWriter::default(), VecDeque::new());
             let (readable, writable, queued, taken, moved) = (true, true, 0, 0, None);
             let greeted = false;
-            self.0.push(Child { rank, striping, stripes, greeted, link, writer, queue, queued, readable, writable, taken, moved });
+            self.0.push(Child {
+                rank,
+                striping,
+                stripes,
+                greeted,
+                link,
+                writer,
+                queue,
+                queued,
+                readable,
+                writable,
+                taken,
+                moved,
+            });
         }
     }
 

@@ -442,7 +442,8 @@ impl<L: Link> RemotePeer<L> {
         let mut seals = Seals::default();
         let frames = batch.frames();
         let frames = seals.put_before(&frames, *job, (sealer, memory));
-        self.sent += frames.iter().map(|(header, payload)| (header.len() + payload.len()) as u64).sum::<u64>();
+        self.sent +=
+            frames.iter().map(|(header, payload)| (header.len() + payload.len()) as u64).sum::<u64>();
         wire.writer.send(&mut wire.link, &frames).map(Some)
     }
 }
@@ -468,7 +469,8 @@ impl Seals {
     ) -> SmallVec<[Outgoing<'a>; 2 * SEALED]> {
         let leaf = |(header, payload): &Outgoing<'_>| {
             let header = Header::decode(header).ok()?;
-            let Body::Notice(Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = header.body else {
+            let Body::Notice(Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = header.body
+            else {
                 return None;
             };
             // What goes to all from here is not passed on.

@@ -20,17 +20,17 @@ use crate::inlet::Inlet;
 use crate::publish::Published;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
-use penstock_proto::{Rank, TensorId};
-use penstock_proto::overlay::{Parent, Route, Stripes};
-use penstock_proto::seal::Verifier;
+use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
-use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::numbered::Numbered;
+use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
+use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
+use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -631,7 +631,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             }
             _ => {}
         }
-        let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, .. } = self else { return Ok(()) };
+        let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, .. } = self else {
+            return Ok(());
+        };
         // Before anything is done with it: the next one has it sooner.
         if matches!(effect, Effect::Publish { .. } | Effect::Raise { .. })
             && !seal.is_empty()
@@ -682,7 +684,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.keep_parents();
         let Some(route) = self.machine.way().filter(|_| self.verifier.is_some()) else { return };
         for stripe in named.iter() {
-            let Some(parent) = route.feeds.get(stripe).and_then(|feed| feed.parent.as_ref()) else { continue };
+            let Some(parent) = route.feeds.get(stripe).and_then(|feed| feed.parent.as_ref()) else {
+                continue;
+            };
             if self.parents.iter().any(|feeder| feeder.parent == *parent && feeder.stripes.has(stripe)) {
                 continue;
             }
@@ -704,9 +708,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let is_named = |feeder: &Feeder<L>, stripe: &usize| {
             route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(&feeder.parent))
         };
-        self.parents.retain(|feeder| {
-            feeder.greeted || feeder.stripes.iter().all(|stripe| is_named(feeder, &stripe))
-        });
+        self.parents
+            .retain(|feeder| feeder.greeted || feeder.stripes.iter().all(|stripe| is_named(feeder, &stripe)));
         let greeted = self.parents.iter().filter(|feeder| feeder.greeted);
         let stays = |feeder| Feeder::stripes(feeder).iter().filter(|stripe| is_named(feeder, stripe));
         let stay: Stripes = greeted.flat_map(stays).collect();
@@ -811,7 +814,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// Takes a frame of the home that a parent has passed on.
-    fn take_passed(&mut self, at: usize, header: &Header, codec: Option<&'static dyn Codec>) -> Result<(), String> {
+    fn take_passed(
+        &mut self,
+        at: usize,
+        header: &Header,
+        codec: Option<&'static dyn Codec>,
+    ) -> Result<(), String> {
         let Self { machine, mirrors, submitter, children, parents, .. } = self;
         let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
             return Ok(());

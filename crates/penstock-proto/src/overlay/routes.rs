@@ -108,7 +108,9 @@ pub struct Route {
 
 /// A route that cannot be read, or that no home gives out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected a route of as many parents as stripes, at most {MAX_STRIPES}, got {bytes} bytes that are none")]
+#[error(
+    "expected a route of as many parents as stripes, at most {MAX_STRIPES}, got {bytes} bytes that are none"
+)]
 pub struct NoRoute {
     bytes: usize,
 }

@@ -60,7 +60,11 @@ impl Feeding {
 
     /// It stands at its parents of these stripes: which others feed from now on.
     pub(super) fn attached(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
-        let new = if epoch == self.epoch { stripes.and(self.parents).without(self.fed) } else { Stripes::default() };
+        let new = if epoch == self.epoch {
+            stripes.and(self.parents).without(self.fed)
+        } else {
+            Stripes::default()
+        };
         self.fed = self.fed.or(new);
         new
     }

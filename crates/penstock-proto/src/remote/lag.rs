@@ -106,7 +106,8 @@ impl Lag {
             let edges = AN_EDGE * depth(stripe);
             let quiet = now.saturating_sub(since.max(came[stripe]));
             let least = if usual.is_some() { QUIET } else { QUIET_AT_FIRST };
-            let slow = usual.is_some_and(|usual| now.saturating_sub(since) > usual * TIMES_USUAL + least + edges);
+            let slow =
+                usual.is_some_and(|usual| now.saturating_sub(since) > usual * TIMES_USUAL + least + edges);
             if quiet > least + edges || slow {
                 late = late.with(stripe);
             }

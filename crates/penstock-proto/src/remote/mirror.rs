@@ -6,15 +6,15 @@
 
 use super::awaited::Awaited;
 use super::lag::Lag;
-use crate::{Rank, TensorId};
 use crate::clock::MAX_CLOCK;
 use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
-use crate::progress::Progress;
 use crate::overlay::{MAX_STRIPES, Route, Stripes, Striping};
+use crate::progress::Progress;
 use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
+use crate::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -715,7 +715,9 @@ impl Mirror {
     }
 
     fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
-        for (tensor, mirrored) in self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked) {
+        for (tensor, mirrored) in
+            self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked)
+        {
             mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
         }
     }
@@ -766,7 +768,11 @@ impl Mirror {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 let held = mirrored.positions[local];
                 let fits = base == 0 || base == held;
-                if publication <= held || !fits || version > MAX_CLOCK || version + 1 < mirrored.versions[local] {
+                if publication <= held
+                    || !fits
+                    || version > MAX_CLOCK
+                    || version + 1 < mirrored.versions[local]
+                {
                     return Effect::Nothing;
                 }
                 let progress = mirrored.take(local, version, publication, content);

@@ -23,7 +23,7 @@
 pub mod asking;
 mod awaited;
 mod feeding;
-mod lag;
 pub mod home;
 pub mod judge;
+mod lag;
 pub mod mirror;

@@ -21,7 +21,7 @@
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
 //! | [`pace`] | control, one a shard | how much a job may say beside others that moves no values |
-//! | [`acceptor`] | acceptor | accepts network connections and lets them prove which job they belong to |
+//! | [`acceptor`] | acceptor | the jobs behind the thread that accepts network connections and has them prove which they belong to |
 //! | [`arrivals`] | all | connections on their way to the threads that hear them |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.

@@ -624,9 +624,8 @@ impl Loop {
     /// Finds out whether all that routes name have asked for a tensor's values, and tells those whom it concerns if that is new.
     fn look_who_asks(&mut self, id: TensorId) {
         let Self { routes, ports, memory, .. } = self;
-        let mut asks = |rank: &Rank| {
-            ports.contributor(*rank).is_none_or(|subscriber| subscriber.asks_for_each(id))
-        };
+        let mut asks =
+            |rank: &Rank| ports.contributor(*rank).is_none_or(|subscriber| subscriber.asks_for_each(id));
         let all = !routes.members.is_empty() && routes.members.keys().all(&mut asks);
         if memory.go_by_trees(id, all) {
             for (_, remote) in ports.remotes() {
@@ -811,7 +810,12 @@ impl Loop {
             }
             Submission::Strayed { stripes, parent, .. } => {
                 if let Some(rank) = peer.rank() {
-                    tracing::info!(rank, parent, ?stripes, "a worker has left one that passed values on to it");
+                    tracing::info!(
+                        rank,
+                        parent,
+                        ?stripes,
+                        "a worker has left one that passed values on to it"
+                    );
                     self.report(Report::Strayed { rank, parent });
                 }
             }

@@ -13,11 +13,11 @@ use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::{MAX_STRIPES, Striping};
-use penstock_proto::seal::Sealer;
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
+use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
@@ -198,11 +198,22 @@ impl Memory {
         if pressed.is_some() && self.tensors.get(id).is_none() {
             self.following.push(id);
         }
-        let tensor =
-            TensorMemory {
-                plan, terms, streams, home, lanes, published, sums, behind, changed, pressed,
-                by_trees: false, striping: Striping::default(), digests: Vec::new(), counted,
-            };
+        let tensor = TensorMemory {
+            plan,
+            terms,
+            streams,
+            home,
+            lanes,
+            published,
+            sums,
+            behind,
+            changed,
+            pressed,
+            by_trees: false,
+            striping: Striping::default(),
+            digests: Vec::new(),
+            counted,
+        };
         self.tensors.insert(id, tensor);
         self.cut(id);
     }
