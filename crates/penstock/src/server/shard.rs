@@ -29,6 +29,7 @@ use penstock_proto::overlay::{Direct, Feed, Member, Route, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::pressure::Change;
 use penstock_proto::remote::home::{self, Chunks, Subscribers};
+use penstock_proto::seal::{Scope, Sealer};
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
@@ -187,6 +188,8 @@ pub(super) struct Setup {
     pub(super) others: u32,
     pub(super) shards: u32,
     pub(super) cores: u32,
+    /// Of the server's key: what is passed on is sealed with it.
+    pub(super) seal_seed: [u8; 32],
     pub(super) lease: Duration,
     /// The job's place among those behind the same acceptor.
     pub(super) place: Option<fair_share::Place>,
@@ -213,7 +216,9 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = Ports::new(setup.workers);
-    let memory = Memory::new(setup.index, setup.flags.clone());
+    let mut memory = Memory::new(setup.index, setup.flags.clone());
+    let scope = Scope { job: job_number(&setup.job), server: setup.server, shard: setup.index };
+    memory.seal_with(Sealer::new(&setup.seal_seed, scope));
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);

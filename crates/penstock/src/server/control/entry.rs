@@ -303,7 +303,7 @@ impl Control {
             chunk_bytes: self.config.options.chunk_bytes,
             lease_ms: self.config.options.lease.as_millis() as u64,
             others: others(&self.config, false),
-            key: [0; 32],
+            key: self.shards.key,
         }
     }
 }

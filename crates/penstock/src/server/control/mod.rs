@@ -38,6 +38,7 @@ use penstock_proto::membership::{Member, Roster};
 use penstock_proto::message::{Answer, LEFT, MAX_MESSAGE_BYTES, Reply, encode};
 use penstock_proto::overlay::{MAX_RACK_BYTES, MAX_SHAPE_BYTES};
 use penstock_proto::peer::PeerId;
+use penstock_proto::seal::Key;
 use put_off::PutOff;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -84,6 +85,8 @@ pub(super) struct Shards {
     /// For other threads that report.
     pub(super) sender: Sender<Report>,
     pub(super) flags: Flags,
+    /// By which what they seal is known.
+    pub(super) key: Key,
 }
 
 /// How it ended with a worker on another host, which may come again because it has not heard of it.

@@ -534,6 +534,7 @@ mod tests {
             flags: Mapping::private(flags::BYTES).unwrap(),
             fate: Arc::clone(&fate),
             doors: None,
+            verifier: None,
         };
         let (proxy, _) = start(setup).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
