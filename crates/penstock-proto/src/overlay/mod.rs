@@ -54,5 +54,8 @@ pub use limits::Limits;
 pub use plan::{Plan, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
 pub use rack::{MAX_RACK_BYTES, Rack, RackError};
-pub use routes::{Feed, MAX_STRIPES, Member, Parent, RUN_BYTES, Route, Routes, Stripes, Striping, WHOLE};
+pub use routes::{
+    Feed, MAX_ROUTE_BYTES, MAX_STRIPES, Member, NoRoute, Parent, RUN_BYTES, Route, Routes, Stripes, Striping,
+    WHOLE,
+};
 pub use shape::{LEAST_DEPTH, MAX_LEAF_PENALTY, MAX_SHAPE_BYTES, Shape, ShapeError, WrongShape};

@@ -205,7 +205,9 @@ impl Trees {
             return None;
         }
         self.changed = false;
-        let routes = self.planned_routes();
+        let mut routes = self.planned_routes();
+        // Who is fed and who feeds speak of the same stripes by it.
+        routes.striping = self.routes.striping + u32::from(routes.shares != self.routes.shares);
         (routes != *self.routes).then(|| {
             self.routes = Arc::new(routes);
             Arc::clone(&self.routes)
@@ -338,7 +340,7 @@ impl Trees {
             }
         }
         if members.values().any(|member| member.passes_on) {
-            Routes { shares, members }
+            Routes { striping: 0, shares, members }
         } else {
             Routes::default()
         }

@@ -24,6 +24,7 @@ use penstock_fabric::socket::Received;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
+use penstock_proto::job::job_number;
 use penstock_proto::message::SlabSpot;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
@@ -32,6 +33,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
 use penstock_proto::pressure::Flow;
 use penstock_proto::redial::{self, Pauses};
+use penstock_proto::seal::{Scope, Verifier};
 use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -225,6 +227,9 @@ impl Link {
         let mut ways = vec![Arc::clone(&dialer)];
         ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
         for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
+            let scope = Scope { job: job_number(dialer.job()), server, shard };
+            let verifier = doors.as_ref().map(|_| Verifier::new(&welcome.key, scope)).transpose();
+            let verifier = verifier.map_err(|error| Error::Protocol { server, what: error.to_string() })?;
             let setup = proxy::Setup {
                 server,
                 rank: who.rank,
@@ -237,6 +242,7 @@ impl Link {
                 flags: Arc::clone(flags.mapping()),
                 fate: Arc::clone(fate),
                 doors: doors.clone(),
+                verifier,
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
             if let Some(doors) = &doors {

@@ -58,7 +58,7 @@ impl Behind for Children {
     }
 
     fn may_enter(&self, purpose: &Purpose) -> Result<(), Refusal> {
-        let &Purpose::Relay { child, server, shard, stripes } = purpose else {
+        let &Purpose::Relay { child, server, shard, stripes, .. } = purpose else {
             return refuse(format!("worker {} takes in only workers that it feeds", self.rank));
         };
         if child >= self.size {
@@ -78,11 +78,11 @@ impl Behind for Children {
     }
 
     fn enter(&self, Arrival { stream, purpose, .. }: Arrival) {
-        let Purpose::Relay { child, server, shard, stripes } = purpose else { return };
+        let Purpose::Relay { child, server, shard, striping, stripes } = purpose else { return };
         if let Some(proxy) = lock(&self.proxies).get_mut(&(server, shard)) {
             proxy.waiting += 1;
             let stream = stream.counted(Arc::clone(&self.traffic));
-            proxy.teller.send(Command::Child { rank: child, stripes, stream });
+            proxy.teller.send(Command::Child { rank: child, striping, stripes, stream });
         }
     }
 }

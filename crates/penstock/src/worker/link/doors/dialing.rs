@@ -148,8 +148,8 @@ impl Shared {
     }
 
     fn reach(&self, request: &Request) -> Result<Stream, DialError> {
-        let &Request { server, shard, address, stripes, child, .. } = request;
-        let purpose = Purpose::Relay { child, server, shard, stripes };
+        let &Request { server, shard, address, striping, stripes, child, .. } = request;
+        let purpose = Purpose::Relay { child, server, shard, striping, stripes };
         let address = Address { host: address.ip().to_string(), port: address.port() };
         let gives_up = || {
             let requests = lock(&self.requests);

@@ -42,7 +42,8 @@ pub(in crate::worker::link) struct Request {
     /// The parent, and where it takes children in.
     pub(in crate::worker::link) rank: Rank,
     pub(in crate::worker::link) address: SocketAddr,
-    /// What it is to feed.
+    /// Which cut into stripes, and what it is to feed.
+    pub(in crate::worker::link) striping: u32,
     pub(in crate::worker::link) stripes: Stripes,
     /// This worker's rank.
     pub(in crate::worker::link) child: Rank,
