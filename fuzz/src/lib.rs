@@ -224,8 +224,8 @@ pub fn seal(data: &[u8]) {
         let Ok(header) = Header::decode(&head) else { return };
         (proof.to_vec(), header, payload.to_vec())
     };
-    let same_frame = (other.body, other.encoding, other.length) == (header.body, header.encoding, header.length);
-    let same = same_frame && brought == *proof && bytes == *payload;
+    let what = |header: &Header| (header.body, header.encoding, header.length);
+    let same = what(&other) == what(header) && brought == *proof && bytes == *payload;
     let taken = known.clone().check(&brought, &other, &bytes);
     assert_eq!(taken.is_ok(), same, "{taken:?}");
     // Whether its signature is known already makes no difference.

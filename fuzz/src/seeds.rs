@@ -83,8 +83,7 @@ pub fn all() -> Vec<Seeds> {
         Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
     ];
     let (key, chunk_bytes) = ([6; 32], 32768);
-    let welcome =
-        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes, lease_ms: 10_000, others: 1, key };
+    let welcome = Welcome { server: 0, servers: 1, shards: 2, chunk_bytes, lease_ms: 10_000, others: 1, key };
     let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
     let replies = [
         Answer::Welcome(welcome),
