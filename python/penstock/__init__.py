@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .sparse import Sparse
     from .table import Table
     from .tensor import Tensor
+    from .tree import Tree
 
 __all__ = [
     "ASP",
@@ -68,6 +69,7 @@ __all__ = [
     "Table",
     "Tensor",
     "TopK",
+    "Tree",
     "WorkerLost",
     "__version__",
     "init",
@@ -83,6 +85,7 @@ _MODULES = {
     "table": ("Table",),
     "sparse": ("Sparse",),
     "tensor": ("Tensor",),
+    "tree": ("Tree",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

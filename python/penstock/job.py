@@ -83,7 +83,7 @@ def init(**options: Any) -> Job:
     ----------
     **options
         Any option in the table that `penstock run --help` prints, by name. An option that is not given here
-        comes from its environment variable, and otherwise has its default.
+        comes from its environment variable, and otherwise has its default. `tree` takes a `Tree` too.
 
     Returns
     -------

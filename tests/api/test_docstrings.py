@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 
-MODULES = ["job", "tensor", "table", "optim", "consistency", "filters", "arrays"]
+MODULES = ["job", "tensor", "table", "optim", "consistency", "filters", "arrays", "tree"]
 if importlib.util.find_spec("torch"):
     MODULES += ["torch", "torch.data"]
 

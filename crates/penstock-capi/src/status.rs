@@ -248,6 +248,7 @@ fn refusal(refusal: &Refusal) -> penstock_status {
         Refusal::Spec(SpecError::BadName { .. }) => PENSTOCK_BAD_NAME,
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => PENSTOCK_BAD_SHAPE,
         Refusal::Spec(_) => PENSTOCK_BAD_SETTINGS,
+        Refusal::Tree { .. } => PENSTOCK_BAD_OPTION,
         Refusal::Table(error) => table(error),
         Refusal::NoValue { .. } => PENSTOCK_WORKER_LOST,
         Refusal::Conflict { .. } => PENSTOCK_DECLARATION_CONFLICT,

@@ -133,6 +133,16 @@ pub enum Refusal {
     /// The job has ended well: every worker has come and gone.
     #[error("the job is over: all its workers have come and gone")]
     Over,
+    /// Two workers want values to come to them in different ways.
+    #[error("the job's first worker wants the trees `{expected}`, worker {rank} wants `{got}`")]
+    Tree {
+        /// The worker that wants something else.
+        rank: Rank,
+        /// What the first that joined has said.
+        expected: String,
+        /// What came.
+        got: String,
+    },
 }
 
 impl Refusal {
@@ -166,6 +176,7 @@ impl Refusal {
             Self::Table(error) => error.texts(),
             Self::Conflict { name, rank: _, what, expected, got } => vec![name, what, expected, got],
             Self::System { what, reason } => vec![what, reason],
+            Self::Tree { rank: _, expected, got } => vec![expected, got],
             Self::OutOfMemory { name: text, .. }
             | Self::NoValue { name: text }
             | Self::Exhausted { what: text, .. }
@@ -203,6 +214,7 @@ impl Hint for Refusal {
             Self::Exhausted { why, .. } => why.resource.raised_by(),
             Self::System { .. } => "run `penstock doctor` on the server's host",
             Self::NoValue { .. } => "declare all tensors before worker 0 closes the job",
+            Self::Tree { .. } => "give all workers the same option `tree` (PENSTOCK_TREE), or none",
             Self::Over => "start a new job, with as many workers as will take part",
             Self::Ended(failure) => return failure.hint(),
             _ => return None,
@@ -448,6 +460,7 @@ mod tests {
             Refusal::OutOfMemory { name: evil(), needed: 2, available: 1, workers: 1 },
             Refusal::Exhausted { what: evil(), why },
             Refusal::NoValue { name: evil() },
+            Refusal::Tree { rank: 1, expected: evil(), got: evil() },
             Refusal::Ended(JobFailure::ServerLost { server: 1, reason: evil() }),
             SpecError::BadName { got: evil() }.into(),
             SpecError::BadNumber { name: evil(), what: evil(), expected: evil(), got: 0.0 }.into(),

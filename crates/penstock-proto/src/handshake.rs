@@ -69,6 +69,8 @@ pub enum Purpose {
         server: u32,
         /// The shard, among those of its server.
         shard: u32,
+        /// Which cut into stripes, as its [route](crate::overlay::Route) says.
+        striping: u32,
         /// What it is fed.
         stripes: Stripes,
     },

@@ -116,6 +116,18 @@ impl Chunks for Home {
     fn has_lane(&self, _: TensorId, _: Rank) -> bool {
         true
     }
+
+    fn goes_by_trees(&self, _: TensorId) -> bool {
+        false
+    }
+
+    fn stripe(&self, _: TensorId, _: usize) -> usize {
+        0
+    }
+
+    fn digest(&self, _: TensorId, _: usize) -> u64 {
+        0
+    }
 }
 
 type Bytes = ([u8; HEADER_BYTES], Vec<u8>);
@@ -156,7 +168,7 @@ struct Line {
 impl Line {
     fn new(agreed: Agreed) -> Self {
         let mut mirror = Mirror::default();
-        mirror.declare(W, (0..CHUNKS.len() as u32).collect(), false);
+        mirror.declare(W, (0..CHUNKS.len() as u32).collect(), 4096, false);
         Self {
             agreed,
             subscriber: Subscriber::default(),
@@ -252,6 +264,7 @@ impl Line {
         let bare = |notice| Header::bare(1, 0, Body::Notice(notice));
         let (mut bytes, payload) = match owing {
             Some(Owing::Raised { .. }) => unreachable!("here each publication changes something"),
+            Some(Owing::Standing { .. } | Owing::Route(_)) => unreachable!("no other feeds it"),
             None => (bare(Notice::Taken), Vec::new()),
             Some(Owing::Fetched { tensor, ticket }) => (bare(Notice::Fetched { tensor, ticket }), Vec::new()),
             Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),
@@ -400,7 +413,7 @@ fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_the
 #[test]
 fn a_difference_against_what_is_not_held_is_refused_and_the_first_on_a_connection_is_whole() {
     let mut mirror = Mirror::default();
-    mirror.declare(W, vec![0], false);
+    mirror.declare(W, vec![0], 4096, false);
     let value = |publication, base| Notice::Value {
         tensor: W,
         chunk: 0,

@@ -63,6 +63,18 @@ impl Chunks for Home {
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool {
         matches!(tensor, W | OTHER) && rank == 0
     }
+
+    fn goes_by_trees(&self, _: TensorId) -> bool {
+        false
+    }
+
+    fn stripe(&self, _: TensorId, _: usize) -> usize {
+        0
+    }
+
+    fn digest(&self, _: TensorId, _: usize) -> u64 {
+        0
+    }
 }
 
 impl Home {
@@ -118,7 +130,7 @@ impl Line {
     /// From a home that broadcasts, or does not.
     fn sending(chunks: &[u32], broadcast: bool) -> Self {
         let mut mirror = Mirror::default();
-        mirror.declare(W, chunks.to_vec(), broadcast);
+        mirror.declare(W, chunks.to_vec(), 4096, broadcast);
         Self {
             home: Home { broadcast, ..Home::new(chunks) },
             subscriber: Subscriber::default(),
@@ -228,6 +240,7 @@ impl Line {
             Some(Owing::State { tensor, local }) => Notice::State { tensor, chunk: self.home.chunks[local] },
             Some(Owing::Folded { tensor, count }) => Notice::Folded { tensor, count },
             Some(Owing::Fetched { tensor, ticket }) => Notice::Fetched { tensor, ticket },
+            Some(other) => panic!("{other:?} to one that no other feeds"),
         };
         self.to_mirror.push_back((self.subscriber.tell(), notice));
         true
@@ -506,7 +519,7 @@ fn a_line_that_breaks_again_and_again_makes_what_is_to_be_sent_no_longer() {
     for (fetches, taken) in asks.iter().flat_map(|fetches| [0, 1, 2].map(|taken| (fetches, taken))) {
         for broadcast in [false, true] {
             let mut mirror = Mirror::default();
-            mirror.declare(W, vec![0], broadcast);
+            mirror.declare(W, vec![0], 4096, broadcast);
             mirror.connect();
             mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
             for (&(state, version), ticket) in fetches.iter().zip(1..) {
@@ -620,7 +633,7 @@ fn a_line_that_breaks_again_and_again_asks_for_single_chunks_once_each_and_bring
     for taken in 0..6_u64 {
         for whole in [false, true] {
             let mut mirror = Mirror::default();
-            mirror.declare(W, chunks.to_vec(), false);
+            mirror.declare(W, chunks.to_vec(), 4096, false);
             mirror.connect();
             mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
             let single =
@@ -883,7 +896,7 @@ fn a_subscriber_whose_tickets_mean_nothing_harms_only_itself() {
 #[test]
 fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let mut mirror = Mirror::default();
-    mirror.declare(W, vec![0], false);
+    mirror.declare(W, vec![0], 4096, false);
     let value = |version| Notice::Value {
         tensor: W,
         chunk: 0,

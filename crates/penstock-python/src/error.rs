@@ -157,7 +157,7 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
         Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
         // A filter that the dtype cannot have, or that this version does not know.
-        Refusal::Spec(SpecError::Travel { .. }) => named("OptionError"),
+        Refusal::Spec(SpecError::Travel { .. }) | Refusal::Tree { .. } => named("OptionError"),
         Refusal::Spec(_) => named("SettingsError"),
         Refusal::Table(error) => match error {
             TableError::BadName { .. } => named("TensorNameError"),

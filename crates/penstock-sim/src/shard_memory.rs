@@ -527,6 +527,18 @@ impl Chunks for Memory {
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
         self.tensors.get(&id).is_some_and(|tensor| tensor.declared.contains(&rank))
     }
+
+    fn goes_by_trees(&self, _: TensorId) -> bool {
+        false
+    }
+
+    fn stripe(&self, _: TensorId, _: usize) -> usize {
+        0
+    }
+
+    fn digest(&self, _: TensorId, _: usize) -> u64 {
+        0
+    }
 }
 
 /// A lane is here a lane of each chunk.
@@ -572,5 +584,9 @@ impl Homed for Memory {
     fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
         let Tensor { chunks, homed, .. } = &self.tensors[&id];
         (homed[local], &chunks[&homed[local]].state)
+    }
+
+    fn sealer(&self) -> Option<&penstock_proto::seal::Sealer> {
+        None
     }
 }

@@ -4,6 +4,7 @@
 use penstock_proto::chunk::{DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, is_chunk_size};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::MAX_SHARDS;
+use penstock_proto::overlay::{Rack, RackError, Shape, ShapeError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub struct Row {
 }
 
 /// All options.
-pub const TABLE: [Row; 13] = [
+pub const TABLE: [Row; 15] = [
     Row {
         name: "consistency",
         env: "PENSTOCK_CONSISTENCY",
@@ -119,6 +120,24 @@ pub const TABLE: [Row; 13] = [
         doc: "auto: shared memory where worker and server are on one host, TCP elsewhere; tcp: TCP everywhere.",
     },
     Row {
+        name: "tree",
+        env: "PENSTOCK_TREE",
+        default: "star",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "How a server sends what it broadcasts to workers on other hosts: star (itself, to each), or along trees of workers that pass it on: auto, chain, striped[:STRIPES] or tree:degree=T,depth=H,leaf_penalty=A. All workers say the same.",
+    },
+    Row {
+        name: "rack",
+        env: "PENSTOCK_RACK",
+        default: "",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "Where this host stands, for such trees: a rack, or zone/rack; empty: it is not known.",
+    },
+    Row {
         name: "ca",
         env: "PENSTOCK_CA",
         default: "",
@@ -199,6 +218,10 @@ pub struct Options {
     pub security: Security,
     /// How bytes travel.
     pub transport: Transport,
+    /// How what is broadcast comes to workers on other hosts.
+    pub tree: Shape,
+    /// Where this host stands.
+    pub rack: Rack,
     /// Certificate authorities that a worker trusts.
     pub ca: Option<PathBuf>,
     /// A server's certificate.
@@ -286,6 +309,8 @@ impl Options {
                 ("insecure", Security::Insecure),
             ])?,
             transport: value("transport").word(&[("auto", Transport::Auto), ("tcp", Transport::Tcp)])?,
+            tree: value("tree").shape()?,
+            rack: value("rack").rack()?,
             ca: value("ca").file()?,
             certificate: value("certificate").file()?,
             key: value("key").file()?,
@@ -333,6 +358,14 @@ impl Value<'_> {
             Ok(seconds) if (least..=1e6).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
             _ => self.refuse(format!("seconds from {least} to 1e6")),
         }
+    }
+
+    fn shape(&self) -> Result<Shape, OptionError> {
+        self.text.parse().or_else(|ShapeError { what, .. }| self.refuse(what.expected()))
+    }
+
+    fn rack(&self) -> Result<Rack, OptionError> {
+        self.text.parse().or_else(|_| self.refuse(RackError::expected()))
     }
 
     fn file(&self) -> Result<Option<PathBuf>, OptionError> {
@@ -401,7 +434,9 @@ mod tests {
     #[test]
     fn every_option_refuses_nonsense_and_names_itself() {
         for row in TABLE {
-            match read(&[(row.name, "nonsense")], &[]) {
+            // A rack may have any name.
+            let nonsense = if row.name == "rack" { "no/such/place" } else { "nonsense" };
+            match read(&[(row.name, nonsense)], &[]) {
                 Err(OptionError::BadValue { name, .. }) => assert_eq!(name, row.name),
                 other => panic!("{}: {other:?}", row.name),
             }
@@ -416,10 +451,27 @@ mod tests {
             ("consistency", "ssp:-1"),
             ("shards", "-1"),
             ("chunk_bytes", "8MiB"),
+            ("tree", ""),
+            ("tree", "striped:0"),
+            ("tree", "tree:degree=0"),
+            ("tree", "tree:degree=2,leaf_penalty=-1"),
+            ("tree", "tree:degree=2,leaf_penalty=NaN"),
+            ("rack", "zone/"),
         ] {
             assert!(read(&[(name, value)], &[]).is_err(), "{name}={value}");
         }
         assert!(matches!(read(&[("chunks", "1")], &[]), Err(OptionError::Unknown { .. })));
+    }
+
+    #[test]
+    fn a_shape_that_cannot_be_is_refused_with_what_is_wrong_with_it() {
+        assert_eq!(read(&[], &[]).unwrap().tree, Shape::Star);
+        let environment = [("PENSTOCK_TREE", "striped:4"), ("PENSTOCK_RACK", "zone2/r7")];
+        let options = read(&[], &environment).unwrap();
+        assert_eq!((options.tree, &options.rack.zone[..]), (Shape::Striped { stripes: Some(4) }, "zone2"));
+        let told = read(&[("tree", "tree:degree=2,depth=0")], &environment).unwrap_err().to_string();
+        let expected = "expected a depth of at least 1, as in tree:degree=2,depth=5, or none: the least for the option `tree`, got `tree:degree=2,depth=0`";
+        assert_eq!(told, expected);
     }
 
     #[test]

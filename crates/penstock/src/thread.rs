@@ -70,11 +70,17 @@ pub(crate) trait Command: Send + 'static {
 /// started by this.
 #[derive(Debug)]
 pub(crate) struct Handle<C: Command> {
+    teller: Teller<C>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Tells a thread what to do that others hold the handle of, as long as it runs.
+#[derive(Debug)]
+pub(crate) struct Teller<C> {
     commands: Sender<C>,
     /// Whether there are commands; set before any thread can act on what they bring.
     flag: Arc<AtomicBool>,
     wakeup: Arc<Wakeup>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// The thread's own end.
@@ -90,7 +96,27 @@ pub(crate) fn commanded<C: Command>() -> io::Result<(Handle<C>, Inbox<C>)> {
     let (sender, receiver) = channel();
     let (flag, wakeup) = (Arc::new(AtomicBool::new(false)), Arc::new(Wakeup::new()?));
     let inbox = Inbox { commands: receiver, flag: Arc::clone(&flag), wakeup: Arc::clone(&wakeup) };
-    Ok((Handle { commands: sender, flag, wakeup, thread: None }, inbox))
+    Ok((Handle { teller: Teller { commands: sender, flag, wakeup }, thread: None }, inbox))
+}
+
+impl<C> Teller<C> {
+    /// Tells the thread, and wakes it. What one that has ended is told is dropped.
+    pub(crate) fn send(&self, command: C) {
+        self.leave(command);
+        self.wakeup.ring();
+    }
+
+    /// Tells the thread what it need not wake up for.
+    fn leave(&self, command: C) {
+        let _ = self.commands.send(command);
+        // Pairs with the acquire loads of the inbox: a thread that sees what was published after it sees the command too.
+        self.flag.store(true, Ordering::Release);
+    }
+
+    /// Whether the thread has begun to take all that it was told so far.
+    pub(crate) fn is_heard(&self) -> bool {
+        !self.flag.load(Ordering::Acquire)
+    }
 }
 
 impl<C: Command> Handle<C> {
@@ -106,20 +132,23 @@ impl<C: Command> Handle<C> {
 
     /// Tells the thread, and wakes it. One that has ended needs no commands.
     pub(crate) fn send(&self, command: C) {
-        self.leave(command);
-        self.wakeup.ring();
+        self.teller.send(command);
     }
 
     /// Tells the thread what it need not wake up for.
     pub(crate) fn leave(&self, command: C) {
-        let _ = self.commands.send(command);
-        // Pairs with the acquire loads of the inbox: a thread that sees what was published after it sees the command too.
-        self.flag.store(true, Ordering::Release);
+        self.teller.leave(command);
+    }
+
+    /// Another end, for others that tell the thread something.
+    pub(crate) fn teller(&self) -> Teller<C> {
+        let Teller { commands, flag, wakeup } = &self.teller;
+        Teller { commands: commands.clone(), flag: Arc::clone(flag), wakeup: Arc::clone(wakeup) }
     }
 
     /// For others to wake the thread with.
     pub(crate) fn bell(&self) -> std::io::Result<OwnedFd> {
-        self.wakeup.as_fd().try_clone_to_owned()
+        self.teller.wakeup.as_fd().try_clone_to_owned()
     }
 }
 

@@ -319,6 +319,18 @@ impl<'a> Batch<'a> {
         self.push_encoded(header, &Agreed::RAW, &Sent { source, shadow: None, position: 0 }, Some(encoding));
     }
 
+    /// A frame with bytes that are neither a chunk nor a part of a lane.
+    pub fn push_bytes(&mut self, header: Header, bytes: &[u8]) {
+        let (at, end) = (self.used, self.used + bytes.len());
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        self.buffer[at..end].copy_from_slice(bytes);
+        (self.used, self.bytes) = (end, self.bytes + bytes.len());
+        self.headers.push(header.with_payload(bytes).encode());
+        self.payloads.push(Payload::Buffered(at..end));
+    }
+
     /// The frames, to be [sent](FrameWriter::send).
     pub fn frames(&self) -> SmallVec<[Outgoing<'_>; BATCH]> {
         let payloads = self.payloads.iter().map(|payload| segment(self.buffer, payload));
@@ -348,6 +360,11 @@ impl FrameWriter {
     #[inline]
     pub fn is_clear(&self) -> bool {
         self.backlog.is_clear()
+    }
+
+    /// Bytes that are held.
+    pub fn held(&self) -> usize {
+        self.backlog.len()
     }
 
     /// Goes on with what is held; whether the link took it all.

@@ -24,6 +24,7 @@ pub mod gate;
 pub mod link;
 pub mod loopback;
 pub mod messages;
+mod passing_on;
 pub mod quiet;
 pub mod records;
 pub mod remote_peer;

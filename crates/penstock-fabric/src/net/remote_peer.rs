@@ -8,8 +8,8 @@
 //! Where lanes and values lie is the shard's, by [`Homed`]: shared memory in a job, its own in the simulator. No byte and no
 //! frame goes through a pointer to a function of theirs. When to look, and when a peer is silent, is the shard's, too.
 
-use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
-use super::link::{Interest, Link};
+use super::frames::{Batch, FrameReader, FrameWriter, Outgoing, Places, Step};
+use super::link::{Interest, Link, Segment};
 use super::stream::Stream;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Factors, product, widen};
@@ -21,7 +21,9 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
 use penstock_proto::remote::judge::{self, FactorPart, Incoming, Lane, LanePart, Made};
+use penstock_proto::seal::{Leaf, Sealer};
 use penstock_proto::shard::{Judged, Shard};
+use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
 
@@ -45,6 +47,8 @@ pub trait Homed: Chunks {
     fn chunk(&self, tensor: TensorId, local: usize) -> u32;
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
     fn value(&self, tensor: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>);
+    /// What seals values that are passed on, if any are.
+    fn sealer(&self) -> Option<&Sealer>;
     /// A chunk's number and the optimizer's arrays of it, to be sent.
     fn state(&self, tensor: TensorId, local: usize) -> (u32, &[u8]);
 }
@@ -75,6 +79,8 @@ pub struct RemotePeer<L = Stream> {
     factors: Kept,
     received: u64,
     sent: u64,
+    /// Whether it passes on what it is sent, which is sealed then.
+    passes_on: bool,
 }
 
 /// The right factors of a peer's contributions, and room to widen rows of a left one in.
@@ -182,7 +188,7 @@ impl<L: Link> RemotePeer<L> {
     /// A peer that has no connection. `job`: the job's number in frames.
     pub fn new(job: u64, peer: PeerId) -> Self {
         let (subscriber, factors) = (Subscriber::default(), Kept::default());
-        Self { job, peer, wire: None, subscriber, factors, received: 0, sent: 0 }
+        Self { job, peer, wire: None, subscriber, factors, received: 0, sent: 0, passes_on: false }
     }
 
     /// Who is at the other end.
@@ -193,6 +199,11 @@ impl<L: Link> RemotePeer<L> {
     /// What is owed to the peer.
     pub fn subscriber(&mut self) -> &mut Subscriber {
         &mut self.subscriber
+    }
+
+    /// Whether it passes on what it is sent, from now on.
+    pub fn passes_on(&mut self, passes_on: bool) {
+        self.passes_on = passes_on;
     }
 
     /// How far ahead of the others' folds its contributions are.
@@ -400,10 +411,17 @@ impl<L: Link> RemotePeer<L> {
 
     /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
     fn send_batch(&mut self, memory: &impl Homed) -> io::Result<Option<bool>> {
-        let Self { job, wire: Some(wire), subscriber, .. } = self else { return Ok(None) };
+        let Self { job, wire: Some(wire), subscriber, passes_on, .. } = self else { return Ok(None) };
+        let sealer = memory.sealer().filter(|_| *passes_on);
         let mut batch = Batch::new(&mut wire.outgoing);
-        while !batch.is_full() {
+        // A seal before each takes as many frames again.
+        while !batch.is_full() && (sealer.is_none() || batch.len() < SEALED) {
             let Some(owing) = subscriber.next(memory) else { break };
+            if let Owing::Route(route) = &owing {
+                let header = Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Route));
+                batch.push_bytes(header, route);
+                continue;
+            }
             let (notice, chunk) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match chunk {
@@ -417,8 +435,81 @@ impl<L: Link> RemotePeer<L> {
             }
             batch.push(Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Taken)));
         }
-        self.sent += (batch.bytes() + batch.len() * HEADER_BYTES) as u64;
-        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+        let Some(sealer) = sealer else {
+            self.sent += (batch.bytes() + batch.len() * HEADER_BYTES) as u64;
+            return wire.writer.send(&mut wire.link, &batch.frames()).map(Some);
+        };
+        let mut seals = Seals::default();
+        let frames = batch.frames();
+        let frames = seals.put_before(&frames, *job, (sealer, memory));
+        self.sent +=
+            frames.iter().map(|(header, payload)| (header.len() + payload.len()) as u64).sum::<u64>();
+        wire.writer.send(&mut wire.link, &frames).map(Some)
+    }
+}
+
+/// Frames of a batch that are sealed, at most: as many seals are sent with them.
+const SEALED: usize = 8;
+
+/// The seals of one batch.
+#[derive(Default)]
+struct Seals {
+    bytes: Vec<u8>,
+    /// Of each frame that has one: where its seal begins in them, and the header of that.
+    of: SmallVec<[Option<(Range<usize>, [u8; HEADER_BYTES])>; SEALED]>,
+}
+
+impl Seals {
+    /// The frames, each value and each raised version behind its seal.
+    fn put_before<'a>(
+        &'a mut self,
+        frames: &[Outgoing<'a>],
+        job: u64,
+        (sealer, memory): (&Sealer, &impl Chunks),
+    ) -> SmallVec<[Outgoing<'a>; 2 * SEALED]> {
+        let leaf = |(header, payload): &Outgoing<'_>| {
+            let header = Header::decode(header).ok()?;
+            let Body::Notice(Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = header.body
+            else {
+                return None;
+            };
+            // What goes to all from here is not passed on.
+            if !memory.goes_by_trees(tensor) {
+                return None;
+            }
+            match payload {
+                Segment::Own(payload) => Some((sealer.leaf(&header, payload), header.sequence)),
+                // Values stand in memory of our own.
+                Segment::Foreign(_) => return None,
+            }
+        };
+        let leaves: SmallVec<[Option<(Leaf, u64)>; SEALED]> = frames.iter().map(leaf).collect();
+        let sealed: SmallVec<[Leaf; SEALED]> = leaves.iter().flatten().map(|&(leaf, _)| leaf).collect();
+        let mut ranges: SmallVec<[Range<usize>; SEALED]> = SmallVec::new();
+        if !sealed.is_empty() {
+            sealer.seal(&sealed, |_, proof| {
+                let at = self.bytes.len();
+                self.bytes.extend_from_slice(proof);
+                ranges.push(at..self.bytes.len());
+            });
+        }
+        let mut ranges = ranges.into_iter();
+        for leaf in leaves {
+            let sealed = leaf.and_then(|(_, sequence)| Some((ranges.next()?, sequence)));
+            self.of.push(sealed.map(|(range, sequence)| {
+                let header = Header::bare(job, sequence, Body::Notice(Notice::Seal));
+                let header = header.with_payload(&self.bytes[range.clone()]);
+                (range, header.encode())
+            }));
+        }
+        let mut all = SmallVec::new();
+        for (frame, seal) in frames.iter().zip(&self.of) {
+            if let Some((range, header)) = seal {
+                all.push((*header, Segment::Own(&self.bytes[range.clone()])));
+            }
+            all.push(*frame);
+        }
+        all
     }
 }
 
@@ -442,6 +533,8 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
             let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
             (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
         }
+        Owing::Standing { tensor, stripe, digest } => (Notice::Standing { tensor, stripe, digest }, None),
+        Owing::Route(_) => (Notice::Route, None),
         Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
         Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
     }

@@ -13,21 +13,26 @@
 
 use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
+use super::passing_on::{Children, Fed, Feeder, Passed};
 use super::stream::Stream;
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
 use crate::publish::Published;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
-use penstock_proto::TensorId;
+use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::numbered::Numbered;
+use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
+use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
+use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
+use std::time::Duration;
 
 /// What is kept for one shard.
 #[derive(Debug, Clone, Copy)]
@@ -214,6 +219,103 @@ impl<M: Mirrored> Places for Mirrors<M> {
     }
 }
 
+/// What comes of parents. They may know tensors that are not known here so far.
+struct Elsewhere<'a, M>(&'a mut Mirrors<M>);
+
+impl<M: Mirrored> Places for Elsewhere<'_, M> {
+    type Place = Option<&'static dyn Codec>;
+
+    fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
+        match header.body {
+            Body::Notice(Notice::Value { tensor, .. })
+                if self.0.tensors.get(tensor).is_none() && header.length <= MAX_CHUNK_BYTES =>
+            {
+                Ok(None)
+            }
+            Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
+                self.0.place(header).map(Some)
+            }
+            _ => Err("something else than values of the home".to_owned()),
+        }
+    }
+
+    fn memory<'b>(&'b mut self, _: &'b mut Self::Place) -> Option<&'b mut [u8]> {
+        None
+    }
+}
+
+/// Does what a notice asks for.
+fn carry_out<M: Mirrored>(
+    effect: Effect,
+    value: &Value<'_>,
+    tensors: &mut Numbered<M>,
+    submitter: &impl Submitter,
+) -> Result<(), String> {
+    let (Effect::Publish { tensor, .. }
+    | Effect::Raise { tensor, .. }
+    | Effect::State { tensor, .. }
+    | Effect::Folded { tensor, .. }
+    | Effect::Fetched { tensor, .. }) = effect
+    else {
+        return Ok(());
+    };
+    let Some(mirrored) = tensors.get_mut(tensor) else { return Ok(()) };
+    // Who waits for all of it is told where that may be over, who waits for some of its chunks always.
+    let mut tell_all = true;
+    match effect {
+        Effect::Nothing => {}
+        Effect::Publish { chunk, version, steps, progress, .. } => {
+            mirrored
+                .publish(chunk, value, Published { version, steps })
+                .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
+            tell_all = progress.is_some();
+            progress.into_iter().for_each(|progress| mirrored.progress(progress));
+        }
+        Effect::Raise { chunk, count, version, steps, progress, .. } => {
+            let first = mirrored.chunks().partition_point(|&homed| homed < chunk);
+            for place in first..first + count as usize {
+                let chunk = mirrored.chunks()[place];
+                mirrored.raise(chunk, Published { version, steps });
+            }
+            tell_all = progress.is_some();
+            progress.into_iter().for_each(|progress| mirrored.progress(progress));
+        }
+        Effect::State { chunk, .. } => {
+            mirrored.state(chunk, value.payload);
+            return Ok(());
+        }
+        Effect::Folded { count, .. } => mirrored.folded(count),
+        Effect::Fetched { ticket, .. } => mirrored.fetched(ticket),
+    }
+    if tell_all {
+        submitter.tell(tensor + 1);
+    }
+    submitter.tell(single_chunks(tensor + 1));
+    Ok(())
+}
+
+/// A parent that the owner is to connect to, for [`RemoteShard::parent_came`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The route's number, and that of the cut into stripes.
+    pub epoch: u32,
+    /// See there.
+    pub striping: u32,
+    /// Who.
+    pub parent: Parent,
+    /// What it is to feed.
+    pub stripes: Stripes,
+}
+
+/// A parent that was left, which feeds this worker no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Who; `None`: nobody fed what was missing.
+    pub parent: Option<Rank>,
+    /// Why.
+    pub what: String,
+}
+
 /// The connection.
 struct Wire<L> {
     link: L,
@@ -267,20 +369,43 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     wire: Option<Wire<L>>,
     /// Bytes that came on connections before this one.
     heard: u64,
+    /// By what values are known that others pass on; `None`: no parent is believed.
+    verifier: Option<Verifier>,
+    /// Of the frame that comes next on the connection.
+    seal: Vec<u8>,
+    parents: Vec<Feeder<L>>,
+    children: Children<L>,
+    wishes: Vec<Wish>,
+    left: Vec<Left>,
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// A shard that no connection stands to. `job`: the job's number in frames.
     pub fn new(job: u64, submitter: S, limits: Limits) -> Self {
         let mirrors = Mirrors { job, tensors: Numbered::default() };
-        Self { limits, submitter, machine: Mirror::default(), mirrors, wire: None, heard: 1 }
+        Self {
+            limits,
+            submitter,
+            machine: Mirror::default(),
+            mirrors,
+            wire: None,
+            heard: 1,
+            verifier: None,
+            seal: Vec::new(),
+            parents: Vec::new(),
+            children: Children::default(),
+            wishes: Vec::new(),
+            left: Vec::new(),
+        }
     }
 
     // Its worker
 
     /// Declares a tensor, as far as the shard is home of it.
     pub fn declare(&mut self, id: TensorId, mirrored: M) {
-        self.machine.declare(id, mirrored.chunks().to_vec(), mirrored.is_broadcast());
+        // All but the tensor's last are as long as the longest.
+        let longest = mirrored.chunks().first().and_then(|&chunk| mirrored.bytes(chunk)).unwrap_or(0);
+        self.machine.declare(id, mirrored.chunks().to_vec(), longest as u64, mirrored.is_broadcast());
         if let Some(low_rank) = mirrored.low_rank() {
             self.machine.declare_factors(id, low_rank);
         }
@@ -323,8 +448,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.connect();
     }
 
-    /// The connection is given up; another may be made.
+    /// The connection is given up; another may be made. What was said of parents was said on it.
     pub fn detach(&mut self) {
+        self.parents.clear();
+        self.wishes.clear();
+        self.seal.clear();
         if let Some(wire) = self.wire.take() {
             self.heard += wire.reader.heard();
         }
@@ -350,7 +478,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// What has to be waited for, as long as neither is known to be ready.
     fn interest_of(&self, wire: &Wire<L>) -> Interest {
         let due = self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0);
-        wire.link.interest(due || !wire.writer.is_clear())
+        let Interest { read, write } = wire.link.interest(due || !wire.writer.is_clear());
+        Interest { read: read && !self.children.is_full(), write }
     }
 
     /// What has to be waited for now.
@@ -378,8 +507,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Whether there may be something to take or to send at once.
     pub fn has_work(&self) -> bool {
-        let ready = |wire: &Wire<L>| wire.readable || (wire.writable && self.interest_of(wire).write);
-        (self.has_room() && !self.submitter.is_empty()) || self.wire.as_ref().is_none_or(ready)
+        let reads = !self.children.is_full();
+        let ready =
+            |wire: &Wire<L>| wire.readable && reads || (wire.writable && self.interest_of(wire).write);
+        let feeds = self.children.has_work() || reads && self.parents.iter().any(Feeder::is_readable);
+        feeds || (self.has_room() && !self.submitter.is_empty()) || self.wire.as_ref().is_none_or(ready)
     }
 
     // A look
@@ -389,11 +521,16 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     pub fn look(&mut self, most: usize, declare: impl FnMut(&mut Self)) -> Looked {
         let submitted = self.take_submissions(declare);
         let (heard, mut over) = self.receive(most);
+        let mut passed = false;
+        if over.is_none() {
+            (passed, over) = self.hear_parents(most);
+        }
+        passed |= self.children.send();
         let sent = self.send().unwrap_or_else(|error| {
             over = Some(Over::Ended(error.to_string()));
             true
         });
-        Looked { busy: submitted || heard || sent, over }
+        Looked { busy: submitted || heard || passed || sent, over }
     }
 
     fn take_submissions(&mut self, mut declare: impl FnMut(&mut Self)) -> bool {
@@ -455,7 +592,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Takes the next frame, if it has come.
     pub fn hear(&mut self) -> Heard {
-        let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
+        let reads = !self.children.is_full();
+        let wire = self.wire.as_mut().filter(|wire| wire.readable && reads);
+        let Some(wire) = wire else { return Heard::Nothing };
         let over = match wire.reader.next(&mut wire.link, &mut self.mirrors) {
             Step::Frame(header, codec) => match self.take(&header, codec) {
                 Ok(()) => return Heard::Frame,
@@ -481,54 +620,271 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let wanted = |id| tensors.get(id).map_or(0, M::wanted);
         let effect =
             self.machine.hear(header.sequence, &notice, wanted).map_err(|broken| broken.to_string())?;
-        let (Effect::Publish { tensor, .. }
-        | Effect::Raise { tensor, .. }
-        | Effect::State { tensor, .. }
-        | Effect::Folded { tensor, .. }
-        | Effect::Fetched { tensor, .. }) = effect
-        else {
+        match notice {
+            Notice::Seal => {
+                self.seal.clear();
+                self.seal.extend_from_slice(wire.reader.payload());
+            }
+            Notice::Route => {
+                let route = Route::decode(wire.reader.payload()).map_err(|error| error.to_string())?;
+                self.reroute(route);
+            }
+            _ => {}
+        }
+        let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, .. } = self else {
             return Ok(());
         };
-        let Some(mirrored) = tensors.get_mut(tensor) else { return Ok(()) };
-        match effect {
-            Effect::Nothing => {}
-            Effect::Publish { chunk, version, steps, progress, .. } => {
-                let value = Value { header, payload: wire.reader.payload(), codec };
-                mirrored
-                    .publish(chunk, &value, Published { version, steps })
-                    .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
-                if let Some(progress) = progress {
-                    mirrored.progress(progress);
-                    self.submitter.tell(tensor + 1);
-                }
-                self.submitter.tell(single_chunks(tensor + 1));
+        // Before anything is done with it: the next one has it sooner.
+        if matches!(effect, Effect::Publish { .. } | Effect::Raise { .. })
+            && !seal.is_empty()
+            && let Some(stripe) = machine.stripe(&notice)
+            && children.any_of(stripe)
+        {
+            children.pass_on(stripe, Passed::new(mirrors.job, seal, header, wire.reader.payload()));
+        }
+        if notice != Notice::Seal {
+            seal.clear();
+        }
+        let value = Value { header, payload: wire.reader.payload(), codec };
+        carry_out(effect, &value, &mut mirrors.tensors, submitter)
+    }
+
+    // Parents and children
+
+    /// From now on what others pass on is believed that has the home's seal.
+    pub fn trust(&mut self, verifier: Verifier) {
+        self.verifier = Some(verifier);
+    }
+
+    /// Parents that the home has named and that are to be connected to, each once.
+    pub fn take_wishes(&mut self) -> Vec<Wish> {
+        std::mem::take(&mut self.wishes)
+    }
+
+    /// Parents that were left since this was asked last.
+    pub fn take_left(&mut self) -> Vec<Left> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// The home says how values come from now on. Who feeds a stripe goes on until its next parent does.
+    fn reroute(&mut self, route: Route) {
+        let named = route.parents();
+        let striping = route.striping;
+        let before = self.machine.way().map_or((striping, Stripes::default()), |before| {
+            (before.striping, before.parents().or(self.machine.fed()))
+        });
+        self.machine.route(route);
+        self.children.greet(self.mirrors.job, striping);
+        if before.0 == striping {
+            self.leave(before.1.without(named), None);
+        } else {
+            self.parents.clear();
+        }
+        self.wishes.clear();
+        self.keep_parents();
+        let Some(route) = self.machine.way().filter(|_| self.verifier.is_some()) else { return };
+        for stripe in named.iter() {
+            let Some(parent) = route.feeds.get(stripe).and_then(|feed| feed.parent.as_ref()) else {
+                continue;
+            };
+            if self.parents.iter().any(|feeder| feeder.parent == *parent && feeder.stripes.has(stripe)) {
+                continue;
             }
-            Effect::Raise { chunk, count, version, steps, progress, .. } => {
-                let first = mirrored.chunks().partition_point(|&homed| homed < chunk);
-                for place in first..first + count as usize {
-                    let chunk = mirrored.chunks()[place];
-                    mirrored.raise(chunk, Published { version, steps });
-                }
-                if let Some(progress) = progress {
-                    mirrored.progress(progress);
-                    self.submitter.tell(tensor + 1);
-                }
-                self.submitter.tell(single_chunks(tensor + 1));
-            }
-            Effect::State { chunk, .. } => mirrored.state(chunk, wire.reader.payload()),
-            Effect::Folded { count, .. } => {
-                mirrored.folded(count);
-                self.submitter.tell(tensor + 1);
-                self.submitter.tell(single_chunks(tensor + 1));
-            }
-            Effect::Fetched { ticket, .. } => {
-                mirrored.fetched(ticket);
-                self.submitter.tell(tensor + 1);
-                self.submitter.tell(single_chunks(tensor + 1));
+            match self.wishes.iter_mut().find(|wish| wish.parent == *parent) {
+                Some(wish) => wish.stripes = wish.stripes.with(stripe),
+                None => self.wishes.push(Wish {
+                    epoch: route.epoch,
+                    striping: route.striping,
+                    parent: parent.clone(),
+                    stripes: Stripes::default().with(stripe),
+                }),
             }
         }
-        Ok(())
     }
+
+    /// Of parents that the route names, those that feed here already go on. Of others, those that do until others do.
+    fn keep_parents(&mut self) {
+        let Some(route) = self.machine.way() else { return };
+        let is_named = |feeder: &Feeder<L>, stripe: &usize| {
+            route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(&feeder.parent))
+        };
+        self.parents
+            .retain(|feeder| feeder.greeted || feeder.stripes.iter().all(|stripe| is_named(feeder, &stripe)));
+        let greeted = self.parents.iter().filter(|feeder| feeder.greeted);
+        let stays = |feeder| Feeder::stripes(feeder).iter().filter(|stripe| is_named(feeder, stripe));
+        let stay: Stripes = greeted.flat_map(stays).collect();
+        if !stay.is_empty() {
+            self.machine.attach(stay);
+        }
+    }
+
+    /// A connection to a parent that was wished for, or why there is none.
+    pub fn parent_came(&mut self, wish: &Wish, link: Result<L, String>) {
+        let Wish { parent, stripes, .. } = wish;
+        let Some(route) = self.machine.way() else { return };
+        let is_its = |stripe: &usize| {
+            let feeds = |feeder: &Feeder<L>| feeder.parent == *parent && feeder.stripes.has(*stripe);
+            route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(parent))
+                && !self.parents.iter().any(feeds)
+        };
+        let wanted: Stripes = stripes.iter().filter(is_its).collect();
+        if wanted.is_empty() {
+            return;
+        }
+        match link {
+            Ok(link) => {
+                self.parents.push(Feeder::new(parent.clone(), wanted, link, self.limits.read));
+            }
+            Err(why) => {
+                let what = format!("it cannot be reached: {why}");
+                self.left.push(Left { parent: Some(parent.rank), what });
+                self.leave(wanted, Some(parent.rank));
+            }
+        }
+    }
+
+    /// Another worker comes to be fed these stripes.
+    pub fn child_came(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
+        self.children.take_in(rank, (striping, stripes), link);
+        if let Some(route) = self.machine.way() {
+            self.children.greet(self.mirrors.job, route.striping);
+        }
+    }
+
+    /// Those that feed these stripes feed them no more.
+    fn forget(&mut self, stripes: Stripes) {
+        self.parents.retain_mut(|feeder| {
+            feeder.stripes = feeder.stripes.without(stripes);
+            !feeder.stripes.is_empty()
+        });
+    }
+
+    /// Leaves the parents of these stripes, and says so.
+    fn leave(&mut self, stripes: Stripes, parent: Option<Rank>) {
+        self.forget(stripes);
+        self.machine.stray(stripes, parent);
+    }
+
+    /// Takes what parents have passed on.
+    fn hear_parents(&mut self, most: usize) -> (bool, Option<Over>) {
+        let mut busy = false;
+        let mut at = 0;
+        while at < self.parents.len() {
+            let mut taken = 0;
+            let over = loop {
+                if taken == most || self.children.is_full() {
+                    break None;
+                }
+                let (Some(feeder), Some(verifier)) = (self.parents.get_mut(at), &mut self.verifier) else {
+                    break None;
+                };
+                match feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier) {
+                    Fed::Nothing => break None,
+                    Fed::Part => {}
+                    Fed::Greeting => {
+                        // Its stripes are its own from now on.
+                        let mut feeder = self.parents.remove(at);
+                        self.forget(feeder.stripes);
+                        feeder.greeted = true;
+                        self.machine.attach(feeder.stripes);
+                        at = self.parents.len();
+                        self.parents.push(feeder);
+                        busy = true;
+                    }
+                    Fed::Over(why) => break Some(why),
+                    Fed::Frame(header, codec) => {
+                        (taken, busy) = (taken + 1, true);
+                        if let Err(what) = self.take_passed(at, &header, codec) {
+                            self.detach();
+                            return (busy, Some(Over::Broke(what)));
+                        }
+                    }
+                }
+            };
+            let Some(why) = over else {
+                at += 1;
+                continue;
+            };
+            let Feeder { parent, stripes, .. } = self.parents.remove(at);
+            self.left.push(Left { parent: Some(parent.rank), what: why });
+            self.leave(stripes, Some(parent.rank));
+            busy = true;
+        }
+        (busy, None)
+    }
+
+    /// Takes a frame of the home that a parent has passed on.
+    fn take_passed(
+        &mut self,
+        at: usize,
+        header: &Header,
+        codec: Option<&'static dyn Codec>,
+    ) -> Result<(), String> {
+        let Self { machine, mirrors, submitter, children, parents, .. } = self;
+        let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
+            return Ok(());
+        };
+        let is_news = machine.is_news(&notice);
+        let effect = machine.hear_passed(&notice);
+        let payload = feeder.payload();
+        if is_news
+            && let Some(stripe) = machine.stripe(&notice)
+            && children.any_of(stripe)
+        {
+            children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
+        }
+        carry_out(effect, &Value { header, payload, codec }, &mut mirrors.tensors, submitter)
+    }
+
+    /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
+    pub fn tick(&mut self, now: Duration) {
+        self.children.look(now);
+        while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
+            let Feeder { parent, stripes, .. } = self.parents.remove(at);
+            self.left.push(Left { parent: Some(parent.rank), what: "it says nothing".to_owned() });
+            self.leave(stripes, Some(parent.rank));
+        }
+        let mut late = self.machine.late(now);
+        while let Some(stripe) = late.iter().next() {
+            let feeder = self.parents.iter().find(|feeder| feeder.stripes.has(stripe));
+            let (stripes, parent) = match feeder {
+                Some(feeder) => (feeder.stripes, Some(feeder.parent.rank)),
+                None => (Stripes::default().with(stripe), None),
+            };
+            self.left.push(Left { parent, what: "what it passes on is late".to_owned() });
+            self.leave(stripes, parent);
+            late = late.without(stripes);
+        }
+    }
+
+    /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
+    pub fn awaits(&self) -> bool {
+        let awaited = self.parents.iter().any(|feeder| !feeder.greeted);
+        awaited || self.machine.is_behind() || self.children.has_due()
+    }
+
+    /// The links of parents and children, with what has to be waited for.
+    pub fn links(&self) -> impl Iterator<Item = (&L, Interest)> {
+        let reads = !self.children.is_full();
+        let parents = self.parents.iter().map(move |feeder| {
+            let Interest { read, write } = feeder.link().interest(false);
+            (feeder.link(), Interest { read: read && reads, write })
+        });
+        parents.chain(self.children.links())
+    }
+
+    /// Some of these may be ready.
+    pub fn links_ready(&mut self) {
+        self.parents.iter_mut().for_each(Feeder::ready);
+        self.children.ready();
+    }
+
+    /// Who feeds it which stripes.
+    pub fn feeders(&self) -> impl Iterator<Item = (Rank, Stripes)> {
+        self.parents.iter().map(|feeder| (feeder.parent.rank, feeder.stripes))
+    }
+
+    // Sending
 
     // Sending
 

@@ -17,12 +17,14 @@
 //! | `forest.rs` | the trees that a server's bytes go down, in stripes; whether foreign ones are trees |
 //! | `limits.rs` | how wide and how deep a tree may be |
 //! | `predict.rs` | how long a broadcast takes, and whose uplink is the busiest |
+//! | `shape.rs` | what is asked for, and how it is written |
 //! | `plan.rs` | a shape is asked for, and becomes trees; `auto` takes the fastest |
 //! | `lines.rs` | star and chain |
 //! | `striped.rs` | a tree for each stripe, with inner nodes that no other stripe has |
 //! | `frugal.rs` | the paper's tree: least cost under a degree, a depth and a penalty on leaves |
 //! | `improve.rs` | small changes to such a tree, until none helps |
 //! | `routes.rs` | along a plan: which chunk is of which stripe, and who feeds a subscriber |
+//! | `rack.rs` | where a host stands, as its user says it |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
 //! | `error.rs` | why there is no plan |
 //!
@@ -38,8 +40,10 @@ mod limits;
 mod lines;
 mod plan;
 mod predict;
+mod rack;
 mod repair;
 mod routes;
+mod shape;
 mod striped;
 
 pub use cluster::{Cluster, Costs, Node, Place, SAME_RACK, SAME_ZONE, View, WORLD};
@@ -47,6 +51,11 @@ pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};
 pub use limits::Limits;
-pub use plan::{Plan, Shape, plan};
+pub use plan::{Plan, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
-pub use routes::{Feed, MAX_STRIPES, Member, Parent, RUN_BYTES, Route, Routes, Stripes, Striping, WHOLE};
+pub use rack::{MAX_RACK_BYTES, Rack, RackError};
+pub use routes::{
+    Feed, MAX_ROUTE_BYTES, MAX_STRIPES, Member, NoRoute, Parent, RUN_BYTES, Route, Routes, Stripes, Striping,
+    WHOLE,
+};
+pub use shape::{LEAST_DEPTH, MAX_LEAF_PENALTY, MAX_SHAPE_BYTES, Shape, ShapeError, WrongShape};

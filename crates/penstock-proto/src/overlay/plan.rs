@@ -7,6 +7,7 @@ use super::frugal::{self, Wanted};
 use super::improve::improved;
 use super::limits::Limits;
 use super::predict::{Prediction, Traffic, predict, predicted};
+use super::shape::Shape;
 use super::{lines, striped};
 
 /// Degrees that `auto` tries trees of: one more only adds to what every uplink sends.
@@ -23,29 +24,6 @@ const PAIRS: usize = 64_000_000;
 const ROUNDS: usize = 16;
 /// Pairs beyond which `auto` tries no tree of least cost: each takes seconds to plan, and is slower than stripes.
 const PAIRS_OF_AUTO: usize = 8_000_000;
-
-/// What to plan.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Shape {
-    /// The root sends to all.
-    Star,
-    /// Each sends to the next.
-    Chain,
-    /// The tree of least cost (parameter-flow.md, equation 12).
-    Tree {
-        /// The most children, and the most edges from the root: T and H.
-        limits: Limits,
-        /// What a leaf costs: alpha.
-        leaf_penalty: f64,
-    },
-    /// A tree for each stripe, with inner nodes that no other has.
-    Striped {
-        /// How many; `None`: as many as take the least time.
-        stripes: Option<u32>,
-    },
-    /// Whichever of these takes the least time.
-    Auto,
-}
 
 /// An overlay for each server, and how it was made.
 #[derive(Debug, Clone, PartialEq)]

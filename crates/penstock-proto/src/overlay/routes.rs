@@ -11,6 +11,8 @@ use std::net::SocketAddr;
 
 /// Most stripes of a plan: a set of them is a word.
 pub const MAX_STRIPES: usize = 64;
+/// Bytes of a route as it travels, at most: [`MAX_STRIPES`] shares and parents, with room.
+pub const MAX_ROUTE_BYTES: usize = 8 * 1024;
 /// What the shares of all stripes add up to.
 pub const WHOLE: u32 = 10_000;
 /// Bytes of a tensor, at most, that belong to one stripe in a row: what is said of chunks that follow each other is said of so many
@@ -96,15 +98,56 @@ pub struct Parent {
 pub struct Route {
     /// Its number, which grows with every route that the home gives out. An answer to another one is late.
     pub epoch: u32,
+    /// Which cut into stripes it is about: another number, another cut. Who is fed and who feeds speak of the same.
+    pub striping: u32,
     /// The share of each stripe, of [`WHOLE`].
     pub shares: Vec<u32>,
     /// Who feeds each.
     pub feeds: Vec<Feed>,
 }
 
+/// A route that cannot be read, or that no home gives out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected a route of as many parents as stripes, at most {MAX_STRIPES}, got {bytes} bytes that are none"
+)]
+pub struct NoRoute {
+    bytes: usize,
+}
+
+impl Route {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("numbers and addresses can be written")
+    }
+
+    /// The route in `bytes`, all of them.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, NoRoute> {
+        let none = NoRoute { bytes: bytes.len() };
+        match postcard::take_from_bytes::<Self>(bytes) {
+            Ok((route, [])) => {
+                let fits = route.shares.len() == route.feeds.len() && route.shares.len() <= MAX_STRIPES;
+                if fits { Ok(route) } else { Err(none) }
+            }
+            _ => Err(none),
+        }
+    }
+
+    /// Stripes that somebody else than the home is to feed.
+    pub fn parents(&self) -> Stripes {
+        let named = self.feeds.iter().enumerate().filter(|(_, feed)| feed.parent.is_some());
+        named.map(|(stripe, _)| stripe).collect()
+    }
+}
+
 /// The routes of all subscribers of one server's homes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Routes {
+    /// The number of the cut into stripes; another one whenever the shares change.
+    pub striping: u32,
     /// The share of each stripe, of [`WHOLE`]. None: the homes feed everybody.
     pub shares: Vec<u32>,
     /// Each subscriber's. Who has none is fed by the homes.

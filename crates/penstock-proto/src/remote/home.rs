@@ -4,15 +4,17 @@
 //! not read costs a shard a few bytes a chunk and one batch of frames, however slow it is (S-4).
 
 use super::awaited::Awaited;
+use super::feeding::Feeding;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
-use crate::overlay::Direct;
+use crate::overlay::{Direct, MAX_STRIPES, Stripes};
 use crate::peer::PeerId;
 use crate::shard::Shard;
-use crate::submission::{NO_TICKET, Submission};
+use crate::submission::{NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What stands published of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,14 @@ pub trait Chunks {
     fn broadcasts(&self, tensor: TensorId) -> bool;
     /// Whether a worker has declared the tensor, which gives it a lane here.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
+    /// Whether a tensor's values go by others too: all that routes name have asked for them. Until then whoever would pass them on
+    /// may know nothing of the tensor.
+    fn goes_by_trees(&self, tensor: TensorId) -> bool;
+    /// The stripe of a chunk.
+    fn stripe(&self, tensor: TensorId, local: usize) -> usize;
+    /// The sum, over the chunks of a stripe that were published, of their versions + 1 and of the publications that last changed what
+    /// is seen of them; modulo 2^64.
+    fn digest(&self, tensor: TensorId, stripe: usize) -> u64;
 }
 
 /// Something that happened at a home, of which subscribers may have to be told.
@@ -128,7 +138,7 @@ pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks)
 }
 
 /// What is to be sent to the subscriber next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owing {
     /// A chunk's value, as it stands.
     Value {
@@ -170,6 +180,17 @@ pub enum Owing {
         /// Contributions since the start.
         count: u64,
     },
+    /// What it is to hold of a stripe that others feed it, once all that was published has come.
+    Standing {
+        /// The tensor.
+        tensor: TensorId,
+        /// The stripe.
+        stripe: u32,
+        /// The [digest](Chunks::digest).
+        digest: u64,
+    },
+    /// Its route, as it travels.
+    Route(Arc<[u8]>),
     /// What was fetched with this ticket or before has been sent, as new as it was then.
     Fetched {
         /// The tensor.
@@ -192,12 +213,14 @@ struct OwedChunk {
     sent: u64,
     /// The least version + 1 that was fetched of it by itself and waits for own contributions; 0: none.
     held: u64,
+    /// Whether others have fed it, and it may hold something newer than what was sent last.
+    unsure: bool,
 }
 
 impl OwedChunk {
     /// Whether what was sent of it on this connection is what is published now, but for its version.
     fn has(&self, publication: &Publication) -> bool {
-        self.sent > 0 && publication.changed <= self.sent
+        self.sent > 0 && publication.changed <= self.sent && !self.unsure
     }
 
     /// It is told of this publication.
@@ -226,6 +249,10 @@ struct Owed {
     /// Contributions that came, and how many of those that wait may be skips.
     contributed: u64,
     skips: u64,
+    /// Stripes of which it is to be told what stands.
+    standing: Stripes,
+    /// Whether it has ever asked for each publication.
+    asked: bool,
 }
 
 /// Fetches that are taken up together, when so many of the subscriber's contributions were folded.
@@ -258,6 +285,7 @@ enum Due {
     State { tensor: TensorId },
     Folded { tensor: TensorId },
     Fetched { tensor: TensorId },
+    Standing { tensor: TensorId, stripe: u32 },
 }
 
 /// It said goodbye, and went on sending.
@@ -279,6 +307,8 @@ pub struct Subscriber {
     /// Of all tensors, those that wait and may be skips.
     skips: u64,
     left: bool,
+    /// Who else feeds it.
+    feeding: Feeding,
 }
 
 impl Subscriber {
@@ -288,10 +318,11 @@ impl Subscriber {
         self.connected = true;
         self.told = None;
         self.due.clear();
+        self.feeding.connect();
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
             (owed.each, owed.held, owed.batches) = (false, None, [None; 2]);
-            owed.folded = true;
+            (owed.folded, owed.standing) = (true, Stripes::default());
             self.due.push_back(Due::Folded { tensor: id });
         }
     }
@@ -354,6 +385,9 @@ impl Subscriber {
                     self.want(tensor, local, stamp + 1, home);
                 }
             }
+            Submission::Attached { epoch, stripes } => self.attached(epoch, stripes, home),
+            Submission::Strayed { epoch, stripes, .. } => self.strayed(epoch, stripes, home),
+            Submission::Holds { tensor, first, positions, .. } => self.holds(tensor, first, &positions, home),
             _ => {}
         }
         let contribution = match *submission {
@@ -392,7 +426,9 @@ impl Subscriber {
     /// as they have the version. With [`NO_TICKET`] it is as if pushes had asked. From a home that broadcasts it wants whatever is
     /// published from now on, too.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
-        self.owed(id, home).each = home.broadcasts(id);
+        let owed = self.owed(id, home);
+        owed.each = home.broadcasts(id);
+        owed.asked |= owed.each;
         for local in 0..home.chunks(id) {
             let published = home.publication(id, local);
             if published.version < version || published.sequence == 0 {
@@ -463,11 +499,128 @@ impl Subscriber {
         self.join(id, ticket, home.chunks(id));
     }
 
+    // Who else feeds it
+
+    /// It is told how values come to it from now on: a [`Route`](crate::overlay::Route) of this number, which names parents for
+    /// these stripes. To one that has no connection it is told on the next.
+    pub fn route(&mut self, epoch: u32, parents: Stripes, route: Arc<[u8]>, home: &impl Chunks) {
+        if self.connected {
+            let new = self.feeding.route(epoch, parents, route);
+            self.doubt(new, home);
+        }
+    }
+
+    /// Values are cut into other stripes from now on: what it holds is not known any more, until it says so.
+    pub fn recut(&mut self, home: &impl Chunks) {
+        self.feeding.recut();
+        for (_, owed) in self.owed.iter_mut() {
+            owed.standing = Stripes::default();
+        }
+        self.due.retain(|due| !matches!(due, Due::Standing { .. }));
+        self.doubt(Stripes::first(MAX_STRIPES), home);
+    }
+
+    /// Whether others feed it this stripe of values that are broadcast.
+    pub fn is_fed(&self, stripe: usize) -> bool {
+        self.feeding.is_fed(stripe)
+    }
+
+    /// What it holds of these stripes is not known any more.
+    fn doubt(&mut self, stripes: Stripes, home: &impl Chunks) {
+        if stripes.is_empty() {
+            return;
+        }
+        for (id, owed) in self.owed.iter_mut() {
+            for (local, chunk) in owed.chunks.iter_mut().enumerate() {
+                if stripes.has(home.stripe(id, local)) {
+                    (chunk.unsure, chunk.seen) = (true, 0);
+                }
+            }
+        }
+    }
+
+    fn attached(&mut self, epoch: u32, stripes: Stripes, home: &impl Chunks) {
+        let new = self.feeding.attached(epoch, stripes);
+        let each: Vec<TensorId> = self.owed.iter().filter(|(_, owed)| owed.each).map(|(id, _)| id).collect();
+        for id in each.into_iter().filter(|&id| home.goes_by_trees(id)) {
+            new.iter().for_each(|stripe| self.stands(id, stripe));
+        }
+    }
+
+    /// Whether it has ever asked for what is broadcast of a tensor. On each connection it asks again.
+    pub fn asks_for_each(&self, id: TensorId) -> bool {
+        self.owed.get(id).is_some_and(|owed| owed.asked)
+    }
+
+    /// A tensor's values [go by others too](Chunks::goes_by_trees) from now on, or no more: then what others were to feed it is owed.
+    pub fn turned(&mut self, id: TensorId, home: &impl Chunks) {
+        if !self.connected || !self.owed.get(id).is_some_and(|owed| owed.each) {
+            return;
+        }
+        if home.goes_by_trees(id) {
+            let fed = (0..home.chunks(id)).map(|local| home.stripe(id, local)).collect::<Stripes>();
+            let fed = fed.iter().filter(|&stripe| self.feeding.is_fed(stripe)).collect::<Stripes>();
+            fed.iter().for_each(|stripe| self.stands(id, stripe));
+            return;
+        }
+        for local in 0..home.chunks(id) {
+            if self.feeding.is_fed(home.stripe(id, local)) {
+                self.known(id).chunks[local].seen = 0;
+                self.settle(id, local, home);
+            }
+        }
+    }
+
+    /// It says what it holds behind this.
+    fn strayed(&mut self, epoch: u32, stripes: Stripes, home: &impl Chunks) {
+        let left = self.feeding.strayed(epoch, stripes);
+        self.doubt(left, home);
+    }
+
+    /// It holds these publications of chunks from `first` on, or newer ones that were sent since.
+    fn holds(&mut self, id: TensorId, first: u32, positions: &[u64], home: &impl Chunks) {
+        let Some(start) = home.local(id, first).filter(|_| self.owed.get(id).is_some()) else { return };
+        for (local, &position) in (start..home.chunks(id)).zip(positions) {
+            if position == NO_MORE {
+                break;
+            }
+            let is_fed = self.feeding.is_unsure(home.stripe(id, local));
+            let chunk = &mut self.known(id).chunks[local];
+            let published = home.publication(id, local);
+            // More than was ever published is a lie, of which nothing is believed.
+            if position > published.sequence {
+                continue;
+            }
+            if chunk.unsure && !is_fed {
+                (chunk.unsure, chunk.sent) = (false, chunk.sent.max(position));
+            } else if position >= published.changed {
+                continue;
+            }
+            self.settle(id, local, home);
+        }
+    }
+
+    /// It is to be told what stands of a stripe.
+    fn stands(&mut self, id: TensorId, stripe: usize) {
+        let owed = self.known(id);
+        if !owed.standing.has(stripe) {
+            owed.standing = owed.standing.with(stripe);
+            self.due.push_back(Due::Standing { tensor: id, stripe: stripe as u32 });
+        }
+    }
+
     // What happens at home
 
     /// A chunk was published.
     pub fn published(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
-        if self.connected && self.owed.get(id).is_some() {
+        if !self.connected {
+            return;
+        }
+        let Some(owed) = self.owed.get(id) else { return };
+        let stripe = home.stripe(id, local);
+        if owed.each && self.feeding.is_fed(stripe) && home.goes_by_trees(id) {
+            self.stands(id, stripe);
+        } else {
             self.settle(id, local, home);
         }
     }
@@ -501,7 +654,7 @@ impl Subscriber {
 
     /// Whether there may be something to send.
     pub fn has_due(&self) -> bool {
-        !self.due.is_empty() || self.must_tell()
+        !self.due.is_empty() || self.must_tell() || self.feeding.has_route()
     }
 
     /// Whether it does not know how many of its frames were taken.
@@ -522,19 +675,26 @@ impl Subscriber {
 
     /// What is to be sent next: this call counts it as sent.
     pub fn next(&mut self, home: &impl Chunks) -> Option<Owing> {
+        if let Some(route) = self.feeding.take_route() {
+            return Some(Owing::Route(route));
+        }
         while let Some(due) = self.due.pop_front() {
             match due {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
+                    let is_fed = self.feeding.is_unsure(home.stripe(tensor, local));
                     let chunk = &mut self.known(tensor).chunks[local];
-                    if chunk.has(&publication) {
+                    if chunk.has(&publication) && !is_fed {
                         let count = self.raise(tensor, local, &publication, home);
                         let Publication { version, steps, .. } = publication;
                         let contents = contents(tensor, local..local + count, home);
                         return Some(Owing::Raised { tensor, local, count, version, steps, contents });
                     }
                     chunk.tell(&publication);
+                    // Whatever it holds, it holds this or something newer then.
+                    let unsure = std::mem::replace(&mut chunk.unsure, is_fed) || is_fed;
                     let position = std::mem::replace(&mut chunk.sent, publication.sequence);
+                    let position = if unsure { 0 } else { position };
                     return Some(Owing::Value { tensor, local, publication, position });
                 }
                 Due::State { tensor } => {
@@ -546,6 +706,12 @@ impl Subscriber {
                     let owed = self.known(tensor);
                     owed.folded = false;
                     return Some(Owing::Folded { tensor, count: owed.count });
+                }
+                Due::Standing { tensor, stripe } => {
+                    let owed = self.known(tensor);
+                    owed.standing = owed.standing.without(Stripes::default().with(stripe as usize));
+                    let digest = home.digest(tensor, stripe as usize);
+                    return Some(Owing::Standing { tensor, stripe, digest });
                 }
                 Due::Fetched { tensor } => {
                     if let Some(ticket) = self.end_batch(tensor) {
@@ -566,7 +732,8 @@ impl Subscriber {
             && (tensor, local) == (id, next)
         {
             let following = home.publication(id, next);
-            let same = (following.version, following.steps) == (publication.version, publication.steps);
+            let same = (following.version, following.steps) == (publication.version, publication.steps)
+                && home.stripe(id, next) == home.stripe(id, first);
             let chunk = &mut self.known(id).chunks[next];
             if !same || !chunk.has(&following) {
                 break;

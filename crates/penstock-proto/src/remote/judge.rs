@@ -6,7 +6,9 @@ use super::home::Subscriber;
 use crate::encoding::{Agreed, Encoding};
 use crate::factors::{Held, LowRank, ROWS};
 use crate::frame::{Body, Header, Notice};
+use crate::overlay::MAX_ROUTE_BYTES;
 use crate::peer::PeerId;
+use crate::seal::MAX_SEAL_BYTES;
 use crate::shard::{Judged, Shard};
 use crate::submission::Submission;
 use crate::{Rank, TensorId};
@@ -171,6 +173,9 @@ pub fn notice(
     }
     let length = header.length as usize;
     let chunk = match notice {
+        // Judged by whoever reads them.
+        Notice::Seal if header.encoding == Encoding::RAW && length <= MAX_SEAL_BYTES => return Ok(&Raw),
+        Notice::Route if header.encoding == Encoding::RAW && length <= MAX_ROUTE_BYTES => return Ok(&Raw),
         Notice::Value { .. } | Notice::State { .. } => chunk(&notice),
         _ if header.is_bare() => return Ok(&Raw),
         _ => None,

@@ -5,16 +5,19 @@
 //! on where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
 use super::awaited::Awaited;
-use crate::TensorId;
+use super::lag::Lag;
 use crate::clock::MAX_CLOCK;
 use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
+use crate::overlay::{MAX_STRIPES, Route, Stripes, Striping};
 use crate::progress::Progress;
-use crate::submission::{NO_TICKET, Submission};
+use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
+use crate::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 /// One frame to be sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -179,6 +182,15 @@ struct Mirrored {
     open: [Option<Submission>; 2],
     /// Chunks that were asked for by themselves and have not come, by their place.
     singles: BTreeMap<usize, Single>,
+    /// By chunk: the last publication that changed what is held of it.
+    contents: Vec<u64>,
+    /// Bytes of a chunk, but for the last.
+    chunk_bytes: u64,
+    /// How the route cuts it, and what is held of each stripe: as the home counts it ([`Chunks::digest`]).
+    ///
+    /// [`Chunks::digest`]: super::home::Chunks::digest
+    striping: Striping,
+    digests: Vec<u64>,
 }
 
 /// What was asked for of one chunk by itself.
@@ -343,6 +355,53 @@ impl Mirrored {
         first.into_iter().chain(last.filter(|_| first != last))
     }
 
+    /// Notes what is held of a chunk by now.
+    fn holds(&mut self, local: usize, version: u64, content: u64) {
+        let digest = &mut self.digests[self.striping.of(local)];
+        *digest = digest
+            .wrapping_add(version.wrapping_sub(self.versions[local]))
+            .wrapping_add(content.wrapping_sub(self.contents[local]));
+        (self.versions[local], self.contents[local]) = (version, content);
+    }
+
+    /// Cuts it into stripes.
+    fn cut(&mut self, tensor: TensorId, shares: &[u32]) {
+        self.striping = Striping::new(tensor, self.chunks.len(), self.chunk_bytes, shares);
+        self.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
+        for (local, (&version, &content)) in self.versions.iter().zip(&self.contents).enumerate() {
+            let digest = &mut self.digests[self.striping.of(local)];
+            *digest = digest.wrapping_add(version).wrapping_add(content);
+        }
+    }
+
+    /// What is held of the chunks of these stripes, to be told.
+    fn held(&self, tensor: TensorId, epoch: u32, stripes: Stripes) -> impl Iterator<Item = Submission> {
+        (0..self.chunks.len()).step_by(HELD).filter_map(move |start| {
+            let locals = start..(start + HELD).min(self.chunks.len());
+            if !locals.clone().any(|local| stripes.has(self.striping.of(local))) {
+                return None;
+            }
+            let mut positions = [NO_MORE; HELD];
+            for (position, local) in positions.iter_mut().zip(locals) {
+                *position = self.positions[local];
+            }
+            Some(Submission::Holds { tensor, first: self.chunks[start], epoch, positions })
+        })
+    }
+
+    /// A chunk's value has come; what there is to be told of the least version of all.
+    fn take(&mut self, local: usize, version: u64, publication: u64, content: u64) -> Option<u64> {
+        self.positions[local] = publication;
+        self.singles_came(local..local + 1, version);
+        let was = self.versions[local];
+        self.holds(local, version + 1, content);
+        if version + 1 > was {
+            self.progress.leaves(was);
+            return self.progress.risen(self.versions.iter().copied());
+        }
+        None
+    }
+
     /// So many of the chunks, from this one on, have come to a version with what is mirrored of them; what there is to be told of
     /// the least of all.
     fn raise(&mut self, chunk: u32, count: u32, version: u64) -> Result<Option<u64>, Broken> {
@@ -361,7 +420,8 @@ impl Mirrored {
         self.singles_came(first..end, version);
         let mut risen = false;
         for local in first..end {
-            let was = std::mem::replace(&mut self.versions[local], version + 1);
+            let was = self.versions[local];
+            self.holds(local, version + 1, self.contents[local]);
             if was <= version {
                 self.progress.leaves(was);
                 risen = true;
@@ -405,17 +465,23 @@ pub struct Mirror {
     resumed: bool,
     /// Whether the worker has said goodbye: nothing may follow that.
     left: bool,
+    /// How values come to it, as the home says; `None`: from the home, on this connection.
+    route: Option<Route>,
+    /// Stripes of which they come from others.
+    fed: Stripes,
+    lag: Lag,
 }
 
 impl Mirror {
     /// A tensor, of which the shard is home of these chunks, ascending. `broadcast`: it sends what is new of them unasked, once
-    /// it was asked for the value.
-    pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>, broadcast: bool) {
+    /// it was asked for the value. `chunk_bytes`: of each but the tensor's last.
+    pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>, chunk_bytes: u64, broadcast: bool) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
         let (positions, awaited) = (versions.clone(), Awaited::default());
         let (open, singles) = ([None; 2], BTreeMap::new());
         let asked = false;
-        let mirrored = Mirrored {
+        let contents = versions.clone();
+        let mut mirrored = Mirrored {
             chunks,
             low_rank: None,
             broadcast,
@@ -426,7 +492,12 @@ impl Mirror {
             awaited,
             open,
             singles,
+            contents,
+            chunk_bytes,
+            striping: Striping::default(),
+            digests: Vec::new(),
         };
+        mirrored.cut(id, self.route.as_ref().map_or(&[], |route| &route.shares));
         self.tensors.insert(id, mirrored);
     }
 
@@ -440,6 +511,8 @@ impl Mirror {
     /// A connection stands, on which nothing was said. The first value of each chunk comes whole on it.
     pub fn connect(&mut self) {
         self.resumed = false;
+        (self.route, self.fed) = (None, Stripes::default());
+        self.lag.clear();
         for (_, mirrored) in self.tensors.iter_mut() {
             mirrored.positions.fill(0);
         }
@@ -576,16 +649,23 @@ impl Mirror {
             | Notice::State { tensor, .. }
             | Notice::Folded { tensor, .. }
             | Notice::Fetched { tensor, .. } => tensor,
-            Notice::Taken | Notice::Seal | Notice::Standing { .. } | Notice::Route => {
+            Notice::Standing { tensor, stripe, digest } => {
+                self.stands(tensor, stripe, digest);
                 return Ok(Effect::Nothing);
             }
+            Notice::Taken | Notice::Seal | Notice::Route => return Ok(Effect::Nothing),
         };
+        let is_routed = self.route.is_some();
         let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
         match *notice {
-            Notice::Value { tensor, chunk, version, steps, publication, base, .. } => {
+            Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
                 if version > MAX_CLOCK {
                     return Err(Broken::TooNew { chunk, version });
+                }
+                // It has come by another way, or something newer has.
+                if is_routed && publication <= mirrored.positions[local] {
+                    return Ok(Effect::Nothing);
                 }
                 let was = mirrored.versions[local];
                 if version + 1 < was {
@@ -595,14 +675,8 @@ impl Mirror {
                 if base > 0 && base != held {
                     return Err(Broken::Baseless { chunk, held, got: base });
                 }
-                mirrored.positions[local] = publication;
-                mirrored.singles_came(local..local + 1, version);
-                let mut progress = None;
-                if version + 1 > was {
-                    mirrored.versions[local] = version + 1;
-                    mirrored.progress.leaves(was);
-                    progress = mirrored.progress.risen(mirrored.versions.iter().copied());
-                }
+                let progress = mirrored.take(local, version, publication, content);
+                self.lag.came(mirrored.striping.of(local));
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
             Notice::Raised { tensor, chunk, count, version, steps, .. } => {
@@ -619,6 +693,160 @@ impl Mirror {
         }
     }
 
+    // What others pass on
+
+    /// The home says how values come from now on. What changes the owner sees to: it connects to the parents that it has no
+    /// connection to.
+    pub fn route(&mut self, route: Route) {
+        let before = self.route.as_ref().map_or(0, |route| route.striping);
+        let (epoch, striping) = (route.epoch, route.striping);
+        self.lag.clear();
+        if striping != before {
+            for (tensor, mirrored) in self.tensors.iter_mut() {
+                mirrored.cut(tensor, &route.shares);
+            }
+        }
+        self.route = Some(route);
+        // Stripes are others now: all that comes, comes from the home again, which is told what is held.
+        if striping != before && before != 0 {
+            self.fed = Stripes::default();
+            self.tell_held(epoch, Stripes::first(MAX_STRIPES));
+        }
+    }
+
+    fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
+        for (tensor, mirrored) in
+            self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked)
+        {
+            mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
+        }
+    }
+
+    /// How values come, if the home has said so on this connection.
+    pub fn way(&self) -> Option<&Route> {
+        self.route.as_ref()
+    }
+
+    /// Stripes that others feed.
+    pub fn fed(&self) -> Stripes {
+        self.fed
+    }
+
+    /// A parent feeds these stripes from now on: the home is told.
+    pub fn attach(&mut self, stripes: Stripes) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch) else { return };
+        self.fed = self.fed.or(stripes);
+        self.outbox.submit(Submission::Attached { epoch, stripes }, 1);
+    }
+
+    /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
+    pub fn stray(&mut self, stripes: Stripes, parent: Option<Rank>) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
+            return;
+        };
+        self.fed = self.fed.without(stripes);
+        self.lag.forget(stripes);
+        // Until there is another route.
+        let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
+        feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
+        let parent = parent.unwrap_or(Rank::MAX);
+        self.outbox.submit(Submission::Strayed { epoch, stripes, parent }, 1);
+        self.tell_held(epoch, stripes);
+    }
+
+    /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference
+    /// against something else than what is held, is left alone: what is missing then is late at some time.
+    pub fn hear_passed(&mut self, notice: &Notice) -> Effect {
+        let (Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = *notice else {
+            return Effect::Nothing;
+        };
+        let Some(mirrored) = self.tensors.get_mut(tensor).filter(|it| it.broadcast && it.asked) else {
+            return Effect::Nothing;
+        };
+        match *notice {
+            Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
+                let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
+                let held = mirrored.positions[local];
+                let fits = base == 0 || base == held;
+                if publication <= held
+                    || !fits
+                    || version > MAX_CLOCK
+                    || version + 1 < mirrored.versions[local]
+                {
+                    return Effect::Nothing;
+                }
+                let progress = mirrored.take(local, version, publication, content);
+                self.lag.came(mirrored.striping.of(local));
+                Effect::Publish { tensor, chunk, version, steps, progress }
+            }
+            Notice::Raised { tensor, chunk, count, version, steps, contents } => {
+                let Ok(first) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
+                let end = first.saturating_add(count as usize);
+                let Some(held) = mirrored.contents.get(first..end) else { return Effect::Nothing };
+                if held.iter().fold(0, |sum: u64, &content| sum.wrapping_add(content)) != contents {
+                    return Effect::Nothing;
+                }
+                match mirrored.raise(chunk, count, version) {
+                    Ok(progress) => {
+                        self.lag.came(mirrored.striping.of(first));
+                        Effect::Raise { tensor, chunk, count, version, steps, progress }
+                    }
+                    Err(_) => Effect::Nothing,
+                }
+            }
+            _ => Effect::Nothing,
+        }
+    }
+
+    /// Whether something that another passes on is newer than what is held: then those that are fed here may lack it too.
+    pub fn is_news(&self, notice: &Notice) -> bool {
+        let (Notice::Value { tensor, chunk, .. } | Notice::Raised { tensor, chunk, .. }) = *notice else {
+            return false;
+        };
+        let Some(mirrored) = self.tensors.get(tensor) else { return false };
+        let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return false };
+        match *notice {
+            Notice::Value { publication, .. } => publication > mirrored.positions[local],
+            Notice::Raised { version, .. } => version + 1 > mirrored.versions[local],
+            _ => false,
+        }
+    }
+
+    /// The stripe that something is of which the home has sent, if it can be passed on.
+    pub fn stripe(&self, notice: &Notice) -> Option<usize> {
+        let (Notice::Value { tensor, chunk, .. } | Notice::Raised { tensor, chunk, .. }) = *notice else {
+            return None;
+        };
+        let mirrored = self.tensors.get(tensor)?;
+        let local = mirrored.chunks.binary_search(&chunk).ok()?;
+        Some(mirrored.striping.of(local))
+    }
+
+    fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
+        let Some(mirrored) = self.tensors.get(tensor) else { return };
+        if self.fed.has(stripe as usize) {
+            let held = mirrored.digests.get(stripe as usize).copied().unwrap_or(digest);
+            self.lag.told(tensor, stripe, digest, held);
+        }
+    }
+
+    /// Stripes that others feed and that are late, as of a moment of the owner's clock.
+    pub fn late(&mut self, now: Duration) -> Stripes {
+        let Self { lag, route, tensors, .. } = self;
+        let depth = |stripe: usize| {
+            route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
+        };
+        let held = |tensor, stripe: usize| {
+            tensors.get(tensor).and_then(|it| it.digests.get(stripe)).copied().unwrap_or(0)
+        };
+        lag.look(now, depth, held)
+    }
+
+    /// Whether something is missing that others feed: then it is to be looked at again soon whether it is late.
+    pub fn is_behind(&self) -> bool {
+        self.lag.is_behind()
+    }
+
     /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
     fn resume(&mut self, taken: u64, wanted: impl Fn(TensorId) -> u64) -> Result<(), Broken> {
         self.outbox.resume(taken)?;
@@ -632,6 +860,8 @@ impl Mirror {
             singles.into_iter().any(|single| single.ticket != NO_TICKET)
         };
         self.outbox.drop_untaken(|submission| match *submission {
+            // What was said of parents was of that connection.
+            Submission::Attached { .. } | Submission::Strayed { .. } | Submission::Holds { .. } => true,
             Submission::FetchChunks { .. } => true,
             Submission::Fetch { tensor, state: false, ticket, .. } => ticket != NO_TICKET && opens(tensor),
             _ => false,

@@ -22,6 +22,8 @@
 
 pub mod asking;
 mod awaited;
+mod feeding;
 pub mod home;
 pub mod judge;
+mod lag;
 pub mod mirror;

@@ -2,7 +2,7 @@
 //! however long a thread is busy, few of them wait for it. Whoever connects again has given up its connection before, and says
 //! on the new one whatever was not heard on that.
 
-use penstock_fabric::net::stream::Stream;
+pub(super) use crate::wire::acceptor::Arrival;
 use penstock_proto::handshake::Purpose;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Most connections that wait for a job's control thread. For one more the oldest goes: a worker whose connection was closed makes
 /// another.
 const MOST: usize = 512;
-
-/// A connection from the network, and what it is for.
-#[derive(Debug)]
-pub(super) struct Arrival {
-    pub(super) stream: Stream,
-    pub(super) purpose: Purpose,
-    /// Whether its round trip is long.
-    pub(super) long: bool,
-}
 
 /// Those that wait for the control thread, which does not know so far whether they are whose they say.
 #[derive(Debug, Default)]
@@ -86,6 +77,7 @@ impl<T> Newest<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::net::stream::Stream;
     use penstock_proto::peer::PeerId;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};

@@ -86,7 +86,7 @@ impl StartError {
         move |error| Self::System { what, reason: explain_io(&error.into()) }
     }
 
-    pub(super) fn thread(error: std::io::Error) -> Self {
+    pub(crate) fn thread(error: std::io::Error) -> Self {
         Self::system("start a thread")(error)
     }
 }

@@ -21,7 +21,7 @@
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
 //! | [`pace`] | control, one a shard | how much a job may say beside others that moves no values |
-//! | [`acceptor`] | acceptor | accepts network connections and lets them prove which job they belong to |
+//! | [`acceptor`] | acceptor | the jobs behind the thread that accepts network connections and has them prove which they belong to |
 //! | [`arrivals`] | all | connections on their way to the threads that hear them |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
@@ -51,6 +51,7 @@ mod tables;
 
 use crate::options::Options;
 use crate::thread;
+use crate::wire::random;
 use acceptor::Acceptor;
 pub use error::StartError;
 use fair_share::Place;
@@ -63,6 +64,7 @@ use penstock_proto::Rank;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
+use penstock_proto::seal::{Scope, Sealer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -344,6 +346,10 @@ fn start_shards(
     let flags = shard::Flags::new().map_err(StartError::system("make the flags"))?;
     let cores = cores();
     let count = shard_count(config);
+    let seal_seed = random::bytes().map_err(StartError::system("draw a key"))?;
+    let scope = Scope { job: job_number(&config.job), server: config.index, shard: 0 };
+    // Of the seed alone: all shards have the same.
+    let key = Sealer::new(&seal_seed, scope).key();
     let mut handles = Vec::new();
     for index in 0..count {
         let core = (config.index * count + index) as usize % cores.len();
@@ -355,6 +361,7 @@ fn start_shards(
             others,
             cores: (cores.len() as u32).min(crate::wait::cores()),
             shards: count,
+            seal_seed,
             lease: config.options.lease,
             place: place.cloned(),
             core: config.options.pin.then_some(cores[core]),
@@ -366,5 +373,5 @@ fn start_shards(
         handles.push(handle);
         threads.0.push(thread);
     }
-    Ok(control::Shards { handles, reports: inbox, sender: reports, flags })
+    Ok(control::Shards { handles, reports: inbox, sender: reports, flags, key })
 }

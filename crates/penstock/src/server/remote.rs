@@ -8,6 +8,7 @@ use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::remote_peer::{Heard, RemotePeer};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
+use penstock_proto::overlay::Route;
 use penstock_proto::peer::PeerId;
 use penstock_proto::pressure::Flow;
 use penstock_proto::remote::home::Subscriber;
@@ -56,6 +57,8 @@ pub(super) struct Remote<L = Stream> {
     ending: bool,
     /// Whether the poll watches the connection.
     watched: bool,
+    /// Whether it was told of a route.
+    routed: bool,
 }
 
 impl<L: Link> Remote<L> {
@@ -70,6 +73,7 @@ impl<L: Link> Remote<L> {
             vigil: Vigil::new(lease),
             ending: false,
             watched: false,
+            routed: false,
         }
     }
 
@@ -93,6 +97,19 @@ impl<L: Link> Remote<L> {
         (self.buffer, self.long, self.watched) = (None, long, true);
         self.vigil.connected();
         self.connection.attach(link);
+    }
+
+    /// How values come to the peer from now on, and whether it passes them on.
+    pub(super) fn route(&mut self, route: &Route, passes_on: bool, memory: &Memory) {
+        self.routed = true;
+        self.connection.passes_on(passes_on);
+        let bytes = route.encode().into();
+        self.subscriber().route(route.epoch, route.parents(), bytes, memory);
+    }
+
+    /// Whether it was ever told so.
+    pub(super) fn was_routed(&self) -> bool {
+        self.routed
     }
 
     /// The peer has said goodbye: nothing may follow.

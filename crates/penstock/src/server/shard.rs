@@ -25,10 +25,11 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::account::Exhausted;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
-use penstock_proto::overlay::{Direct, Routes};
+use penstock_proto::overlay::{Direct, Feed, Member, Route, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::pressure::Change;
-use penstock_proto::remote::home::{self, Chunks};
+use penstock_proto::remote::home::{self, Chunks, Subscribers};
+use penstock_proto::seal::{Scope, Sealer};
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
@@ -187,6 +188,8 @@ pub(super) struct Setup {
     pub(super) others: u32,
     pub(super) shards: u32,
     pub(super) cores: u32,
+    /// Of the server's key: what is passed on is sealed with it.
+    pub(super) seal_seed: [u8; 32],
     pub(super) lease: Duration,
     /// The job's place among those behind the same acceptor.
     pub(super) place: Option<fair_share::Place>,
@@ -213,7 +216,9 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = Ports::new(setup.workers);
-    let memory = Memory::new(setup.index, setup.flags.clone());
+    let mut memory = Memory::new(setup.index, setup.flags.clone());
+    let scope = Scope { job: job_number(&setup.job), server: setup.server, shard: setup.index };
+    memory.seal_with(Sealer::new(&setup.seal_seed, scope));
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);
@@ -225,6 +230,8 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         machine,
         ports,
         overlay: Direct::default(),
+        routes: Arc::default(),
+        epoch: 0,
         memory,
         networked: false,
         generation: 0,
@@ -257,6 +264,9 @@ struct Loop {
     ports: Ports,
     /// The peers that values are sent to.
     overlay: Direct,
+    /// Who else feeds them; the last route's number.
+    routes: Arc<Routes>,
+    epoch: u32,
     memory: Memory,
     /// Whether some peer is on another host: then the poll is asked at every look.
     networked: bool,
@@ -551,7 +561,7 @@ impl Loop {
                 let changes = self.memory.followed(id);
                 self.report(Report::Followed { ticket, changes });
             }
-            Command::Routes(_) => {}
+            Command::Routes(routes) => self.reroute(routes),
             Command::Stop => self.running = false,
         }
     }
@@ -580,6 +590,52 @@ impl Loop {
             && epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN).is_ok()
         {
             remote.attach(stream, long);
+            self.tell_route(peer);
+        }
+    }
+
+    /// Values go to peers on other hosts along other routes from now on.
+    fn reroute(&mut self, routes: Arc<Routes>) {
+        let is_cut_anew = routes.striping != self.routes.striping;
+        self.routes = routes;
+        if is_cut_anew {
+            let Self { routes, ports, memory, .. } = self;
+            memory.stripe_by(&routes.shares);
+            ports.remotes().for_each(|(_, remote)| remote.subscriber().recut(memory));
+        }
+        let peers: Vec<PeerId> = self.ports.remotes().map(|(_, remote)| remote.peer()).collect();
+        peers.into_iter().for_each(|peer| self.tell_route(peer));
+        self.memory.broadcast().into_iter().for_each(|id| self.look_who_asks(id));
+    }
+
+    /// Tells a peer how values come to it, if that is not by this shard alone.
+    fn tell_route(&mut self, peer: PeerId) {
+        let Self { routes, ports, memory, epoch, .. } = self;
+        let Some((remote, rank)) = ports.remote(peer).zip(peer.rank()) else { return };
+        let member = routes.members.get(&rank).cloned().unwrap_or_default();
+        // A peer that was never told of any gets everything from here as it is.
+        if member == Member::default() && !remote.was_routed() {
+            return;
+        }
+        *epoch += 1;
+        let home = || Feed { parent: None, depth: 1 };
+        let mut feeds = member.feeds;
+        feeds.resize_with(routes.shares.len(), home);
+        let (striping, shares) = (routes.striping, routes.shares.clone());
+        let route = Route { epoch: *epoch, striping, shares, feeds };
+        remote.route(&route, member.passes_on, memory);
+    }
+
+    /// Finds out whether all that routes name have asked for a tensor's values, and tells those whom it concerns if that is new.
+    fn look_who_asks(&mut self, id: TensorId) {
+        let Self { routes, ports, memory, .. } = self;
+        let mut asks =
+            |rank: &Rank| ports.contributor(*rank).is_none_or(|subscriber| subscriber.asks_for_each(id));
+        let all = !routes.members.is_empty() && routes.members.keys().all(&mut asks);
+        if memory.go_by_trees(id, all) {
+            for (_, remote) in ports.remotes() {
+                remote.subscriber().turned(id, memory);
+            }
         }
     }
 
@@ -753,6 +809,24 @@ impl Loop {
         let Some(remote) = ports.remote(peer) else { return Ok(()) };
         let asked = remote.subscriber().ask(peer, judged.submission(), wanted, (machine, overlay), memory);
         asked.map_err(|undeclared| undeclared.to_string())?;
+        match *judged.submission() {
+            Submission::Fetch { tensor, state: false, .. } if memory.broadcasts(tensor) => {
+                self.look_who_asks(tensor);
+            }
+            Submission::Strayed { stripes, parent, .. } => {
+                if let Some(rank) = peer.rank() {
+                    tracing::info!(
+                        rank,
+                        parent,
+                        ?stripes,
+                        "a worker has left one that passed values on to it"
+                    );
+                    self.report(Report::Strayed { rank, parent });
+                }
+            }
+            _ => {}
+        }
+        let memory = &self.memory;
         if let Submission::Fetch { tensor, state: false, .. } = *judged.submission() {
             self.pace.look_at(memory.chunks(tensor));
         } else if let Submission::FetchChunks { tensor, count, .. } = *judged.submission() {

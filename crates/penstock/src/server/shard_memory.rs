@@ -12,10 +12,12 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::numbered::Numbered;
+use penstock_proto::overlay::{MAX_STRIPES, Striping};
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
+use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
@@ -60,6 +62,10 @@ pub(super) struct Memory {
     changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
+    /// The share of each stripe that values go in to peers on other hosts.
+    shares: Vec<u32>,
+    /// What seals those that are passed on.
+    sealer: Option<Sealer>,
 }
 
 /// Shows that the shard lives while it works.
@@ -100,6 +106,12 @@ struct TensorMemory {
     changed: Vec<u64>,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
+    /// Whether peers on other hosts pass its values on; how routes cut them.
+    by_trees: bool,
+    striping: Striping,
+    /// By stripe: [`Chunks::digest`]; and what each chunk adds to it.
+    digests: Vec<u64>,
+    counted: Vec<u64>,
 }
 
 /// How hard the network presses what is sent of a tensor's values.
@@ -125,6 +137,8 @@ impl Memory {
             folded: false,
             changed: false,
             idle_looks: 0,
+            shares: Vec::new(),
+            sealer: None,
         }
     }
 
@@ -178,14 +192,66 @@ impl Memory {
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
         let changed = vec![0; home.chunks().len()];
+        let counted = changed.clone();
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
         let pressed = gauge.map(|gauge| Pressed { gauge, versions: 0, version: 0 });
         if pressed.is_some() && self.tensors.get(id).is_none() {
             self.following.push(id);
         }
-        let tensor =
-            TensorMemory { plan, terms, streams, home, lanes, published, sums, behind, changed, pressed };
+        let tensor = TensorMemory {
+            plan,
+            terms,
+            streams,
+            home,
+            lanes,
+            published,
+            sums,
+            behind,
+            changed,
+            pressed,
+            by_trees: false,
+            striping: Striping::default(),
+            digests: Vec::new(),
+            counted,
+        };
         self.tensors.insert(id, tensor);
+        self.cut(id);
+    }
+
+    /// How routes cut what goes to peers on other hosts.
+    pub(super) fn stripe_by(&mut self, shares: &[u32]) {
+        self.shares = shares.to_vec();
+        let ids: Vec<TensorId> = self.tensors.iter().map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.cut(id));
+    }
+
+    fn cut(&mut self, id: TensorId) {
+        let Self { shares, tensors, .. } = self;
+        let Some(tensor) = tensors.get_mut(id) else { return };
+        let longest = tensor.home.chunks().first().map_or(0, |&chunk| tensor.home.range(chunk).len());
+        let chunks = tensor.home.chunks().len();
+        tensor.striping = Striping::new(id, chunks, longest as u64, shares);
+        tensor.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
+        for (local, &counted) in tensor.counted.iter().enumerate() {
+            let digest = &mut tensor.digests[tensor.striping.of(local)];
+            *digest = digest.wrapping_add(counted);
+        }
+    }
+
+    /// Tensors that are broadcast.
+    pub(super) fn broadcast(&self) -> Vec<TensorId> {
+        let is_broadcast = |tensor: &TensorMemory| tensor.terms.propagation == Propagation::Broadcast;
+        self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(id, _)| id).collect()
+    }
+
+    /// Whether a tensor's values go by others too; whether that is new.
+    pub(super) fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
+        self.tensors.get_mut(id).is_some_and(|it| std::mem::replace(&mut it.by_trees, by_trees) != by_trees)
+    }
+
+    /// What is passed on is sealed with this.
+    pub(super) fn seal_with(&mut self, sealer: Sealer) {
+        self.sealer = Some(sealer);
     }
 
     /// Whether some filter follows the network.
@@ -252,6 +318,15 @@ impl Memory {
 }
 
 impl TensorMemory {
+    /// A chunk was published.
+    fn count(&mut self, local: usize) {
+        let now = self.changed[local].wrapping_add(self.published[local].version + 1);
+        let before = std::mem::replace(&mut self.counted[local], now);
+        if let Some(digest) = self.digests.get_mut(self.striping.of(local)) {
+            *digest = digest.wrapping_add(now.wrapping_sub(before));
+        }
+    }
+
     fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
         (&self.plan, &mut self.home, &self.lanes)
     }
@@ -303,6 +378,18 @@ impl Chunks for Memory {
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
         self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
     }
+
+    fn goes_by_trees(&self, id: TensorId) -> bool {
+        self.look(id).by_trees
+    }
+
+    fn stripe(&self, id: TensorId, local: usize) -> usize {
+        self.look(id).striping.of(local)
+    }
+
+    fn digest(&self, id: TensorId, stripe: usize) -> u64 {
+        self.look(id).digests.get(stripe).copied().unwrap_or(0)
+    }
 }
 
 impl Homed for Memory {
@@ -349,6 +436,10 @@ impl Homed for Memory {
             Some(streams) => streams.send(local, sequence, value, position),
         };
         (chunk, &terms.values, sent)
+    }
+
+    fn sealer(&self) -> Option<&Sealer> {
+        self.sealer.as_ref()
     }
 
     fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
@@ -480,6 +571,7 @@ impl Home for Memory {
         if changed {
             tensor.changed[local] = tensor.home.sequence(local);
         }
+        tensor.count(local);
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }

@@ -122,6 +122,11 @@ impl Dialer {
         &self.address
     }
 
+    /// What its connections add to.
+    pub(crate) fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
+    }
+
     pub(crate) fn job(&self) -> &str {
         &self.job
     }

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`acceptor`] | connections that come in, and prove which job they belong to |
 //! | [`items`] | messages about items |
 //! | [`records`] | control messages of a stream and onto it |
 //! | [`vigil`] | whether the other end lives, and showing it that this one does |
@@ -10,6 +11,7 @@
 //! | [`travel`] | which codecs and filters there are |
 //! | [`random`] | nonces |
 
+pub(crate) mod acceptor;
 pub(crate) mod dial;
 pub(crate) mod items;
 pub(crate) mod random;

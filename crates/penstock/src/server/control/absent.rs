@@ -192,6 +192,7 @@ impl Control {
 
     pub(in crate::server) fn go_on_without(&mut self, rank: Rank) {
         self.end_wait(rank);
+        self.trees.leave(rank);
         if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
             items.send(items::Command::Silence(bell));
         }

@@ -16,7 +16,7 @@ use penstock_proto::account::{Charge, Resource};
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
-use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, encode};
+use penstock_proto::message::{Answer, Ask, Joining, PROTOCOL_VERSION, Reply, Request, Welcome, encode};
 use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -134,8 +134,8 @@ impl Control {
         match (self.clients.get(&token)?.parting, request.body) {
             (Some(peer), Ask::Leave { how }) => self.leave_again(peer, how),
             (Some(_), _) => None,
-            (None, Ask::Hello { version, session, peer, size, .. }) => {
-                self.hello(token, request.id, (version, session, peer, size)).transpose()
+            (None, Ask::Hello { version, session, peer, size, overlay }) => {
+                self.hello(token, request.id, (version, session, peer, size), &overlay).transpose()
             }
             (None, _) => Some(Err(Refusal::Authentication)),
         }
@@ -148,11 +148,12 @@ impl Control {
         token: u64,
         request: u64,
         (version, session, peer, size): (u32, Session, PeerId, u32),
+        overlay: &Joining,
     ) -> Result<Option<(Answer, Vec<OwnedFd>)>, Refusal> {
         let rank = self.roster.admit(peer)?;
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
         let Channel::Local(_) = &client.channel else {
-            return self.hello_remote(token, version, session, peer, size).map(Some);
+            return self.hello_remote(token, (version, session, peer, size), overlay).map(Some);
         };
         if let Some(outcome) = &self.ended {
             self.roster.miss(rank, false);
@@ -163,6 +164,7 @@ impl Control {
         }
         // Before anything is kept for a rank that may not exist.
         self.roster.may_join(peer, size)?;
+        let wish = self.trees.judge(rank, overlay)?;
         let shards = self.shards.handles.len() as u32;
         let charge = self.charge_descriptors(rank, shards + 1)?;
         let page = Region::new("penstock-page", page::bytes(shards), Writers::Holders)
@@ -191,6 +193,7 @@ impl Control {
         }
         // Last, because it cannot be taken back: a rank joins once.
         self.roster.join(peer, size)?;
+        self.trees.join(rank, wish, false);
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
             shard.send(Command::Join { peer, page: Arc::clone(page.mapping()), wakeup });
         }
@@ -203,10 +206,8 @@ impl Control {
     fn hello_remote(
         &mut self,
         token: u64,
-        version: u32,
-        session: Session,
-        peer: PeerId,
-        size: u32,
+        (version, session, peer, size): (u32, Session, PeerId, u32),
+        overlay: &Joining,
     ) -> Answered {
         let rank = self.roster.admit(peer)?;
         if version != PROTOCOL_VERSION {
@@ -244,8 +245,10 @@ impl Control {
             return Ok((Answer::Welcome(self.welcome()), Vec::new()));
         }
         self.roster.may_join(peer, size)?;
+        let wish = self.trees.judge(rank, overlay)?;
         let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
         self.roster.join(peer, size)?;
+        self.trees.join(rank, wish, true);
         for shard in &self.shards.handles {
             shard.send(Command::JoinRemote { peer });
         }
@@ -300,7 +303,7 @@ impl Control {
             chunk_bytes: self.config.options.chunk_bytes,
             lease_ms: self.config.options.lease.as_millis() as u64,
             others: others(&self.config, false),
-            key: [0; 32],
+            key: self.shards.key,
         }
     }
 }

@@ -10,6 +10,7 @@ mod entry;
 mod put_off;
 mod requests;
 mod tables;
+mod trees;
 
 use super::arrivals::Arrival;
 use super::bells::Bells;
@@ -35,7 +36,9 @@ use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
 use penstock_proto::membership::{Member, Roster};
 use penstock_proto::message::{Answer, LEFT, MAX_MESSAGE_BYTES, Reply, encode};
+use penstock_proto::overlay::{MAX_RACK_BYTES, MAX_SHAPE_BYTES};
 use penstock_proto::peer::PeerId;
+use penstock_proto::seal::Key;
 use put_off::PutOff;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,12 +47,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
+use trees::Trees;
 
 /// Connections that have not said who they are. For one more another goes: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
 /// Longest message of a connection that has not been let in: an honest one says hello, which names no request. What has come of a
 /// message is kept for a stranger at nobody's charge.
-const MAX_HELLO_BYTES: usize = 256;
+const MAX_HELLO_BYTES: usize = 256 + MAX_SHAPE_BYTES + MAX_RACK_BYTES;
 /// Longest time that a connection may take to say who it is, in milliseconds.
 const HELLO_WITHIN_MS: u64 = 10_000;
 /// How long a worker whose connection broke while it was told the last word may take to come and ask for it, in milliseconds.
@@ -81,6 +85,8 @@ pub(super) struct Shards {
     /// For other threads that report.
     pub(super) sender: Sender<Report>,
     pub(super) flags: Flags,
+    /// By which what they seal is known.
+    pub(super) key: Key,
 }
 
 /// How it ended with a worker on another host, which may come again because it has not heard of it.
@@ -118,6 +124,8 @@ pub(super) struct Control {
     account: Account,
     _threads: Charge,
     catalog: Catalog,
+    /// Who passes on what the shards send to workers on other hosts.
+    trees: Trees,
     tables: Tables,
     /// Memory of both.
     first_touch: FirstTouch,
@@ -226,6 +234,7 @@ impl Control {
             knots: Knots::default(),
             firsts: Firsts::default(),
             catalog,
+            trees: Trees::new(config.index, config.servers, config.options.chunk_bytes),
             tables: Tables::charged_to(&account, config.index == 0, config.servers),
             first_touch: FirstTouch::default(),
             _threads: threads,
@@ -335,6 +344,7 @@ impl Control {
             // Workers whose words lie there unread are not called silent.
             self.look_at_leases();
         }
+        self.route();
         self.judge_hearsay();
         self.look_for_the_awaited();
         self.seal_again();
@@ -504,7 +514,7 @@ impl Control {
                         self.look_at_end(rank);
                     }
                 }
-                Report::Strayed { .. } => {}
+                Report::Strayed { rank, parent } => self.trees.stray(rank, parent),
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Followed { ticket, changes } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
@@ -521,6 +531,16 @@ impl Control {
                         self.answer(ticket.rank, ticket.request, Ok((Answer::Clocks { clocks }, Vec::new())));
                     }
                 }
+            }
+        }
+    }
+
+    /// Tells the shards by which ways values go from now on, if these are others than before.
+    fn route(&mut self) {
+        let all_came = self.roster.awaited().next().is_none();
+        if let Some(routes) = self.trees.routes(all_came).filter(|_| self.ended.is_none()) {
+            for shard in &self.shards.handles {
+                shard.send(Command::Routes(Arc::clone(&routes)));
             }
         }
     }

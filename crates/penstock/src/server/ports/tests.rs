@@ -65,6 +65,7 @@ impl Rig {
             others: WORKERS,
             shards: 1,
             cores: 1,
+            seal_seed: [0; 32],
             lease: LEASE,
             place: None,
             core: None,

@@ -9,7 +9,7 @@ use crate::wire::dial::Dialer;
 use crate::wire::random;
 use crate::worker::Error;
 use crate::worker::fate::Fate;
-use crate::worker::link::{Introduction, Link};
+use crate::worker::link::{Introduction, Link, Threshold};
 use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::net::stream::Traffic;
@@ -58,7 +58,8 @@ impl Job {
         }
         let Membership { secret, rank, size, .. } = *membership;
         let deadline = Deadline::new(options.deadline);
-        let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
+        let (job, threshold) = (membership.job.clone(), Threshold::new(&options));
+        let who = Introduction { job, secret, session: session()?, rank, size, threshold };
         fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
         let (mut links, counters) = (Vec::new(), Counters::default());
         let joining =
@@ -86,7 +87,8 @@ impl Job {
         let secret = random::bytes();
         let secret = secret.map_err(Error::system("make a secret"))?;
         let job = "embedded".to_owned();
-        let who = Introduction { job, secret: Secret(secret), session: session()?, rank: 0, size: 1 };
+        let (secret, threshold) = (Secret(secret), Threshold::new(&options));
+        let who = Introduction { job, secret, session: session()?, rank: 0, size: 1, threshold };
         let config = ServerConfig {
             path: None,
             listen: Vec::new(),
@@ -155,7 +157,7 @@ impl Joining<'_> {
             (_, Some(address)) => {
                 let dialer = Dialer::new(address.clone(), job, who.secret, options);
                 let dialer = dialer.map_err(StartError::from)?.counting(traffic);
-                Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
+                Link::join_remote(dialer, &endpoint.also, who, server, fate, options, deadline)
             }
             (None, None) => {
                 let what = "its socket is on another host, and it has no network address".to_owned();

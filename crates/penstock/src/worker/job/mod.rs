@@ -501,6 +501,7 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::link::Threshold;
     use penstock_proto::message::Secret;
     use rustix::thread::gettid;
     use std::sync::mpsc::channel;
@@ -516,10 +517,11 @@ mod tests {
     #[test]
     fn who_waits_for_the_links_to_make_a_relay_keeps_nobody_from_the_relays() {
         let (job, secret) = ("job".to_owned(), Secret([0; 32]));
-        let who = Introduction { job: job.clone(), secret, session: [0; 16], rank: 0, size: 1 };
+        let options = Options::load([]).unwrap();
+        let threshold = Threshold::new(&options);
+        let who = Introduction { job: job.clone(), secret, session: [0; 16], rank: 0, size: 1, threshold };
         let servers = vec![std::path::PathBuf::from("/nowhere").into()];
         let membership = Membership { servers, job, secret, rank: 0, size: 1 };
-        let options = Options::load([]).unwrap();
         let (counters, membership) = (Counters::default(), Some((membership, [0; 16])));
         let job = Job::new(Vec::new(), Arc::default(), counters, &who, options, None, membership);
         let (say, hear) = channel();

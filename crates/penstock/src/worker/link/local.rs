@@ -14,7 +14,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::membership::Lease;
 use penstock_proto::message::{
-    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use rustix::event::{PollFd, PollFlags};
@@ -119,7 +119,7 @@ impl Introducing<'_> {
             session,
             peer: PeerId::worker(rank),
             size,
-            overlay: Joining::default(),
+            overlay: who.threshold.joining(),
         };
         self.say(
             &encode(&Request { id: 1, settled: 1, open: Vec::new(), body })

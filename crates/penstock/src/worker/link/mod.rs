@@ -9,9 +9,11 @@
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
+//! | [`doors`] | there, where workers come in that this one passes values on to, and from where it goes to its own parents |
 //! | [`proxy`] | there, what stands at the other end of each ring: a thread, and the shard as it sees it, over any link |
 
 mod barrier;
+mod doors;
 mod leaving;
 mod local;
 mod outlet;
@@ -20,6 +22,7 @@ mod remote;
 mod slabs;
 
 pub(super) use barrier::{Met, Passed};
+pub(super) use doors::{Newcomer, Threshold};
 pub(super) use outlet::{Room, Rooms, TELL_CLOCK, Untold, ring};
 pub(super) use proxy::RemoteHome;
 
@@ -92,13 +95,13 @@ struct Wire {
 }
 
 /// How a worker introduces itself.
-#[derive(Debug, Clone)]
 pub(super) struct Introduction {
     pub(super) job: String,
     pub(super) secret: Secret,
     pub(super) session: Session,
     pub(super) rank: u32,
     pub(super) size: u32,
+    pub(super) threshold: Threshold,
 }
 
 pub(super) struct Link {

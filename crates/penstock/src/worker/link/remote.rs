@@ -4,7 +4,8 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::proxy::{self, Command, RemoteHome};
-use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
+use super::{Channel, Introduction, Link, Newcomer, Outlets, Wire, judge, lock};
+use crate::options::Options;
 use crate::thread::{self, Wakeup};
 use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, OneCore, cores, poll, until_readable};
 use crate::wire::Ended as Over;
@@ -17,19 +18,22 @@ use crate::worker::fate::Fate;
 use penstock_fabric::layout::{flags, page};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Region, Writers};
 use penstock_fabric::socket::Received;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
+use penstock_proto::job::job_number;
 use penstock_proto::message::SlabSpot;
 use penstock_proto::message::{
-    Answer, Ask, Joining, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
 use penstock_proto::pressure::Flow;
 use penstock_proto::redial::{self, Pauses};
+use penstock_proto::seal::{Scope, Verifier};
 use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -80,11 +84,11 @@ fn seconds(lease_ms: u64) -> Duration {
 /// was lost, the session in the hello shows that it is the same worker.
 fn introduce(
     dialer: &Dialer,
-    hello: &[u8],
+    hello: impl Fn(&Stream) -> Result<Vec<u8>, Error>,
     server: u32,
     deadline: Deadline,
     fate: &Fate,
-) -> Result<(RecordStream, Welcome), Error> {
+) -> Result<(RecordStream, Vec<u8>, Welcome), Error> {
     let redial = redial::Redial::until(Pauses::even(PAUSE), deadline.waited() + deadline.left());
     let sleep = |pause| {
         std::thread::sleep(pause);
@@ -96,12 +100,13 @@ fn introduce(
             Err(reason) => Some(reason),
             Ok(mut records) => {
                 let attempt = Deadline::new(dialer.attempt().min(deadline.left()));
-                let welcome = match records.send(hello) {
+                let hello = hello(records.stream())?;
+                let welcome = match records.send(&hello) {
                     Ok(()) => welcome(&mut records, server, attempt, fate)?,
                     Err(_) => None,
                 };
                 if let Some(welcome) = welcome {
-                    return Ok(ControlFlow::Break((records, welcome)));
+                    return Ok(ControlFlow::Break((records, hello, welcome)));
                 }
                 None
             }
@@ -186,19 +191,24 @@ impl Link {
         who: &Introduction,
         server: u32,
         fate: &Arc<Fate>,
+        options: &Options,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let hello = Ask::Hello {
-            version: PROTOCOL_VERSION,
-            session: who.session,
-            peer: PeerId::worker(who.rank),
-            size: who.size,
-            overlay: Joining::default(),
-        };
-        let hello = encode(&Request { id: HELLO, settled: 0, open: Vec::new(), body: hello })
-            .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
+        let newcomer = Newcomer { options, secret: who.secret, rank: who.rank, size: who.size, fate };
         let dialer = Arc::new(dialer);
-        let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
+        let hello = |stream: &Stream| {
+            let hello = Ask::Hello {
+                version: PROTOCOL_VERSION,
+                session: who.session,
+                peer: PeerId::worker(who.rank),
+                size: who.size,
+                overlay: who.threshold.joining_by(stream, &dialer, &newcomer)?,
+            };
+            encode(&Request { id: HELLO, settled: 0, open: Vec::new(), body: hello })
+                .map_err(|error| Error::Protocol { server, what: error.to_string() })
+        };
+        let (records, hello, welcome) = introduce(&dialer, hello, server, deadline, fate)?;
+        let doors = who.threshold.doors();
         judge(&welcome, server)?;
         // The servers' cores are not ours: here the worker and a proxy for each shard of each server want one.
         let proxies = welcome.shards.saturating_mul(welcome.servers);
@@ -217,6 +227,9 @@ impl Link {
         let mut ways = vec![Arc::clone(&dialer)];
         ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
         for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
+            let scope = Scope { job: job_number(dialer.job()), server, shard };
+            let verifier = doors.as_ref().map(|_| Verifier::new(&welcome.key, scope)).transpose();
+            let verifier = verifier.map_err(|error| Error::Protocol { server, what: error.to_string() })?;
             let setup = proxy::Setup {
                 server,
                 rank: who.rank,
@@ -228,8 +241,13 @@ impl Link {
                 page: Arc::clone(page.mapping()),
                 flags: Arc::clone(flags.mapping()),
                 fate: Arc::clone(fate),
+                doors: doors.clone(),
+                verifier,
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
+            if let Some(doors) = &doors {
+                doors.lead_to(server, shard, proxy.teller());
+            }
             proxies.push(proxy);
             wakeups.push(wakeup);
         }

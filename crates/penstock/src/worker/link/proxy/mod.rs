@@ -16,6 +16,7 @@ use crate::wire::dial::Dialer;
 use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
+use crate::worker::link::doors::{Doors, Request};
 use crate::worker::link::lock;
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
@@ -23,7 +24,7 @@ use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::link::Link as _;
-use penstock_fabric::net::remote_shard::{Limits, Looked, Over, RemoteShard};
+use penstock_fabric::net::remote_shard::{Left, Limits, Looked, Over, RemoteShard, Wish};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -31,17 +32,23 @@ use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
 use penstock_proto::overlay::Stripes;
 use penstock_proto::pressure::Flow;
+use penstock_proto::seal::Verifier;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
+use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// Links to poll, of most proxies at most.
+const USUAL_LINKS: usize = 8;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
+/// Time from one look whether something is late to the next.
+const TICKS_APART: Duration = Duration::from_millis(20);
 /// Time from one question to the connection, what it has carried, to the next.
 const FLOWS_APART: Duration = Duration::from_millis(10);
 
@@ -97,6 +104,7 @@ pub(super) enum Command {
     /// Another worker has come to be fed these stripes.
     Child {
         rank: Rank,
+        striping: u32,
         stripes: Stripes,
         stream: Stream,
     },
@@ -142,6 +150,11 @@ impl Handle {
         }
     }
 
+    /// For others that tell the proxy something.
+    pub(super) fn teller(&self) -> thread::Teller<Command> {
+        self.thread.teller()
+    }
+
     /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
     pub(super) fn progress(&self) -> (u64, u64) {
         let Progress { taken, submitted, .. } = &*self.progress;
@@ -169,6 +182,10 @@ pub(super) struct Setup {
     pub(super) page: Arc<Mapping>,
     pub(super) flags: Arc<Mapping>,
     pub(super) fate: Arc<Fate>,
+    /// Who dials parents for it, and lets its children in; `None` where each server sends to each worker itself.
+    pub(super) doors: Option<Arc<Doors>>,
+    /// By what the shard's values are known that others pass on; `None`: its server's key is none.
+    pub(super) verifier: Option<Verifier>,
 }
 
 /// Starts a proxy; the descriptor is what it is woken with.
@@ -178,13 +195,19 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let progress = Arc::new(Progress::default());
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
     let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
+    let mut remote = RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL);
+    if let (Some(_), Some(verifier)) = (&setup.doors, &setup.verifier) {
+        remote.trust(verifier.clone());
+    }
     let proxy = Proxy {
-        remote: RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL),
-        orders: Orders { shard: setup.shard, inbox, drains: Vec::new(), running: true },
+        remote,
+        orders: Orders { shard: setup.shard, inbox, drains: Vec::new(), wished: Vec::new(), running: true },
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
         next_flow: Instant::now(),
+        since: Instant::now(),
+        next_tick: Instant::now(),
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -200,6 +223,9 @@ struct Proxy {
     progress: Arc<Progress>,
     /// When the connection is next asked what it has carried.
     next_flow: Instant,
+    /// When the thread began; when it next looks whether something is late that others pass on.
+    since: Instant,
+    next_tick: Instant,
 }
 
 /// What a proxy is told, and what it has been told so far.
@@ -209,6 +235,8 @@ struct Orders {
     inbox: Inbox<Command>,
     /// Who is to be told that everything was taken.
     drains: Vec<Sender<()>>,
+    /// Parents that the doors were asked to dial.
+    wished: Vec<Wish>,
     running: bool,
 }
 
@@ -227,7 +255,16 @@ impl Orders {
                         mirrored.state = Some(state);
                     }
                 }
-                Command::Child { .. } | Command::Parent { .. } => {}
+                Command::Child { rank, striping, stripes, stream } => {
+                    remote.child_came(rank, (striping, stripes), stream);
+                }
+                Command::Parent { epoch, rank, stripes, stream } => {
+                    let asked =
+                        |wish: &Wish| (wish.epoch, wish.parent.rank, wish.stripes) == (epoch, rank, stripes);
+                    if let Some(at) = self.wished.iter().position(asked) {
+                        remote.parent_came(&self.wished.swap_remove(at), stream);
+                    }
+                }
                 Command::Drain { done } => self.drains.push(done),
                 Command::Stop => self.running = false,
             }
@@ -338,6 +375,7 @@ impl Proxy {
             Some(Over::Broke(what)) => self.fail(format!("it broke the protocol: {what}")),
         }
         busy |= looked;
+        self.see_to_others();
         if busy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
@@ -348,6 +386,35 @@ impl Proxy {
             self.orders.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
+    }
+
+    /// Has parents dialed that the shard has named, and leaves those that are late.
+    fn see_to_others(&mut self) {
+        let Some(doors) = &self.setup.doors else { return };
+        let now = Instant::now();
+        if now >= self.next_tick && self.remote.awaits() {
+            self.next_tick = now + TICKS_APART;
+            self.remote.tick(now - self.since);
+        }
+        for Left { parent, what } in self.remote.take_left() {
+            let (server, shard) = (self.setup.server, self.setup.shard);
+            tracing::info!(server, shard, parent, what, "a worker feeds this one no more");
+        }
+        for wish in self.remote.take_wishes() {
+            let Wish { epoch, striping, ref parent, stripes } = wish;
+            doors.dial(Request {
+                server: self.setup.server,
+                shard: self.setup.shard,
+                epoch,
+                rank: parent.rank,
+                address: parent.address,
+                striping,
+                stripes,
+                child: self.setup.rank,
+            });
+            self.orders.wished.retain(|before| before.stripes.and(stripes).is_empty());
+            self.orders.wished.push(wish);
+        }
     }
 
     /// Asks the connection what it has carried, if that was not done just now: a system call.
@@ -369,6 +436,7 @@ impl Proxy {
     /// than a question and spares the read that follows one; a write that the socket takes little of would be worse than none.
     fn poll_link(&mut self) {
         self.remote.ready(true, false);
+        self.remote.links_ready();
         if !self.remote.is_writable() {
             self.poll(Duration::ZERO);
         }
@@ -379,9 +447,22 @@ impl Proxy {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, interest.read);
         flags.set(PollFlags::OUT, interest.write);
-        let mut fds = [PollFd::new(link, flags), PollFd::new(self.orders.inbox.wakeup(), PollFlags::IN)];
+        let mut fds: SmallVec<[PollFd<'_>; USUAL_LINKS]> =
+            smallvec![PollFd::new(link, flags), PollFd::new(self.orders.inbox.wakeup(), PollFlags::IN)];
+        for (link, interest) in self.remote.links() {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, interest.read);
+            flags.set(PollFlags::OUT, interest.write);
+            fds.push(PollFd::new(link, flags));
+        }
+        let longest = if self.remote.awaits() { longest.min(TICKS_APART) } else { longest };
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
+        let others = fds[2..].iter().any(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if others {
+            self.remote.links_ready();
+        }
         if !woken.is_empty() {
             self.orders.inbox.wakeup().clear();
         }
@@ -452,6 +533,8 @@ mod tests {
             page: Mapping::private(page::bytes(1)).unwrap(),
             flags: Mapping::private(flags::BYTES).unwrap(),
             fate: Arc::clone(&fate),
+            doors: None,
+            verifier: None,
         };
         let (proxy, _) = start(setup).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);

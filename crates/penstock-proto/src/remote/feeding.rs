@@ -1,0 +1,142 @@
+//! Which stripes a subscriber is fed by others, as its home knows it.
+//!
+//! | state of a stripe | the home sends its chunks | what the subscriber holds of them |
+//! |---|---|---|
+//! | home | yes | what was sent last |
+//! | both: the route names a parent | yes, whole | that, or something newer |
+//! | parent: the subscriber stands there | no, but what it should hold | likewise |
+//! | home, behind a parent | yes, whole until it says what it holds | what it says |
+//!
+//! A new connection begins with the first state everywhere. So whatever becomes of parents, what is published comes (S-5), and a
+//! difference goes only to a subscriber of which it is known what it holds (E-1).
+
+use crate::overlay::Stripes;
+use std::sync::Arc;
+
+/// One subscriber's.
+#[derive(Debug, Default)]
+pub(super) struct Feeding {
+    /// The route that was given out last, and the first on this connection: answers to earlier ones are of another.
+    epoch: u32,
+    oldest: u32,
+    /// Stripes for which the route names a parent.
+    parents: Stripes,
+    /// Those that others feed, or may.
+    unsure: Stripes,
+    /// Those that others feed.
+    fed: Stripes,
+    /// The route, until it is sent.
+    route: Option<Arc<[u8]>>,
+}
+
+impl Feeding {
+    /// A new connection: the home feeds all stripes.
+    pub(super) fn connect(&mut self) {
+        *self = Self { epoch: self.epoch, oldest: self.epoch.saturating_add(1), ..Self::default() };
+    }
+
+    /// It is given this route, which names parents for these stripes. Which ones it may be fed by others that it was not before.
+    pub(super) fn route(&mut self, epoch: u32, parents: Stripes, route: Arc<[u8]>) -> Stripes {
+        let new = parents.without(self.unsure);
+        self.unsure = self.unsure.or(parents);
+        (self.epoch, self.parents, self.route) = (epoch, parents, Some(route));
+        new
+    }
+
+    /// Values are cut into other stripes from now on: the home feeds all of them.
+    pub(super) fn recut(&mut self) {
+        (self.parents, self.unsure, self.fed) = Default::default();
+    }
+
+    /// Whether there is a route that was not sent.
+    pub(super) fn has_route(&self) -> bool {
+        self.route.is_some()
+    }
+
+    /// The route, to be sent now.
+    pub(super) fn take_route(&mut self) -> Option<Arc<[u8]>> {
+        self.route.take()
+    }
+
+    /// It stands at its parents of these stripes: which others feed from now on.
+    pub(super) fn attached(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
+        let new = if epoch == self.epoch {
+            stripes.and(self.parents).without(self.fed)
+        } else {
+            Stripes::default()
+        };
+        self.fed = self.fed.or(new);
+        new
+    }
+
+    /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
+    /// route is under way it may stand at other parents before it says so.
+    pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
+        if epoch < self.oldest {
+            return Stripes::default();
+        }
+        self.fed = self.fed.without(stripes);
+        if epoch != self.epoch {
+            return Stripes::default();
+        }
+        let left = stripes.and(self.unsure);
+        self.unsure = self.unsure.without(left);
+        self.parents = self.parents.without(left);
+        left
+    }
+
+    /// Whether others feed this stripe.
+    pub(super) fn is_fed(&self, stripe: usize) -> bool {
+        self.fed.has(stripe)
+    }
+
+    /// Whether they do or may, so that it is not known what it holds.
+    pub(super) fn is_unsure(&self, stripe: usize) -> bool {
+        self.unsure.has(stripe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stripes<const N: usize>(of: [usize; N]) -> Stripes {
+        of.into_iter().collect()
+    }
+
+    fn route() -> Arc<[u8]> {
+        Arc::from([1, 2])
+    }
+
+    #[test]
+    fn a_stripe_is_the_homes_until_its_subscriber_stands_elsewhere_and_again_when_it_has_left() {
+        let mut feeding = Feeding::default();
+        assert_eq!(feeding.route(5, stripes([0, 2]), route()), stripes([0, 2]));
+        assert!(feeding.is_unsure(0) && !feeding.is_fed(0) && !feeding.is_unsure(1));
+        assert_eq!(feeding.attached(4, stripes([0])), stripes([]), "of another route");
+        assert_eq!(feeding.attached(5, stripes([0, 1])), stripes([0]), "no parent was named for the other");
+        assert!(feeding.is_fed(0) && !feeding.is_fed(2));
+        assert_eq!(feeding.route(6, stripes([0]), route()), stripes([]));
+        assert!(feeding.is_fed(0), "it stands at the old parent until it stands at the new one");
+        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]), "another parent is under way");
+        assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
+        assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
+        assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
+        assert_eq!(feeding.attached(6, stripes([0])), stripes([]), "that was before it left");
+    }
+
+    #[test]
+    fn what_was_said_on_another_connection_counts_no_more() {
+        let mut feeding = Feeding::default();
+        feeding.route(5, stripes([0]), route());
+        feeding.attached(5, stripes([0]));
+        feeding.connect();
+        assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && !feeding.has_route());
+        assert_eq!(feeding.attached(5, stripes([0])), stripes([]));
+        feeding.route(6, stripes([0]), route());
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]));
+        assert_eq!((feeding.take_route().is_some(), feeding.has_route()), (true, false));
+        assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
+    }
+}

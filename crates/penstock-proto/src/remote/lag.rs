@@ -1,0 +1,123 @@
+//! How far a subscriber is behind what its home says that it should hold by now, and when that is its parent's fault.
+//!
+//! The home says so directly, whenever it publishes, in a few bytes. So a subscriber that others feed knows that something is
+//! missing, however its parents fail: they die, they hang, they are slow, or never got it themselves. What is missing may still be under
+//! way. A stripe is *late* when what should have been there by some time is not, and
+//!
+//! - nothing of the stripe has come for a while, or
+//! - it takes eight times as long as it usually does.
+//!
+//! A subscriber waits longer the farther it is from the home: so of a whole subtree that starves its highest node leaves its parent
+//! first, is fed by the home, and feeds the others again before their time has come.
+
+use crate::TensorId;
+use crate::overlay::{MAX_STRIPES, Stripes};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a stripe of which something is missing may bring nothing.
+const QUIET: Duration = Duration::from_millis(400);
+/// The same as long as nothing was ever waited for: connections open slowly, and hosts begin at different times.
+const QUIET_AT_FIRST: Duration = Duration::from_secs(2);
+/// So much longer for each edge from the home.
+const AN_EDGE: Duration = Duration::from_millis(200);
+/// How many times what is usual something may take.
+const TIMES_USUAL: u32 = 8;
+/// One in so many of the times that things took counts for what is usual.
+const WEIGHT: u32 = 8;
+
+/// What is missing of one stripe of one tensor.
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    /// The digest that was to be reached when this began to be waited for; and since when, once the time is known.
+    mark: u64,
+    since: Option<Duration>,
+    /// The newest.
+    told: u64,
+}
+
+/// What is missing of all that others feed.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
+    missing: BTreeMap<(u32, TensorId), Missing>,
+    /// By stripe: when something of it came last.
+    came: Vec<Duration>,
+    moved: Stripes,
+    usual: Option<Duration>,
+}
+
+/// Whether a digest has reached another: both only grow, modulo 2^64.
+fn reaches(held: u64, told: u64) -> bool {
+    held.wrapping_sub(told) < 1 << 63
+}
+
+impl Lag {
+    /// A new connection, or route: nothing is known to be missing.
+    pub(super) fn clear(&mut self) {
+        self.missing.clear();
+    }
+
+    /// Nothing is waited for of these any more.
+    pub(super) fn forget(&mut self, stripes: Stripes) {
+        self.missing.retain(|&(stripe, _), _| !stripes.has(stripe as usize));
+    }
+
+    /// The home says what should be held; `held`, what is.
+    pub(super) fn told(&mut self, tensor: TensorId, stripe: u32, told: u64, held: u64) {
+        if reaches(held, told) {
+            self.missing.remove(&(stripe, tensor));
+            return;
+        }
+        let fresh = Missing { mark: told, since: None, told };
+        self.missing.entry((stripe, tensor)).or_insert(fresh).told = told;
+    }
+
+    /// Something of a stripe has come.
+    pub(super) fn came(&mut self, stripe: usize) {
+        self.moved = self.moved.with(stripe);
+    }
+
+    /// What is late by now, of stripes that are so many edges from the home. `held`: the digest that is held.
+    pub(super) fn look(
+        &mut self,
+        now: Duration,
+        depth: impl Fn(usize) -> u32,
+        held: impl Fn(TensorId, usize) -> u64,
+    ) -> Stripes {
+        self.came.resize(MAX_STRIPES, now);
+        for stripe in std::mem::take(&mut self.moved).iter() {
+            self.came[stripe] = now;
+        }
+        let Self { missing, came, usual, .. } = self;
+        let mut late = Stripes::default();
+        missing.retain(|&(stripe, tensor), missing| {
+            let stripe = stripe as usize;
+            let held = held(tensor, stripe);
+            let since = *missing.since.get_or_insert(now);
+            if reaches(held, missing.mark) {
+                let took = now.saturating_sub(since);
+                *usual = Some(usual.map_or(took, |usual| (usual * (WEIGHT - 1) + took) / WEIGHT));
+                if reaches(held, missing.told) {
+                    return false;
+                }
+                (missing.mark, missing.since) = (missing.told, Some(now));
+                return true;
+            }
+            let edges = AN_EDGE * depth(stripe);
+            let quiet = now.saturating_sub(since.max(came[stripe]));
+            let least = if usual.is_some() { QUIET } else { QUIET_AT_FIRST };
+            let slow =
+                usual.is_some_and(|usual| now.saturating_sub(since) > usual * TIMES_USUAL + least + edges);
+            if quiet > least + edges || slow {
+                late = late.with(stripe);
+            }
+            true
+        });
+        late
+    }
+
+    /// Whether something is missing: then it is to be looked at again soon.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.missing.is_empty()
+    }
+}

@@ -1,0 +1,679 @@
+//! Trees: who passes on what this server's shards send to workers on other hosts.
+//!
+//! Workers say in their hellos which trees they want, where they take others in (their door), and in which rack their host stands.
+//! When all have come a plan is made ([`penstock_proto::overlay`]), and from it the routes that every shard gets. All servers plan
+//! the same cluster, each takes the trees that are its own, and so not the same workers are inner nodes of all.
+//!
+//! A node of the plan is a host. The first worker of a host, the one of the lowest rank, is fed by the plan's parent, and feeds the
+//! others there: edges inside a host cost nothing. A worker without a door is fed by the shards themselves.
+//!
+//! | what happens | what becomes of the plan |
+//! |---|---|
+//! | a worker leaves or is lost | its children get other parents, and nobody else does |
+//! | a worker has left its parent, whose fault that was | the parent is in no tree any more: the shards feed it themselves. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and goes itself |
+//! | a worker comes late | a new plan |
+//!
+//! Pure state. Nothing is planned for a job whose workers want a star.
+
+use penstock_proto::Rank;
+use penstock_proto::error::Refusal;
+use penstock_proto::message::Joining;
+use penstock_proto::overlay::{
+    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Member, Node, Overlay, Parent, Place, Rack,
+    Routes, Shape, Traffic, WHOLE, plan,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+/// Most parents that a worker may have left because of them.
+const MOST_STRAYS: usize = 8;
+/// Bytes a second of every uplink. Only how they compare counts, and a hop's time beside what a block takes.
+const RATE: f64 = 1.25e9;
+/// What is planned for: bytes of all servers together.
+const BYTES: u64 = 64 << 20;
+/// Seconds from one host to the next, beside the bytes' own time: a switch, and two threads that are woken. Without them `auto`
+/// would take the longest chain for as good as any tree.
+const HOP: f64 = 1e-4;
+
+/// A worker on another host, with a door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Subscriber {
+    door: SocketAddr,
+    rack: Rack,
+}
+
+/// A node of the plan: a host, or a worker of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Host {
+    At(IpAddr),
+    /// Behind loopback each is one by itself: what is sent there goes over no network, whoever sends it.
+    Alone(Rank),
+}
+
+impl Subscriber {
+    fn host(&self, rank: Rank) -> Host {
+        match self.door.ip().to_canonical() {
+            ip if ip.is_loopback() => Host::Alone(rank),
+            ip => Host::At(ip),
+        }
+    }
+}
+
+/// This server's part of a plan, and what its numbers mean.
+#[derive(Debug)]
+struct Planned {
+    overlay: Overlay,
+    limits: Option<Limits>,
+    cluster: Cluster,
+    /// By number, less 1.
+    hosts: Vec<Host>,
+}
+
+/// The trees of one server.
+#[derive(Debug)]
+pub(super) struct Trees {
+    /// The server's number, and how many there are.
+    index: u32,
+    servers: u32,
+    block: u64,
+    /// What the first worker wanted; all others want the same.
+    shape: Option<Shape>,
+    /// Those that take part, and those that are fed by the shards because of what others have said of them.
+    subscribers: BTreeMap<Rank, Subscriber>,
+    out: BTreeSet<Rank>,
+    /// By worker, the parents that it has left because of them.
+    strays: BTreeMap<Rank, BTreeSet<Rank>>,
+    planned: Option<Planned>,
+    /// What the shards were told.
+    routes: Arc<Routes>,
+    /// Whether the routes may be others now; whether the plan cannot be mended, but is to be made anew.
+    changed: bool,
+    anew: bool,
+}
+
+/// What a worker wants, judged.
+pub(super) struct Wish {
+    shape: Shape,
+    door: Option<SocketAddr>,
+    rack: Rack,
+}
+
+fn malformed<T>(what: &str) -> Result<T, Refusal> {
+    Err(Refusal::Malformed { what: what.to_owned() })
+}
+
+impl Trees {
+    pub(super) fn new(index: u32, servers: u32, chunk_bytes: u32) -> Self {
+        Self {
+            index,
+            servers,
+            block: BLOCK_BYTES.min(chunk_bytes.into()),
+            shape: None,
+            subscribers: BTreeMap::new(),
+            out: BTreeSet::new(),
+            strays: BTreeMap::new(),
+            planned: None,
+            routes: Arc::default(),
+            changed: false,
+            anew: false,
+        }
+    }
+
+    /// Whether a worker may join that says this. Nothing is kept.
+    pub(super) fn judge(&self, rank: Rank, joining: &Joining) -> Result<Wish, Refusal> {
+        let shape = match &joining.tree[..] {
+            "" => Ok(Shape::Star),
+            text if text.len() > MAX_SHAPE_BYTES => return malformed("the trees that it wants are too long"),
+            text => text.parse::<Shape>(),
+        };
+        let Ok(shape) = shape else { return malformed("the trees that it wants are none that there are") };
+        let Ok(rack) = joining.rack.parse::<Rack>() else { return malformed("its rack is none") };
+        let no_door = |door: &SocketAddr| {
+            door.port() == 0 || door.ip().is_unspecified() || door.ip().to_canonical().is_multicast()
+        };
+        if joining.door.as_ref().is_some_and(no_door) {
+            return malformed("nobody can come in at its door");
+        }
+        match self.shape.filter(|expected| *expected != shape) {
+            None => Ok(Wish { shape, door: joining.door, rack }),
+            Some(expected) => {
+                Err(Refusal::Tree { rank, expected: expected.to_string(), got: shape.to_string() })
+            }
+        }
+    }
+
+    /// A worker has joined.
+    pub(super) fn join(&mut self, rank: Rank, wish: Wish, is_remote: bool) {
+        self.shape.get_or_insert(wish.shape);
+        if wish.shape == Shape::Star || !is_remote {
+            return;
+        }
+        let Some(door) = wish.door else {
+            tracing::warn!(
+                worker = rank,
+                "a worker passes nothing on, as it has no door: servers send to it themselves"
+            );
+            return;
+        };
+        self.subscribers.insert(rank, Subscriber { door, rack: wish.rack });
+        (self.changed, self.anew) = (true, true);
+    }
+
+    /// A worker has left, or was lost.
+    pub(super) fn leave(&mut self, rank: Rank) {
+        self.take_out(rank);
+        self.out.remove(&rank);
+        self.strays.remove(&rank);
+        // The last one that was waited for may be one that never came.
+        self.changed = self.planned.is_none() && !self.subscribers.is_empty() || self.changed;
+    }
+
+    /// A worker has left its parent, whose fault that was.
+    pub(super) fn stray(&mut self, rank: Rank, parent: Rank) {
+        // Another's children say so themselves, and of one that has gone it is known.
+        let is_fed = |feed: &Feed| feed.parent.as_ref().is_some_and(|fed_by| fed_by.rank == parent);
+        let feeds = self.routes.members.get(&rank).is_some_and(|member| member.feeds.iter().any(is_fed));
+        if !feeds || !self.subscribers.contains_key(&rank) || !self.subscribers.contains_key(&parent) {
+            return;
+        }
+        let left = self.strays.entry(rank).or_default();
+        left.insert(parent);
+        let out = if left.len() > MOST_STRAYS { rank } else { parent };
+        tracing::warn!(
+            worker = rank,
+            parent,
+            "a worker was not fed by another as it should have been: worker {out} takes no part in the trees any more"
+        );
+        if self.take_out(out) {
+            self.out.insert(out);
+        }
+    }
+
+    fn take_out(&mut self, rank: Rank) -> bool {
+        let was_in = self.subscribers.remove(&rank).is_some();
+        if was_in {
+            self.changed = true;
+        }
+        was_in
+    }
+
+    /// The routes, if they are others than before; `all_came`: no worker of the job is still to come.
+    pub(super) fn routes(&mut self, all_came: bool) -> Option<Arc<Routes>> {
+        // What was planned once is mended whenever something happens.
+        if !self.changed || !(all_came || self.planned.is_some()) {
+            return None;
+        }
+        self.changed = false;
+        let mut routes = self.planned_routes();
+        // Who is fed and who feeds speak of the same stripes by it.
+        routes.striping = self.routes.striping + u32::from(routes.shares != self.routes.shares);
+        (routes != *self.routes).then(|| {
+            self.routes = Arc::new(routes);
+            Arc::clone(&self.routes)
+        })
+    }
+
+    fn planned_routes(&mut self) -> Routes {
+        if self.subscribers.len() < 2 {
+            self.planned = None;
+            self.anew = true;
+            return Routes::default();
+        }
+        if !std::mem::take(&mut self.anew) {
+            self.mend();
+        } else {
+            self.planned = self.plan();
+        }
+        self.planned.as_ref().map_or_else(Routes::default, |planned| self.along(planned))
+    }
+
+    /// The workers of each host, ascending.
+    fn hosts(&self) -> BTreeMap<Host, Vec<Rank>> {
+        let mut hosts: BTreeMap<Host, Vec<Rank>> = BTreeMap::new();
+        for (&rank, subscriber) in &self.subscribers {
+            hosts.entry(subscriber.host(rank)).or_default().push(rank);
+        }
+        hosts
+    }
+
+    /// Takes the hosts out of the plan that have nobody left.
+    fn mend(&mut self) {
+        let left = self.hosts();
+        let Some(Planned { overlay, limits, cluster, hosts }) = &mut self.planned else { return };
+        for (host, number) in hosts.iter().zip(1..) {
+            if left.contains_key(host) || !overlay.has(number) {
+                continue;
+            }
+            // There are two workers at least, so it is not the last.
+            if let Ok((mended, _)) = overlay.without(&cluster.seen_from(self.index as usize), number, *limits)
+            {
+                *overlay = mended;
+            }
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { bytes: BYTES, block: self.block, hop: HOP }
+    }
+
+    fn plan(&self) -> Option<Planned> {
+        let by_host = self.hosts();
+        let racks: BTreeSet<&Rack> =
+            by_host.values().filter_map(|ranks| self.rack(ranks)).chain([&UNKNOWN]).collect();
+        // In the order of their first workers, whatever their addresses are.
+        let mut hosts: Vec<(Rank, Host)> = by_host.iter().map(|(&host, ranks)| (ranks[0], host)).collect();
+        hosts.sort_unstable();
+        let hosts: Vec<Host> = hosts.into_iter().map(|(_, host)| host).collect();
+        let node = |rack: &Rack, host: usize| {
+            let zones: BTreeSet<&str> = racks.iter().map(|rack| &rack.zone[..]).collect();
+            let zone = zones.iter().position(|zone| *zone == rack.zone).unwrap_or(0) as u32;
+            let rack = racks.iter().position(|other| *other == rack).unwrap_or(0) as u32;
+            Node { place: Place { zone, rack, host: host as u32 }, rate: RATE }
+        };
+        let rack = |host: &Host| by_host.get(host).and_then(|ranks| self.rack(ranks)).unwrap_or(&UNKNOWN);
+        let nodes = hosts.iter().zip(0..).map(|(host, number)| node(rack(host), number)).collect();
+        // Where the other servers stand nobody here knows: each on a host of its own, as this one.
+        let servers = (0..self.servers as usize).map(|server| node(&UNKNOWN, hosts.len() + server)).collect();
+        let shape = self.shape.unwrap_or(Shape::Star);
+        let planned = Cluster::new(servers, nodes, Costs::Labels).and_then(|cluster| {
+            plan(&cluster, shape.settled(hosts.len()), &self.traffic()).map(|plan| (cluster, plan))
+        });
+        match planned {
+            Ok((cluster, mut plan)) => {
+                let limits = match plan.shape {
+                    Shape::Tree { limits, .. } => Some(limits),
+                    _ => None,
+                };
+                let overlay = plan.overlays.swap_remove(self.index as usize);
+                Some(Planned { overlay, limits, cluster, hosts })
+            }
+            Err(error) => {
+                let (hosts, hint) = (hosts.len(), error.hint());
+                tracing::warn!(%shape, hosts, %error, hint, "the servers send to every worker themselves");
+                None
+            }
+        }
+    }
+
+    /// Where a host stands, as the first of its workers says.
+    fn rack(&self, ranks: &[Rank]) -> Option<&Rack> {
+        ranks.first().and_then(|rank| self.subscribers.get(rank)).map(|subscriber| &subscriber.rack)
+    }
+
+    /// The routes of all along a plan.
+    fn along(&self, planned: &Planned) -> Routes {
+        let by_host = self.hosts();
+        let ranks = |number: u32| {
+            let host = planned.hosts.get((number as usize).wrapping_sub(1));
+            host.and_then(|host| by_host.get(host)).map_or(&[][..], |ranks| ranks)
+        };
+        let parent = |rank: Rank| {
+            self.subscribers.get(&rank).map(|subscriber| Parent { rank, address: subscriber.door })
+        };
+        let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
+        let mut shares = Vec::new();
+        let (mut sum, mut cut) = (0.0, 0);
+        for stripe in planned.overlay.stripes() {
+            sum += stripe.share();
+            // They add up, whatever each was rounded to.
+            let to = ((sum * f64::from(WHOLE)).round() as u32).min(WHOLE);
+            shares.push(to - cut);
+            cut = to;
+            for (number, depth) in (0..).zip(stripe.depths()).skip(1) {
+                let (Some(depth), Some((&first, others))) = (depth, ranks(number).split_first()) else {
+                    continue;
+                };
+                let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
+                let feeds = |rank: Rank, from: Option<Rank>, depth| {
+                    (rank, Feed { parent: from.and_then(parent), depth })
+                };
+                let fed = [feeds(first, from, depth)].into_iter();
+                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, Some(first), depth + 1)))
+                {
+                    let from = feed.parent.as_ref().map(|parent| parent.rank);
+                    members.entry(rank).or_default().feeds.push(feed);
+                    if let Some(from) = from {
+                        members.entry(from).or_default().passes_on = true;
+                    }
+                }
+            }
+        }
+        if members.values().any(|member| member.passes_on) {
+            Routes { striping: 0, shares, members }
+        } else {
+            Routes::default()
+        }
+    }
+}
+
+/// Where a host stands that says nothing of it.
+static UNKNOWN: Rack = Rack { zone: String::new(), rack: String::new() };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The only server, unless said otherwise.
+    fn trees() -> Trees {
+        Trees::new(0, 1, 32 * 1024)
+    }
+
+    fn door(host: u8) -> Option<SocketAddr> {
+        Some(SocketAddr::from(([10, 0, 0, host], 4000)))
+    }
+
+    fn joining(tree: &str, door: Option<SocketAddr>, rack: &str) -> Joining {
+        Joining { tree: tree.to_owned(), door, rack: rack.to_owned() }
+    }
+
+    fn join(trees: &mut Trees, rank: Rank, tree: &str, door: Option<SocketAddr>) {
+        let wish = trees.judge(rank, &joining(tree, door, "")).unwrap();
+        trees.join(rank, wish, true);
+    }
+
+    /// So many workers, each on a host of its own.
+    fn joined(tree: &str, workers: u32) -> Trees {
+        let mut trees = trees();
+        (0..workers).for_each(|rank| join(&mut trees, rank, tree, door(rank as u8)));
+        trees
+    }
+
+    /// Who feeds each, where there is one stripe.
+    fn fed(routes: &Routes) -> Vec<(Rank, Option<Rank>, u32)> {
+        assert!(routes.shares.len() < 2 && routes.shares.iter().all(|&share| share == WHOLE));
+        let feed = |member: &Member| {
+            assert_eq!(member.feeds.len(), 1);
+            (member.feeds[0].parent.as_ref().map(|parent| parent.rank), member.feeds[0].depth)
+        };
+        let fed = routes.members.iter().map(|(&rank, member)| (rank, feed(member)));
+        fed.map(|(rank, (parent, depth))| (rank, parent, depth)).collect()
+    }
+
+    fn inner(routes: &Routes) -> Vec<Rank> {
+        routes.members.iter().filter(|(_, member)| member.passes_on).map(|(&rank, _)| rank).collect()
+    }
+
+    /// Each stripe is a tree from the home over these workers, and says of nobody what is not so.
+    fn check(routes: &Routes, workers: &[Rank], doors: impl Fn(Rank) -> Option<SocketAddr>) {
+        assert_eq!(routes.shares.iter().sum::<u32>(), WHOLE);
+        assert!(routes.members.keys().eq(workers));
+        let parents: BTreeSet<Rank> = routes
+            .members
+            .values()
+            .flat_map(|member| member.feeds.iter().flat_map(|feed| &feed.parent))
+            .map(|parent| {
+                assert_eq!(Some(parent.address), doors(parent.rank));
+                parent.rank
+            })
+            .collect();
+        assert_eq!(parents.into_iter().collect::<Vec<_>>(), inner(routes));
+        for member in routes.members.values() {
+            assert_eq!(member.feeds.len(), routes.shares.len());
+            for (stripe, feed) in member.feeds.iter().enumerate() {
+                let above =
+                    feed.parent.as_ref().map_or(0, |parent| routes.members[&parent.rank].feeds[stripe].depth);
+                assert_eq!(feed.depth, above + 1, "so there is no circle either");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_planned_before_all_have_come_and_nothing_twice() {
+        let mut trees = joined("chain", 3);
+        assert_eq!(trees.routes(false), None);
+        let routes = trees.routes(true).unwrap();
+        assert_eq!(fed(&routes), [(0, None, 1), (1, Some(0), 2), (2, Some(1), 3)]);
+        assert_eq!(inner(&routes), [0, 1]);
+        assert_eq!(trees.routes(true), None, "nothing has happened since");
+    }
+
+    #[test]
+    fn where_a_star_is_wanted_or_nobody_is_far_away_there_are_no_routes() {
+        let mut star = joined("", 3);
+        assert_eq!(star.routes(true), None);
+        let mut one = joined("chain", 1);
+        let wish = one.judge(1, &joining("chain", None, "")).unwrap();
+        one.join(1, wish, true);
+        let wish = one.judge(2, &joining("chain", door(2), "")).unwrap();
+        one.join(2, wish, false);
+        assert_eq!(one.routes(true), None, "one of the others has no door, and one is on this host");
+    }
+
+    #[test]
+    fn a_worker_without_a_door_is_fed_by_the_shards_and_feeds_nobody() {
+        let mut trees = joined("chain", 3);
+        let wish = trees.judge(3, &joining("chain", None, "")).unwrap();
+        trees.join(3, wish, true);
+        assert!(!trees.routes(true).unwrap().members.contains_key(&3));
+    }
+
+    #[test]
+    fn who_wants_other_trees_than_the_first_is_refused_with_both() {
+        let mut trees = joined("tree:degree=2,leaf_penalty=0.5", 1);
+        let refused = |trees: &Trees, tree| trees.judge(1, &joining(tree, None, "")).map(|_| ()).unwrap_err();
+        let tree = |expected: &str, got: &str| Refusal::Tree {
+            rank: 1,
+            expected: expected.to_owned(),
+            got: got.to_owned(),
+        };
+        let wanted = "tree:degree=2,leaf_penalty=0.5";
+        assert_eq!(refused(&trees, "chain"), tree(wanted, "chain"));
+        assert_eq!(refused(&trees, ""), tree(wanted, "star"));
+        join(&mut trees, 1, "tree:leaf_penalty=0.50,degree=2", door(1));
+        let star = joined("star", 1);
+        assert_eq!(refused(&star, "auto"), tree("star", "auto"));
+        assert!(star.judge(1, &joining("", None, "")).is_ok());
+    }
+
+    #[test]
+    fn hostile_words_are_refused_and_nothing_is_kept() {
+        let trees = trees();
+        let long = "1".repeat(100);
+        for wrong in [
+            joining("ring", None, ""),
+            joining(&format!("striped:{long}"), None, ""),
+            joining("tree:degree=0", None, ""),
+            joining("chain", None, "a/b/c"),
+            joining("chain", None, "a\u{1b}[2J"),
+            joining("chain", None, &long),
+            joining("chain", Some(SocketAddr::from(([0, 0, 0, 0], 4000))), ""),
+            joining("chain", Some(SocketAddr::from(([10, 0, 0, 1], 0))), ""),
+            joining("chain", Some(SocketAddr::from(([224, 0, 0, 1], 4000))), ""),
+        ] {
+            assert!(matches!(trees.judge(0, &wrong), Err(Refusal::Malformed { .. })), "{wrong:?}");
+        }
+        assert!(trees.shape.is_none() && trees.subscribers.is_empty());
+    }
+
+    #[test]
+    fn the_longest_hello_of_an_honest_worker_is_read() {
+        use crate::server::control::MAX_HELLO_BYTES;
+        use penstock_proto::message::{Ask, Request, encode};
+        use penstock_proto::overlay::{MAX_LEAF_PENALTY, MAX_RACK_BYTES};
+        use penstock_proto::peer::PeerId;
+        let limits = Limits { degree: u32::MAX, depth: u32::MAX };
+        let tree = Shape::Tree { limits, leaf_penalty: MAX_LEAF_PENALTY / 3.0 };
+        let door = Some("[fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap());
+        let overlay = joining(&tree.to_string(), door, &"r".repeat(MAX_RACK_BYTES));
+        assert!(trees().judge(0, &overlay).is_ok());
+        let peer = PeerId::worker(u32::MAX);
+        let (version, session, size) = (u32::MAX, [255; 16], u32::MAX);
+        let body = Ask::Hello { version, session, peer, size, overlay };
+        let hello = Request { id: u64::MAX, settled: u64::MAX, open: Vec::new(), body };
+        assert!(encode(&hello).unwrap().len() <= MAX_HELLO_BYTES);
+    }
+
+    #[test]
+    fn of_several_workers_on_one_host_the_first_feeds_the_others_and_the_next_does_when_it_has_gone() {
+        let mut trees = trees();
+        for (rank, host) in [(0, 1), (1, 2), (2, 2), (3, 1), (4, 2)] {
+            join(&mut trees, rank, "chain", door(host));
+        }
+        let routes = trees.routes(true).unwrap();
+        assert_eq!(
+            fed(&routes),
+            [(0, None, 1), (1, Some(0), 2), (2, Some(1), 3), (3, Some(0), 2), (4, Some(1), 3)]
+        );
+        trees.leave(1);
+        let routes = trees.routes(true).unwrap();
+        assert_eq!(fed(&routes), [(0, None, 1), (2, Some(0), 2), (3, Some(0), 2), (4, Some(2), 3)]);
+        trees.leave(0);
+        assert_eq!(fed(&trees.routes(true).unwrap()), [(2, Some(3), 2), (3, None, 1), (4, Some(2), 3)]);
+        trees.leave(3);
+        assert_eq!(fed(&trees.routes(true).unwrap()), [(2, None, 1), (4, Some(2), 2)], "one host is left");
+        trees.leave(4);
+        assert_eq!(*trees.routes(true).unwrap(), Routes::default(), "nobody is left to pass anything on to");
+    }
+
+    // Tests run whole jobs on one host.
+    #[test]
+    fn workers_behind_loopback_are_hosts_of_their_own() {
+        let mut trees = trees();
+        for rank in 0..3 {
+            join(&mut trees, rank, "chain", Some(SocketAddr::from(([127, 0, 0, 1], 4000 + rank as u16))));
+        }
+        assert_eq!(fed(&trees.routes(true).unwrap()), [(0, None, 1), (1, Some(0), 2), (2, Some(1), 3)]);
+    }
+
+    #[test]
+    fn when_a_worker_goes_only_its_children_get_other_parents() {
+        for tree in
+            ["chain", "tree:degree=2", "tree:degree=3,depth=3,leaf_penalty=0.5", "striped:4", "striped"]
+        {
+            let mut trees = joined(tree, 13);
+            let before = trees.routes(true).unwrap();
+            let lost = inner(&before)[0];
+            trees.leave(lost);
+            let after = trees.routes(true).unwrap();
+            let left: Vec<Rank> = (0..13).filter(|&rank| rank != lost).collect();
+            check(&after, &left, |rank| door(rank as u8));
+            for (rank, member) in &after.members {
+                for (now, then) in member.feeds.iter().zip(&before.members[rank].feeds) {
+                    let moved = now.parent != then.parent;
+                    let orphan = then.parent.as_ref().is_some_and(|parent| parent.rank == lost);
+                    assert_eq!(moved, orphan, "{tree}: worker {rank}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_parent_that_was_left_for_its_fault_is_fed_by_the_shards_and_in_no_tree_any_more() {
+        let mut trees = joined("chain", 4);
+        trees.routes(true).unwrap();
+        trees.stray(2, 1);
+        trees.stray(2, 1);
+        let routes = trees.routes(true).unwrap();
+        assert_eq!(fed(&routes), [(0, None, 1), (2, Some(0), 2), (3, Some(2), 3)]);
+        // Another child, or another shard, says it late; what is no parent's fault is not believed.
+        for (rank, parent) in [(2, 1), (3, 1), (3, 0), (1, 0), (9, 0), (3, 9), (2, 2)] {
+            trees.stray(rank, parent);
+        }
+        assert_eq!(trees.routes(true), None);
+        trees.leave(1);
+        assert_eq!(trees.routes(true), None, "it was in no tree");
+        join(&mut trees, 1, "chain", door(1));
+        assert!(inner(&trees.routes(true).unwrap()).contains(&1), "who comes anew begins anew");
+    }
+
+    #[test]
+    fn who_has_left_more_parents_than_can_be_at_fault_is_believed_no_more() {
+        let mut trees = joined("chain", 12);
+        let mut routes = trees.routes(true).unwrap();
+        let mut parent_of_last = || {
+            let parent = routes.members[&11].feeds[0].parent.as_ref().map(|parent| parent.rank);
+            let Some(parent) = parent else { return None };
+            trees.stray(11, parent);
+            routes = trees.routes(true)?;
+            Some(parent)
+        };
+        let left: Vec<Rank> = (0..MOST_STRAYS).filter_map(|_| parent_of_last()).collect();
+        assert_eq!(left, [10, 9, 8, 7, 6, 5, 4, 3]);
+        assert!(routes.members.contains_key(&2) && routes.members.contains_key(&11));
+        trees.stray(11, 2);
+        let routes = trees.routes(true).unwrap();
+        assert!(routes.members.contains_key(&2) && !routes.members.contains_key(&11));
+    }
+
+    #[test]
+    fn who_comes_late_is_planned_for() {
+        let mut trees = joined("chain", 3);
+        trees.routes(true).unwrap();
+        join(&mut trees, 3, "chain", door(3));
+        check(&trees.routes(false).unwrap(), &[0, 1, 2, 3], |rank| door(rank as u8));
+    }
+
+    #[test]
+    fn limits_that_do_not_reach_so_many_hosts_leave_it_a_star() {
+        let mut trees = joined("tree:degree=2,depth=1", 3);
+        assert_eq!(trees.routes(true), None);
+        let mut trees = joined("striped:4", 3);
+        assert_eq!(trees.routes(true), None);
+        let mut trees = joined("tree:degree=2", 30);
+        let routes = trees.routes(true).unwrap();
+        let deepest = routes.members.values().map(|member| member.feeds[0].depth).max();
+        assert_eq!(deepest, Some(4), "the least depth that reaches all");
+    }
+
+    #[test]
+    fn servers_have_different_workers_pass_on() {
+        let of = |index| {
+            let mut trees = Trees::new(index, 2, 32 * 1024);
+            (0..8).for_each(|rank| join(&mut trees, rank, "tree:degree=2", door(rank as u8)));
+            inner(&trees.routes(true).unwrap())
+        };
+        assert_ne!(of(0), of(1));
+    }
+
+    #[test]
+    fn hosts_of_a_rack_are_fed_from_inside_it() {
+        let mut trees = trees();
+        for rank in 0..6 {
+            let rack = if rank < 3 { "one" } else { "two" };
+            let wish = trees.judge(rank, &joining("tree:degree=3", door(rank as u8), rack)).unwrap();
+            trees.join(rank, wish, true);
+        }
+        let fed = fed(&trees.routes(true).unwrap());
+        let across =
+            fed.iter().filter(|(rank, parent, _)| parent.is_some_and(|parent| (*rank < 3) != (parent < 3)));
+        assert!(across.count() <= 1, "{fed:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_all_that_take_part_are_reached(
+            tree in prop::sample::select(vec![
+                "chain", "auto", "striped", "striped:3", "tree:degree=2", "tree:degree=3,leaf_penalty=0.5",
+            ]),
+            hosts in prop::collection::vec(1u8..8, 4..16),
+            events in prop::collection::vec((0u32..16, 0usize..16, 0..3u8), 0..20),
+        ) {
+            let mut trees = trees();
+            for (&host, rank) in hosts.iter().zip(0..) {
+                join(&mut trees, rank, tree, door(host));
+            }
+            let mut last = trees.routes(true).unwrap_or_default();
+            for (rank, at, what) in events {
+                match what {
+                    0 => trees.leave(rank),
+                    1 if !inner(&last).is_empty() => {
+                        let inner = inner(&last);
+                        trees.stray(rank, inner[at % inner.len()]);
+                    }
+                    _ if (rank as usize) < hosts.len() => join(&mut trees, rank, tree, door(hosts[rank as usize])),
+                    _ => {}
+                }
+                if let Some(routes) = trees.routes(true) {
+                    last = routes;
+                }
+                if last.members.is_empty() {
+                    continue;
+                }
+                let in_trees: Vec<Rank> = trees.subscribers.keys().copied().collect();
+                check(&last, &in_trees, |rank| door(hosts[rank as usize]));
+            }
+        }
+    }
+}
