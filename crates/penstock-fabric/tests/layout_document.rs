@@ -71,7 +71,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 11),
+        ("Submission", 14),
         ("Frame", 10 + 3 + 9),
         // Read beside its code.
         ("Seal", 2 + 4),
@@ -144,6 +144,9 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
             "push of a product",
             Submission::PushProduct { tensor: 7, first: 8, count: 9, stamp: 10, settings, rank: 3 },
         ),
+        ("attached", Submission::Attached { epoch: 4, stripes: Stripes(10) }),
+        ("strayed", Submission::Strayed { epoch: 4, stripes: Stripes(10), parent: 5 }),
+        ("holds", Submission::Holds { tensor: 7, first: 8, epoch: 4, positions: [10, 11, 1, 2, 3, 4] }),
     ];
     let rows = table("## Submission");
     assert_eq!(rows.len(), kinds.len());
@@ -156,6 +159,8 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
                 "first chunk" => 8,
                 "chunks" => 9,
                 "rank" => 3,
+                "epoch" => 4,
+                "parent" => 5,
                 "10, rank" => 10 | 3 << 16,
                 "0: value, 1: state" => 1,
                 number => number.parse().expect("a number or a field"),
@@ -166,12 +171,13 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         let third = match rows[kind][5] {
             "setting 0" => 0.5f64.to_bits(),
             "slot, part" => 1 | 2 << 32,
-            "ticket" => 11,
+            "ticket" | "position" => 11,
             number => number.parse().expect("a number or a field"),
         };
         assert_eq!(words[3], third, "{kind}: word 3");
         let rest = match rows[kind][6] {
             "settings 1 to 4" => [0.25, 0.125, 2.0, 4.0].map(f64::to_bits),
+            "positions of 4 more" => [1, 2, 3, 4],
             number => [number.parse().expect("a number or a field"); 4],
         };
         assert_eq!(words[4..], rest, "{kind}: words 4 to 7");
