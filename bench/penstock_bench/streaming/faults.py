@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from penstock_bench.netns import NetworkTestbed, commands
 from penstock_bench.netns.testbed import bucket
@@ -36,8 +37,8 @@ AFTER = 7
 SLOW = 5
 HOLD = 4.0
 """Seconds: several times as long as a worker waits for one that passes nothing on."""
-LEASE = 30.0
-"""Seconds without a sign of life after which a worker would be lost: nobody is to wait for that."""
+LEASE = 600.0
+"""Seconds without a sign of life after which a worker is lost: longer than a pull waits before it fails."""
 _LOOK = 0.002
 """Seconds between two looks at the counters."""
 _PATIENCE = 60.0
@@ -89,10 +90,30 @@ def options(fault: str) -> dict[str, str]:
 
 
 def run(
-    system: Streaming, fault: str, testbed: NetworkTestbed, traffic: Traffic, note: Callable[[str], None]
+    system: Streaming,
+    fault: str,
+    testbed: NetworkTestbed,
+    traffic: Traffic,
+    note: Callable[[str], None],
+    *,
+    before: int = BEFORE,
+    after: int = AFTER,
 ) -> Outcome:
     """
     One fault in a job of one shape, which is started for it and ended.
+
+    Parameters
+    ----------
+    system
+        The job, with `options`.
+    fault
+        Of `FAULTS`.
+    testbed, traffic
+        Its hosts, and their counters.
+    note
+        Told what goes on.
+    before, after
+        Iterations before the fault, and after it.
 
     Raises
     ------
@@ -106,9 +127,9 @@ def run(
         system.open()
         system.run(FIRST)
         counted = traffic.read()
-        before = system.run(BEFORE).seconds()
+        usual = system.run(before).seconds()
         moved = traffic.read().since(counted)
-        sends = [moved.sent[host] / (BEFORE * system.nbytes) for host in system.layout.workers]
+        sends = [moved.sent[host] / (before * system.nbytes) for host in system.layout.workers]
         rank = max(range(system.workers), key=lambda rank: sends[rank])
         # What a worker sends beside values are contributions of a few bytes, and signs of life.
         if sends[rank] < 0.05:
@@ -118,21 +139,16 @@ def run(
         lost = [rank] if fault == "kill" else []
         note(f"{system.name}: {fault} of worker {rank}")
         failing = _Failing(system, fault, rank, sends[rank], testbed, traffic)
-        failing.start()
-        turn = system.run(1, contributor=contributor, lost=lost)
-        failing.join()
-        if failing.failed is not None:
-            raise failing.failed
+        with failing:
+            turn = system.run(1, contributor=contributor, lost=lost)
+            slow = system.run(SLOW, contributor=contributor).seconds() if fault == "slow" else []
         during, itself = _seconds(turn, rank, is_lost=bool(lost))
-        slow = system.run(SLOW, contributor=contributor).seconds() if fault == "slow" else []
-        if fault == "slow":
-            _shape(testbed, system.layout.workers[rank], rate_of(testbed))
         note(f"{system.name}: after the {fault}")
         counted = traffic.read()
-        after = system.run(AFTER, contributor=contributor, lost=lost).seconds()
+        behind = system.run(after, contributor=contributor, lost=lost).seconds()
         moved = traffic.read().since(counted)
-        uplinks = [sent / (AFTER * system.nbytes) for sent in moved.sent]
-        return Outcome(system.shape, fault, rank, sends[rank], before, during, itself, slow, after, uplinks)
+        uplinks = [sent / (after * system.nbytes) for sent in moved.sent]
+        return Outcome(system.shape, fault, rank, sends[rank], usual, during, itself, slow, behind, uplinks)
     finally:
         system.end()
 
@@ -146,20 +162,8 @@ def _seconds(turn: Turn, rank: int, *, is_lost: bool) -> tuple[float, float | No
     return (max(others) - start) / 1e9, (turn.ended[rank][0] - start) / 1e9
 
 
-def rate_of(testbed: NetworkTestbed) -> int:
-    """Bits a second of every link: here they are always shaped."""
-    assert testbed.rate is not None
-    return testbed.rate
-
-
-def _shape(testbed: NetworkTestbed, host: int, rate: int) -> None:
-    """Lets so much through a host's uplink from now on."""
-    space = testbed.namespace(host)
-    commands.run("tc", "-n", space, "qdisc", "change", "dev", "eth0", "root", *bucket(rate))
-
-
-class _Failing(threading.Thread):
-    """Has a worker fail when it has passed on half of what it usually does, and come back where it does."""
+class _Failing:
+    """Has a worker fail once it has passed on half of what it usually does, and come back where it does."""
 
     def __init__(
         self,
@@ -170,14 +174,26 @@ class _Failing(threading.Thread):
         testbed: NetworkTestbed,
         traffic: Traffic,
     ) -> None:
-        super().__init__(daemon=True)
-        self.failed: Exception | None = None
         self._pid, self._host = system.pids[rank], system.layout.workers[rank]
         self._fault, self._testbed, self._traffic = fault, testbed, traffic
         self._half = traffic.read().sent[self._host] + sends * system.nbytes / 2
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def run(self) -> None:
-        """Waits for the moment, and does it."""
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        # Whatever has become of the others, hosts are left as they were.
+        self._thread.join()
+        if self._fault == "slow":
+            self._shape(rate_of(self._testbed))
+        if error is None and self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
         try:
             deadline = time.monotonic() + _PATIENCE
             while self._traffic.read().sent[self._host] < self._half:
@@ -185,9 +201,9 @@ class _Failing(threading.Thread):
                     raise BenchError(f"the worker that was to fail passed nothing on within {_PATIENCE:g} s")
                 time.sleep(_LOOK)
             self._fail()
-        # The thread has nobody to raise it to: whoever joins it looks.
+        # The thread has nobody to raise it to: it is raised at the end of the context.
         except Exception as error:
-            self.failed = error
+            self._failed = error
 
     def _fail(self) -> None:
         match self._fault:
@@ -195,15 +211,22 @@ class _Failing(threading.Thread):
                 os.kill(self._pid, signal.SIGKILL)
             case "hang":
                 os.kill(self._pid, signal.SIGSTOP)
-                try:
-                    time.sleep(HOLD)
-                finally:
-                    os.kill(self._pid, signal.SIGCONT)
+                time.sleep(HOLD)
+                os.kill(self._pid, signal.SIGCONT)
             case "cut":
                 self._testbed.cut(self._host)
-                try:
-                    time.sleep(HOLD)
-                finally:
-                    self._testbed.mend(self._host)
+                time.sleep(HOLD)
+                self._testbed.mend(self._host)
             case _:
-                _shape(self._testbed, self._host, rate_of(self._testbed) // 10)
+                self._shape(rate_of(self._testbed) // 10)
+
+    def _shape(self, rate: int) -> None:
+        """Lets so much through its uplink from now on."""
+        space = self._testbed.namespace(self._host)
+        commands.run("tc", "-n", space, "qdisc", "change", "dev", "eth0", "root", *bucket(rate))
+
+
+def rate_of(testbed: NetworkTestbed) -> int:
+    """Bits a second of every link: here they are always shaped."""
+    assert testbed.rate is not None
+    return testbed.rate
