@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import pytest
 from needing import hosts
 
 from penstock.cli import main
-from penstock_bench.cli.tree import shapes
+from penstock_bench.cli import tree as cli
 from penstock_bench.ranks import WrongAnswerError
 from penstock_bench.runner import Spread
-from penstock_bench.streaming import report, theory
+from penstock_bench.streaming import faults, pages, report, theory
 from penstock_bench.streaming.faults import Outcome
 from penstock_bench.streaming.measure import Case, Found
 from penstock_bench.streaming.systems import Turn, layout
@@ -71,7 +73,7 @@ def test_a_wrong_command_line_is_refused_before_anything_starts(
 
 
 def test_a_shape_with_several_numbers_is_one_shape() -> None:
-    assert shapes("tree:degree=3,depth=2,leaf_penalty=0.5, chain,chain") == [
+    assert cli.shapes("tree:degree=3,depth=2,leaf_penalty=0.5, chain,chain") == [
         "tree:degree=3,depth=2,leaf_penalty=0.5",
         "chain",
     ]
@@ -196,3 +198,45 @@ def test_a_wrong_element_is_found() -> None:
     right[1, 2] = -1.5
     with pytest.raises(WrongAnswerError, match=r"element \[1, 2\] is -1.5 after 2 broadcasts, expected -1.0"):
         worker._check(right)
+
+
+def test_the_pages_commands_are_taken_and_have_a_place_for_their_figures() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tree-performance.md").read_text()
+    commands = re.findall(r"^penstock bench tree (--.*)$", text.replace("\\\n", ""), re.MULTILINE)
+    places = set()
+    for command in commands:
+        given = cli._parser().parse_args(shlex.split(command))
+        cli.shapes(given.shapes)
+        assert set(given.fail.split(",") if given.fail else ()) <= set(faults.FAULTS)
+        places.add(given.json.stem)
+    assert places, "the page has commands"
+    assert places == set(re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE))
+
+
+def test_a_files_tables_are_put_where_the_page_has_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(2, 1, 1000, 10**9, busy=[0.5])
+    for name, seconds in (("link", 1.0), ("chain", 1.2)):
+        case.found[name] = Found(name, 1000, times=[seconds], sent=[1.02, 1.0, 0.0], received=[1.0] * 3)
+    outcome = Outcome("chain", "hang", 1, 1.0, [0.2], 0.9, 4.0, [], [0.3], [1.04])
+    machine = {"cores": 2}
+    shown = report.document(case, report.rows(case, {}))
+    failed = report.fault_document(case, [outcome])
+    for name, document in (("shapes", shown), ("faults", failed)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"cases": [document], "machine": machine}))
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- shapes -->\nold\n<!-- /shapes -->\nb\n")
+    files = [str(tmp_path / "shapes.json"), str(tmp_path / "faults.json")]
+    assert pages.main([files[0], "--into", str(page)]) == 0
+    text = page.read_text()
+    assert "| `chain` | 1.20 s | 1.20 s | 1.20 s | 1 | 1.20 | 1.25 | - | 1.02, server | 1.02 |" in text
+    assert "of the 2 cores others used 50%" in text
+    assert "old" not in text
+    assert text.startswith("a\n")
+    assert text.endswith("b\n")
+    assert pages.main([*files, "--into", str(page)]) == 1
+    assert "has no place for faults" in capsys.readouterr().err
+    assert pages.main(files[1:]) == 0
+    row = "| `chain` | hang | 200 ms | 900 ms | 700 ms | 4.00 s | - | 300 ms | 1.04 |"
+    assert row in capsys.readouterr().out

@@ -161,6 +161,7 @@ FAULT_HEADS = (
     "while slow",
     "first after",
     "after",
+    "server's",
 )
 
 
@@ -181,6 +182,7 @@ def outcomes(measured: Sequence[Outcome]) -> str:
                 " ".join(map(format_time, one.slow[:2])) or "-",
                 format_time(one.after[0]),
                 format_time(after),
+                f"{one.uplinks[0]:.2f}",
             ]
         )
     return columns(shown)
@@ -190,7 +192,8 @@ FAULTS_LEGEND = """\
   worker: the one that fails, which passes on most, once it has passed on half of a broadcast.
   before, after: medians. this one: the broadcast in which it fails, until all other workers have the
   version; added: what it took beyond the median. itself: until the failed worker has the version.
-  while slow: the first broadcasts in which its uplink stays at a tenth.
+  while slow: the first broadcasts in which its uplink stays at a tenth. server's: what its host sends in a
+  broadcast after that, of the value's bytes.
   Every worker has checked every bit of every version: none was lost, or applied twice."""
 
 
