@@ -681,8 +681,10 @@ impl Mirror {
     pub fn route(&mut self, route: Route) {
         let before = self.route.as_ref().map_or(0, |route| route.striping);
         let (epoch, striping) = (route.epoch, route.striping);
-        self.lag.clear();
-        if striping != before {
+        if striping == before {
+            self.lag.begin_again();
+        } else {
+            self.lag.clear();
             for (_, mirrored) in self.tensors.iter_mut() {
                 mirrored.digests.cut(&route.shares);
             }
