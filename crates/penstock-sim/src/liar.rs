@@ -85,8 +85,7 @@ impl Liar {
         let Some(frames) = frames(given) else { return (given.to_vec(), told) };
         let mut seal = Vec::new();
         for (header, payload) in frames {
-            let is_value =
-                matches!(header.body, Body::Notice(Notice::Value { .. } | Notice::Raised { .. }));
+            let is_value = matches!(header.body, Body::Notice(Notice::Value { .. } | Notice::Raised { .. }));
             if header.body == Body::Notice(Notice::Seal) {
                 seal = bytes(&header, payload);
             } else if is_value && self.rng.once_in(self.once_in) {
@@ -107,7 +106,8 @@ impl Liar {
     fn lie(&mut self, seal: Vec<u8>, header: Header, payload: &[u8], out: &mut Vec<u8>) -> Option<Lie> {
         let (mut header, mut payload) = (header, payload.to_vec());
         let lie = self.rng.pick(self.lies);
-        let mut put = |seal: &[u8], frame: &[u8]| [seal, frame].iter().for_each(|it| out.extend_from_slice(it));
+        let mut put =
+            |seal: &[u8], frame: &[u8]| [seal, frame].iter().for_each(|it| out.extend_from_slice(it));
         match (lie, &self.old) {
             (Lie::Value, _) if !payload.is_empty() => {
                 let at = self.rng.within(0..=payload.len() as u64 - 1) as usize;

@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+/// How often one that was blamed is forgiven.
+const FORGIVEN: u32 = 3;
+
 /// One server's.
 #[derive(Debug)]
 pub struct Planner {
@@ -19,6 +22,8 @@ pub struct Planner {
     order: Vec<Rank>,
     /// Those of them that were blamed.
     out: BTreeSet<Rank>,
+    /// How often each was forgiven.
+    forgiven: BTreeMap<Rank, u32>,
     /// What the shards were told.
     routes: Arc<Routes>,
 }
@@ -27,8 +32,8 @@ impl Planner {
     /// Nobody has come.
     pub fn new(trees: &Trees, mut rng: Rng) -> Self {
         let shares = shares(trees.stripes, &mut rng);
-        let (order, out, routes) = (Vec::new(), BTreeSet::new(), Arc::default());
-        Self { rng, form: trees.form, shares, order, out, routes }
+        let (order, out, forgiven) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+        Self { rng, form: trees.form, shares, order, out, forgiven, routes: Arc::default() }
     }
 
     /// A worker with a door has joined.
@@ -51,9 +56,13 @@ impl Planner {
         feeds && self.order.contains(&parent) && self.out.insert(parent)
     }
 
-    /// One that was blamed takes part again.
+    /// One that was blamed takes part again, unless that was so often before: a plan settles in the end.
     pub fn forgive(&mut self, rank: Rank) {
-        self.out.remove(&rank);
+        let times = self.forgiven.entry(rank).or_default();
+        *times += 1;
+        if *times <= FORGIVEN {
+            self.out.remove(&rank);
+        }
     }
 
     /// The next plan is another one.

@@ -71,7 +71,8 @@ impl<'a> Grove<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Option<Self> {
         let plan = scenario.trees.as_ref()?;
         let mut rng = Rng::new(hash(&[scenario.seed, 0x9_0e5]));
-        let (servers, shards) = (scenario.topology.servers, scenario.topology.servers * scenario.topology.shards);
+        let (servers, shards) =
+            (scenario.topology.servers, scenario.topology.servers * scenario.topology.shards);
         let tending = || (0..shards).map(|_| Tending::default()).collect();
         Some(Self {
             plan,
@@ -165,7 +166,8 @@ impl<'a> Cluster<'a> {
     /// A server sends its shards new routes, if they are others.
     pub(super) fn plan(&mut self, server: usize) {
         let workers = 0..self.workload.workers();
-        let all_came = workers.into_iter().all(|rank| self.links[rank as usize].joined || self.lost.contains(&rank));
+        let all_came =
+            workers.into_iter().all(|rank| self.links[rank as usize].joined || self.lost.contains(&rank));
         let Some(Grove { plan, planners, looks, .. }) = &mut self.trees else { return };
         looks[server] = false;
         if !plan.early && !all_came {
@@ -549,4 +551,3 @@ impl Scenario {
         Scope { job: JOB, server: shard as u32 / shards, shard: shard as u32 % shards }
     }
 }
-
