@@ -126,3 +126,86 @@ impl Lag {
         !self.missing.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const W: TensorId = 3;
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// Something that was told and came so much later, so often: that is usual then.
+    fn used_to(took: u64) -> (Lag, u64, u64) {
+        let (mut lag, mut digest, mut now) = (Lag::default(), 0, 0);
+        for _ in 0..20 {
+            digest += 1;
+            lag.told(W, 0, digest, digest - 1);
+            assert!(lag.look(at(now), |_| 1, |_, _| digest - 1).is_empty());
+            now += took;
+            lag.came(0);
+            assert!(lag.look(at(now), |_| 1, |_, _| digest).is_empty());
+            assert!(!lag.is_behind());
+        }
+        (lag, digest, now)
+    }
+
+    #[test]
+    fn what_comes_to_a_halt_is_late_and_sooner_near_the_home() {
+        for (depth, late_after) in [(1, 601), (4, 1201)] {
+            let (mut lag, digest, start) = used_to(10);
+            lag.told(W, 0, digest + 5, digest);
+            let mut look = |after| lag.look(at(start + after), |_| depth, |_, _| digest);
+            assert!(look(0).is_empty() && look(late_after - 1).is_empty());
+            assert_eq!(look(late_after), Stripes::default().with(0), "{depth} edges from the home");
+        }
+    }
+
+    #[test]
+    fn what_goes_on_coming_is_late_only_if_it_takes_many_times_as_long_as_usual() {
+        let (mut lag, digest, start) = used_to(50);
+        lag.told(W, 0, digest + 100, digest);
+        let late = (0..).step_by(20).find(|&after| {
+            lag.came(0);
+            !lag.look(at(start + after), |_| 1, |_, _| digest + after / 20 / 10).is_empty()
+        });
+        assert!((1000..=1040).contains(&late.unwrap()), "8 times 50 ms, and 600 beside: {late:?}");
+    }
+
+    #[test]
+    fn as_long_as_nothing_is_usual_whatever_moves_is_not_late() {
+        let mut lag = Lag::default();
+        lag.told(W, 0, 1_000, 0);
+        for after in (0..60_000).step_by(100) {
+            lag.came(0);
+            assert!(lag.look(at(after), |_| 1, |_, _| after / 100).is_empty());
+        }
+        assert!(!lag.look(at(62_300), |_| 1, |_, _| 600).is_empty());
+    }
+
+    #[test]
+    fn a_home_that_goes_on_publishing_makes_nobody_late_who_keeps_up() {
+        let (mut lag, mut digest, start) = used_to(10);
+        for after in (0..20_000).step_by(10) {
+            // Always two behind.
+            digest += 1;
+            lag.told(W, 0, digest + 2, digest);
+            lag.came(0);
+            assert!(lag.look(at(start + after), |_| 1, |_, _| digest).is_empty(), "after {after} ms");
+        }
+    }
+
+    #[test]
+    fn what_came_before_it_was_told_is_not_missing_also_around_the_end_of_the_count() {
+        let mut lag = Lag::default();
+        lag.told(W, 0, 5, 5);
+        lag.told(W, 1, u64::MAX, 3);
+        assert!(!lag.is_behind());
+        lag.told(W, 0, 2, u64::MAX - 2);
+        assert!(lag.is_behind());
+        lag.forget(Stripes::default().with(0));
+        assert!(!lag.is_behind());
+    }
+}

@@ -57,7 +57,7 @@ impl Worker {
     }
 
     fn wish(&self, epoch: u32, parent: SocketAddr, stripes: Stripes) -> Request {
-        Request { server: 2, shard: 1, epoch, rank: 1, address: parent, stripes, child: 0 }
+        Request { server: 2, shard: 1, epoch, rank: 1, address: parent, striping: 9, stripes, child: 0 }
     }
 }
 
@@ -72,7 +72,7 @@ fn knock(at: SocketAddr, dialer: &Dialer, purpose: Purpose) -> Result<Stream, Di
 }
 
 fn relay(child: Rank, server: u32, shard: u32) -> Purpose {
-    Purpose::Relay { child, server, shard, stripes: stripes(5) }
+    Purpose::Relay { child, server, shard, striping: 9, stripes: stripes(5) }
 }
 
 #[test]
@@ -81,7 +81,8 @@ fn a_child_that_dials_its_parent_is_led_to_the_proxy_that_it_names_and_each_hear
         let given = [("security", security)];
         let (child, parent) = (worker(0, &given), worker(1, &given));
         child.doors.dial(child.wish(7, parent.doors.address(), stripes(5)));
-        let Command::Child { rank: 0, stripes: Stripes(5), stream: mut theirs } = parent.told() else {
+        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), stream: mut theirs } = parent.told()
+        else {
             panic!("{security}: not a child")
         };
         let Command::Parent { epoch: 7, rank: 1, stripes: Stripes(5), stream: Ok(mut ours) } = child.told()
@@ -123,7 +124,7 @@ fn nobody_comes_in_who_is_no_child_of_the_same_job() {
         (relay(0, 3, 1), "is sent nothing by shard 1 of server 3"),
         (relay(0, 2, 0), "is sent nothing by shard 0 of server 2"),
         (relay(1, 2, 1), "feeds others, and some stripes"),
-        (Purpose::Relay { child: 0, server: 2, shard: 1, stripes: stripes(0) }, "some stripes"),
+        (Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0) }, "some stripes"),
     ] {
         let refusal = refused(purpose);
         assert!(matches!(&refusal, Refusal::Malformed { what } if what.contains(said)), "{refusal}");
