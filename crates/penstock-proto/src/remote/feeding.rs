@@ -48,6 +48,11 @@ impl Feeding {
         self.told.clear();
     }
 
+    /// Whether this route is the last.
+    pub(super) fn is_last(&self, epoch: u32) -> bool {
+        epoch == self.epoch
+    }
+
     /// Whether there is a route that was not sent.
     pub(super) fn has_route(&self) -> bool {
         self.route.is_some()

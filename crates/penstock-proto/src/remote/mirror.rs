@@ -11,7 +11,7 @@ use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
-use crate::overlay::{MAX_STRIPES, Route, Stripes, Striping};
+use crate::overlay::{Digests, MAX_STRIPES, Route, Stripes};
 use crate::progress::Progress;
 use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
@@ -186,13 +186,8 @@ struct Mirrored {
     contents: Vec<u64>,
     /// Whether the home was asked for it whole, as a difference did not fit that others passed on.
     misfits: Vec<bool>,
-    /// Bytes of a chunk, but for the last.
-    chunk_bytes: u64,
-    /// How the route cuts it, and what is held of each stripe: as the home counts it ([`Chunks::digest`]).
-    ///
-    /// [`Chunks::digest`]: super::home::Chunks::digest
-    striping: Striping,
-    digests: Vec<u64>,
+    /// How the route cuts it, and what is held of each stripe.
+    digests: Digests,
 }
 
 /// What was asked for of one chunk by itself.
@@ -359,21 +354,8 @@ impl Mirrored {
 
     /// Notes what is held of a chunk by now.
     fn holds(&mut self, local: usize, version: u64, content: u64) {
-        let digest = &mut self.digests[self.striping.of(local)];
-        *digest = digest
-            .wrapping_add(version.wrapping_sub(self.versions[local]))
-            .wrapping_add(content.wrapping_sub(self.contents[local]));
-        (self.versions[local], self.contents[local]) = (version, content);
-    }
-
-    /// Cuts it into stripes.
-    fn cut(&mut self, tensor: TensorId, shares: &[u32]) {
-        self.striping = Striping::new(tensor, self.chunks.len(), self.chunk_bytes, shares);
-        self.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
-        for (local, (&version, &content)) in self.versions.iter().zip(&self.contents).enumerate() {
-            let digest = &mut self.digests[self.striping.of(local)];
-            *digest = digest.wrapping_add(version).wrapping_add(content);
-        }
+        self.digests.count(local, version, content);
+        (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
     /// The sum of what is held of so many of the chunks, from this one on; `None`: they are not all here.
@@ -402,7 +384,7 @@ impl Mirrored {
     fn held(&self, tensor: TensorId, epoch: u32, stripes: Stripes) -> impl Iterator<Item = Submission> {
         (0..self.chunks.len()).step_by(HELD).filter_map(move |start| {
             let locals = start..(start + HELD).min(self.chunks.len());
-            if !locals.into_iter().any(|local| stripes.has(self.striping.of(local))) {
+            if !locals.into_iter().any(|local| stripes.has(self.digests.stripe(local))) {
                 return None;
             }
             Some(self.held_from(start, tensor, epoch))
@@ -415,7 +397,7 @@ impl Mirrored {
         self.misfits[local] = false;
         self.singles_came(local..local + 1, version);
         let was = self.versions[local];
-        self.holds(local, version + 1, content);
+        self.holds(local, version, content);
         if version + 1 > was {
             self.progress.leaves(was);
             return self.progress.risen(self.versions.iter().copied());
@@ -442,7 +424,7 @@ impl Mirrored {
         let mut risen = false;
         for local in first..end {
             let was = self.versions[local];
-            self.holds(local, version + 1, self.contents[local]);
+            self.holds(local, version, self.contents[local]);
             if was <= version {
                 self.progress.leaves(was);
                 risen = true;
@@ -502,7 +484,9 @@ impl Mirror {
         let (open, singles) = ([None; 2], BTreeMap::new());
         let asked = false;
         let contents = versions.clone();
-        let mut mirrored = Mirrored {
+        let shares = self.route.as_ref().map_or(&[][..], |route| &route.shares);
+        let digests = Digests::new(id, chunks.len(), chunk_bytes, shares);
+        let mirrored = Mirrored {
             chunks,
             low_rank: None,
             broadcast,
@@ -515,11 +499,8 @@ impl Mirror {
             singles,
             misfits: vec![false; contents.len()],
             contents,
-            chunk_bytes,
-            striping: Striping::default(),
-            digests: Vec::new(),
+            digests,
         };
-        mirrored.cut(id, self.route.as_ref().map_or(&[], |route| &route.shares));
         self.tensors.insert(id, mirrored);
     }
 
@@ -703,7 +684,7 @@ impl Mirror {
                     return Err(Broken::Baseless { chunk, held, got: base });
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.striping.of(local));
+                self.lag.came(mirrored.digests.stripe(local));
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
@@ -734,10 +715,12 @@ impl Mirror {
     pub fn route(&mut self, route: Route) {
         let before = self.route.as_ref().map_or(0, |route| route.striping);
         let (epoch, striping) = (route.epoch, route.striping);
-        if striping != before {
+        if striping == before {
+            self.lag.begin_again();
+        } else {
             self.lag.clear();
-            for (tensor, mirrored) in self.tensors.iter_mut() {
-                mirrored.cut(tensor, &route.shares);
+            for (_, mirrored) in self.tensors.iter_mut() {
+                mirrored.digests.cut(&route.shares);
             }
         }
         self.route = Some(route);
@@ -749,10 +732,20 @@ impl Mirror {
     }
 
     fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
+        if self.left {
+            return;
+        }
         for (tensor, mirrored) in
             self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked)
         {
             mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
+        }
+    }
+
+    /// Tells the home of parents, unless the worker has said goodbye: nothing may follow that.
+    fn tell(&mut self, submission: Submission) {
+        if !self.left {
+            self.outbox.submit(submission, 1);
         }
     }
 
@@ -770,7 +763,7 @@ impl Mirror {
     pub fn attach(&mut self, stripes: Stripes) {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch) else { return };
         self.fed = self.fed.or(stripes);
-        self.outbox.submit(Submission::Attached { epoch, stripes }, 1);
+        self.tell(Submission::Attached { epoch, stripes });
     }
 
     /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
@@ -784,7 +777,7 @@ impl Mirror {
         let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
         feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
         let parent = parent.unwrap_or(Rank::MAX);
-        self.outbox.submit(Submission::Strayed { epoch, stripes, parent }, 1);
+        self.tell(Submission::Strayed { epoch, stripes, parent });
         self.tell_held(epoch, stripes);
     }
 
@@ -814,7 +807,7 @@ impl Mirror {
                     return Effect::Nothing;
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.striping.of(local));
+                self.lag.came(mirrored.digests.stripe(local));
                 Effect::Publish { tensor, chunk, version, steps, progress }
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
@@ -824,7 +817,7 @@ impl Mirror {
                 }
                 match mirrored.raise(chunk, count, version) {
                     Ok(progress) => {
-                        self.lag.came(mirrored.striping.of(first));
+                        self.lag.came(mirrored.digests.stripe(first));
                         Effect::Raise { tensor, chunk, count, version, steps, progress }
                     }
                     Err(_) => Effect::Nothing,
@@ -855,13 +848,13 @@ impl Mirror {
         };
         let mirrored = self.tensors.get(tensor)?;
         let local = mirrored.chunks.binary_search(&chunk).ok()?;
-        Some(mirrored.striping.of(local))
+        Some(mirrored.digests.stripe(local))
     }
 
     fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
         let Some(mirrored) = self.tensors.get(tensor) else { return };
         if self.fed.has(stripe as usize) {
-            let held = mirrored.digests.get(stripe as usize).copied().unwrap_or(digest);
+            let held = mirrored.digests.of(stripe as usize).unwrap_or(digest);
             self.lag.told(tensor, stripe, digest, held);
         }
     }
@@ -872,9 +865,8 @@ impl Mirror {
         let depth = |stripe: usize| {
             route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
         };
-        let held = |tensor, stripe: usize| {
-            tensors.get(tensor).and_then(|it| it.digests.get(stripe)).copied().unwrap_or(0)
-        };
+        let held =
+            |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
         lag.look(now, depth, held)
     }
 
