@@ -10,17 +10,19 @@
 //! A new connection begins with the first state everywhere. So whatever becomes of parents, what is published comes (S-5), and a
 //! difference goes only to a subscriber of which it is known what it holds (E-1).
 
-use crate::overlay::Stripes;
+use crate::overlay::{MAX_STRIPES, Stripes};
 use std::sync::Arc;
 
 /// One subscriber's.
 #[derive(Debug, Default)]
 pub(super) struct Feeding {
-    /// The route that was given out last, and the first on this connection: answers to earlier ones are of another.
+    /// The route that was given out last, and the first on this connection and of this cut into stripes: answers to earlier ones are
+    /// of another.
     epoch: u32,
     oldest: u32,
-    /// Stripes for which the route names a parent.
+    /// Stripes for which the route names a parent; and the last that did, of each stripe.
     parents: Stripes,
+    named: Vec<u32>,
     /// Those that others feed, or may.
     unsure: Stripes,
     /// Those that others feed.
@@ -40,17 +42,19 @@ impl Feeding {
         let new = parents.without(self.unsure);
         self.unsure = self.unsure.or(parents);
         (self.epoch, self.parents, self.route) = (epoch, parents, Some(route));
+        self.named.resize(MAX_STRIPES, 0);
+        parents.iter().for_each(|stripe| self.named[stripe] = epoch);
         new
     }
 
     /// Values are cut into other stripes from now on: the home feeds all of them.
     pub(super) fn recut(&mut self) {
-        (self.parents, self.unsure, self.fed) = Default::default();
+        self.connect();
     }
 
-    /// Whether this route is the last.
-    pub(super) fn is_last(&self, epoch: u32) -> bool {
-        epoch == self.epoch
+    /// Whether a route is of this connection, and of this cut into stripes.
+    pub(super) fn is_of_these(&self, epoch: u32) -> bool {
+        (self.oldest..=self.epoch).contains(&epoch)
     }
 
     /// Whether there is a route that was not sent.

@@ -644,11 +644,11 @@ impl Mirror {
                 if version > MAX_CLOCK {
                     return Err(Broken::TooNew { chunk, version });
                 }
-                // It has come by another way, or something newer has.
-                if is_routed && publication <= mirrored.positions[local] {
+                let was = mirrored.versions[local];
+                // It has come by another way, or something newer has: what raises a version has no position.
+                if is_routed && (publication <= mirrored.positions[local] || version + 1 < was) {
                     return Ok(Effect::Nothing);
                 }
-                let was = mirrored.versions[local];
                 if version + 1 < was {
                     return Err(Broken::Fell { chunk, version });
                 }
@@ -761,7 +761,9 @@ impl Mirror {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 let held = mirrored.positions[local];
                 let fits = base == 0 || base == held;
+                // What was held when another connection ended has no position any more.
                 if publication <= held
+                    || content < mirrored.contents[local]
                     || !fits
                     || version > MAX_CLOCK
                     || version + 1 < mirrored.versions[local]
