@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// One subscriber's.
 #[derive(Debug, Default)]
 pub(super) struct Feeding {
-    /// The route that was given out last, and the first on this connection: answers to earlier ones are of another.
+    /// The route that was given out last, and the first on this connection and of this cut into stripes: answers to earlier ones are
+    /// of another.
     epoch: u32,
     oldest: u32,
     /// Stripes for which the route names a parent.
@@ -44,13 +45,12 @@ impl Feeding {
 
     /// Values are cut into other stripes from now on: the home feeds all of them.
     pub(super) fn recut(&mut self) {
-        (self.parents, self.fed) = Default::default();
-        self.told.clear();
+        self.connect();
     }
 
-    /// Whether this route is the last.
-    pub(super) fn is_last(&self, epoch: u32) -> bool {
-        epoch == self.epoch
+    /// Whether a route is of this connection, and of this cut into stripes.
+    pub(super) fn is_of_these(&self, epoch: u32) -> bool {
+        (self.oldest..=self.epoch).contains(&epoch)
     }
 
     /// Whether there is a route that was not sent.
@@ -60,9 +60,10 @@ impl Feeding {
 
     /// The route, to be sent now.
     pub(super) fn take_route(&mut self) -> Option<Arc<[u8]>> {
+        let route = self.route.take()?;
         self.told.resize(MAX_STRIPES, 0);
         self.parents.iter().for_each(|stripe| self.told[stripe] = self.epoch);
-        self.route.take()
+        Some(route)
     }
 
     /// Stripes that others feed, or may.
