@@ -76,10 +76,8 @@ impl Feeding {
             return Stripes::default();
         }
         self.fed = self.fed.without(stripes);
-        if epoch != self.epoch {
-            return Stripes::default();
-        }
-        let left = stripes.and(self.unsure);
+        let named = if epoch == self.epoch { Stripes::default() } else { self.parents };
+        let left = stripes.and(self.unsure).without(named);
         self.unsure = self.unsure.without(left);
         self.parents = self.parents.without(left);
         left
@@ -120,6 +118,10 @@ mod tests {
         assert!(feeding.is_fed(0), "it stands at the old parent until it stands at the new one");
         assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]), "another parent is under way");
         assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
+        feeding.route(7, stripes([]), route());
+        assert_eq!(feeding.strayed(6, stripes([0])), stripes([0]), "none is under way");
+        assert_eq!(feeding.route(6, stripes([0]), route()), stripes([0]));
         assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
         assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
         assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
