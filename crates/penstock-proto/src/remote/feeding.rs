@@ -79,14 +79,14 @@ impl Feeding {
     }
 
     /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
-    /// route is under way it may stand at other parents before it says so.
+    /// route named a parent it may stand there before it says so, and though no route names one by now.
     pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
-        if epoch < self.oldest {
+        if !self.is_of_these(epoch) {
             return Stripes::default();
         }
         self.fed = self.fed.without(stripes);
-        let named = if epoch == self.epoch { Stripes::default() } else { self.parents };
-        let left = stripes.and(self.unsure).without(named);
+        let left = stripes.and(self.unsure);
+        let left: Stripes = left.iter().filter(|&stripe| self.named[stripe] <= epoch).collect();
         self.unsure = self.unsure.without(left);
         self.parents = self.parents.without(left);
         left
@@ -135,6 +135,32 @@ mod tests {
         assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
         assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
         assert_eq!(feeding.attached(6, stripes([0])), stripes([]), "that was before it left");
+    }
+
+    #[test]
+    fn who_may_stand_at_a_parent_that_was_named_since_it_left_is_known_again_when_it_has_left_that_too() {
+        let mut feeding = Feeding::default();
+        feeding.route(5, stripes([0]), route());
+        feeding.attached(5, stripes([0]));
+        feeding.route(6, stripes([0]), route());
+        feeding.route(7, stripes([]), route());
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it has not heard that the next is none");
+        assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.strayed(7, stripes([0])), stripes([0]));
+        assert!(!feeding.is_unsure(0));
+    }
+
+    #[test]
+    fn what_was_said_of_stripes_that_are_cut_otherwise_by_now_counts_no_more() {
+        let mut feeding = Feeding::default();
+        feeding.route(5, stripes([0]), route());
+        feeding.attached(5, stripes([0]));
+        feeding.recut();
+        feeding.route(6, stripes([0, 1]), route());
+        assert!(!feeding.is_of_these(5) && feeding.is_of_these(6));
+        feeding.attached(6, stripes([0]));
+        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]));
+        assert!(feeding.is_fed(0) && feeding.is_unsure(1));
     }
 
     #[test]
