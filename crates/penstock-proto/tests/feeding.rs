@@ -11,7 +11,7 @@ use penstock_proto::shard::Shard;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 const W: TensorId = 3;
@@ -81,8 +81,10 @@ struct Reader {
     mirror: Mirror,
     subscriber: Subscriber,
     to_mirror: VecDeque<(u64, Said)>,
-    /// What it holds: the publication that it has, and its version.
+    /// What it holds of each chunk: by which publication that came to be, and its version.
     held: Vec<(u64, u64)>,
+    /// By chunk and publication: by which one that came to be.
+    contents: BTreeMap<(u32, u64), u64>,
     /// Values that it was sent by the home.
     values: usize,
 }
@@ -100,17 +102,22 @@ impl Reader {
         mirror.connect();
         subscriber.connect();
         let held = vec![(0, 0); CHUNKS];
-        Self { rank, mirror, subscriber, to_mirror: VecDeque::new(), held, values: 0 }
+        let (to_mirror, contents) = (VecDeque::new(), BTreeMap::new());
+        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0 }
     }
 
     /// Publishes what came. A difference that is against something else is caught here.
     fn take(&mut self, notice: &Notice, effect: Effect) {
+        if let Notice::Value { chunk, publication, content, .. } = notice {
+            self.contents.insert((*chunk, *publication), *content);
+        }
         match (notice, effect) {
-            (Notice::Value { chunk, publication, base, .. }, Effect::Publish { version, .. }) => {
+            (Notice::Value { chunk, base, content, .. }, Effect::Publish { version, .. }) => {
                 let held = &mut self.held[*chunk as usize];
-                assert!(*base == 0 || *base == held.0, "{notice:?} onto {held:?}");
-                assert!(*publication > held.0 && version >= held.1);
-                *held = (*publication, version);
+                let against = *base > 0 && self.contents[&(*chunk, *base)] != held.0;
+                assert!(!against, "{notice:?} onto {held:?}");
+                assert!(*content >= held.0 && version >= held.1);
+                *held = (*content, version);
             }
             (_, Effect::Raise { chunk, count, version, .. }) => {
                 for held in &mut self.held[chunk as usize..(chunk + count) as usize] {
@@ -327,7 +334,7 @@ impl Rig {
         for reader in &self.readers.0 {
             for (local, (it, held)) in self.home.published.iter().zip(&reader.held).enumerate() {
                 assert!(
-                    held.0 >= it.changed && held.1 == it.version,
+                    held.0 == it.changed && held.1 == it.version,
                     "worker {} holds {held:?} of chunk {local}, expected {it:?}",
                     reader.rank
                 );

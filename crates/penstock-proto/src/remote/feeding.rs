@@ -20,11 +20,10 @@ pub(super) struct Feeding {
     /// of another.
     epoch: u32,
     oldest: u32,
-    /// Stripes for which the route names a parent; and the last that did, of each stripe.
+    /// Stripes for which the route names a parent.
     parents: Stripes,
-    named: Vec<u32>,
-    /// Those that others feed, or may.
-    unsure: Stripes,
+    /// By stripe: the last route that was sent and did, until it has said that it has left that parent; or 0.
+    told: Vec<u32>,
     /// Those that others feed.
     fed: Stripes,
     /// The route, until it is sent.
@@ -39,11 +38,8 @@ impl Feeding {
 
     /// It is given this route, which names parents for these stripes. Which ones it may be fed by others that it was not before.
     pub(super) fn route(&mut self, epoch: u32, parents: Stripes, route: Arc<[u8]>) -> Stripes {
-        let new = parents.without(self.unsure);
-        self.unsure = self.unsure.or(parents);
+        let new = parents.without(self.unsure());
         (self.epoch, self.parents, self.route) = (epoch, parents, Some(route));
-        self.named.resize(MAX_STRIPES, 0);
-        parents.iter().for_each(|stripe| self.named[stripe] = epoch);
         new
     }
 
@@ -64,7 +60,16 @@ impl Feeding {
 
     /// The route, to be sent now.
     pub(super) fn take_route(&mut self) -> Option<Arc<[u8]>> {
-        self.route.take()
+        let route = self.route.take()?;
+        self.told.resize(MAX_STRIPES, 0);
+        self.parents.iter().for_each(|stripe| self.told[stripe] = self.epoch);
+        Some(route)
+    }
+
+    /// Stripes that others feed, or may.
+    fn unsure(&self) -> Stripes {
+        let told = self.told.iter().enumerate().filter(|(_, epoch)| **epoch > 0);
+        told.map(|(stripe, _)| stripe).collect::<Stripes>().or(self.parents)
     }
 
     /// It stands at its parents of these stripes: which others feed from now on.
@@ -79,17 +84,23 @@ impl Feeding {
     }
 
     /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
-    /// route named a parent it may stand there before it says so, and though no route names one by now.
+    /// route is under way it may stand at other parents before it says so.
     pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
         if !self.is_of_these(epoch) {
             return Stripes::default();
         }
+        let before = self.unsure();
         self.fed = self.fed.without(stripes);
-        let left = stripes.and(self.unsure);
-        let left: Stripes = left.iter().filter(|&stripe| self.named[stripe] <= epoch).collect();
-        self.unsure = self.unsure.without(left);
-        self.parents = self.parents.without(left);
-        left
+        if epoch == self.epoch {
+            self.parents = self.parents.without(stripes);
+        }
+        // One that it was told of since it may stand at already.
+        for stripe in stripes.iter() {
+            if let Some(told) = self.told.get_mut(stripe).filter(|told| **told <= epoch) {
+                *told = 0;
+            }
+        }
+        before.without(self.unsure())
     }
 
     /// Whether others feed this stripe.
@@ -99,7 +110,7 @@ impl Feeding {
 
     /// Whether they do or may, so that it is not known what it holds.
     pub(super) fn is_unsure(&self, stripe: usize) -> bool {
-        self.unsure.has(stripe)
+        self.parents.has(stripe) || self.told.get(stripe).is_some_and(|&epoch| epoch > 0)
     }
 }
 
@@ -123,27 +134,31 @@ mod tests {
         assert_eq!(feeding.attached(4, stripes([0])), stripes([]), "of another route");
         assert_eq!(feeding.attached(5, stripes([0, 1])), stripes([0]), "no parent was named for the other");
         assert!(feeding.is_fed(0) && !feeding.is_fed(2));
+        feeding.take_route();
         assert_eq!(feeding.route(6, stripes([0]), route()), stripes([]));
         assert!(feeding.is_fed(0), "it stands at the old parent until it stands at the new one");
-        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]), "another parent is under way");
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "another parent is under way");
         assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        feeding.take_route();
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it may stand at that one by now");
         assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
-        feeding.route(7, stripes([]), route());
-        assert_eq!(feeding.strayed(6, stripes([0])), stripes([0]), "none is under way");
-        assert_eq!(feeding.route(6, stripes([0]), route()), stripes([0]));
-        assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
-        assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
+        assert_eq!(feeding.strayed(6, stripes([0])), stripes([0]));
         assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
         assert_eq!(feeding.attached(6, stripes([0])), stripes([]), "that was before it left");
+        // Of a route that was never sent it knows nothing.
+        feeding.route(7, stripes([0]), route());
+        feeding.route(8, stripes([]), route());
+        assert!(!feeding.is_unsure(0) && feeding.is_unsure(2), "it has not said that it has left that one");
+        assert_eq!(feeding.strayed(6, stripes([2])), stripes([2]));
     }
 
     #[test]
     fn who_may_stand_at_a_parent_that_was_named_since_it_left_is_known_again_when_it_has_left_that_too() {
         let mut feeding = Feeding::default();
-        feeding.route(5, stripes([0]), route());
-        feeding.attached(5, stripes([0]));
-        feeding.route(6, stripes([0]), route());
-        feeding.route(7, stripes([]), route());
+        for (epoch, parents) in [(5, stripes([0])), (6, stripes([0])), (7, stripes([]))] {
+            feeding.route(epoch, parents, route());
+            feeding.take_route();
+        }
         assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it has not heard that the next is none");
         assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
         assert_eq!(feeding.strayed(7, stripes([0])), stripes([0]));

@@ -184,6 +184,8 @@ struct Mirrored {
     singles: BTreeMap<usize, Single>,
     /// By chunk: the last publication that changed what is held of it.
     contents: Vec<u64>,
+    /// Whether the home was asked for it whole, as a difference did not fit that others passed on.
+    misfits: Vec<bool>,
     /// How the route cuts it, and what is held of each stripe.
     digests: Digests,
 }
@@ -356,24 +358,43 @@ impl Mirrored {
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
+    /// The sum of what is held of so many of the chunks, from this one on; `None`: they are not all here.
+    fn sum(&self, chunk: u32, count: u32) -> Option<u64> {
+        let first = self.chunks.binary_search(&chunk).ok()?;
+        let held = self.contents.get(first..first.checked_add(count as usize)?)?;
+        Some(held.iter().fold(0, |sum, &content| sum.wrapping_add(content)))
+    }
+
+    /// What is held of a chunk, and of those beside it, to be told once until something of it comes.
+    fn asks_whole(&mut self, local: usize, tensor: TensorId, epoch: u32) -> Option<Submission> {
+        let asked = std::mem::replace(&mut self.misfits[local], true);
+        (!asked).then(|| self.held_from(local, tensor, epoch))
+    }
+
+    /// What is held of some chunks from this one on.
+    fn held_from(&self, start: usize, tensor: TensorId, epoch: u32) -> Submission {
+        let mut positions = [NO_MORE; HELD];
+        for (position, held) in positions.iter_mut().zip(&self.positions[start..]) {
+            *position = *held;
+        }
+        Submission::Holds { tensor, first: self.chunks[start], epoch, positions }
+    }
+
     /// What is held of the chunks of these stripes, to be told.
     fn held(&self, tensor: TensorId, epoch: u32, stripes: Stripes) -> impl Iterator<Item = Submission> {
         (0..self.chunks.len()).step_by(HELD).filter_map(move |start| {
             let locals = start..(start + HELD).min(self.chunks.len());
-            if !locals.clone().any(|local| stripes.has(self.digests.stripe(local))) {
+            if !locals.into_iter().any(|local| stripes.has(self.digests.stripe(local))) {
                 return None;
             }
-            let mut positions = [NO_MORE; HELD];
-            for (position, local) in positions.iter_mut().zip(locals) {
-                *position = self.positions[local];
-            }
-            Some(Submission::Holds { tensor, first: self.chunks[start], epoch, positions })
+            Some(self.held_from(start, tensor, epoch))
         })
     }
 
     /// A chunk's value has come; what there is to be told of the least version of all.
     fn take(&mut self, local: usize, version: u64, publication: u64, content: u64) -> Option<u64> {
         self.positions[local] = publication;
+        self.misfits[local] = false;
         self.singles_came(local..local + 1, version);
         let was = self.versions[local];
         self.holds(local, version, content);
@@ -476,6 +497,7 @@ impl Mirror {
             awaited,
             open,
             singles,
+            misfits: vec![false; contents.len()],
             contents,
             digests,
         };
@@ -645,8 +667,13 @@ impl Mirror {
                     return Err(Broken::TooNew { chunk, version });
                 }
                 let was = mirrored.versions[local];
-                // It has come by another way, or something newer has: what raises a version has no position.
-                if is_routed && (publication <= mirrored.positions[local] || version + 1 < was) {
+                // It has come by another way, or something newer has.
+                if is_routed && publication <= mirrored.positions[local] {
+                    return Ok(Effect::Nothing);
+                }
+                // Or the same has, and was raised since.
+                if is_routed && version + 1 < was && content == mirrored.contents[local] {
+                    mirrored.positions[local] = publication;
                     return Ok(Effect::Nothing);
                 }
                 if version + 1 < was {
@@ -660,8 +687,15 @@ impl Mirror {
                 self.lag.came(mirrored.digests.stripe(local));
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
-            Notice::Raised { tensor, chunk, count, version, steps, .. } => {
-                let progress = mirrored.raise(chunk, count, version)?;
+            Notice::Raised { tensor, chunk, count, version, steps, contents } => {
+                // Something newer has come by another way.
+                if is_routed && mirrored.sum(chunk, count).is_some_and(|held| held != contents) {
+                    return Ok(Effect::Nothing);
+                }
+                let progress = match mirrored.raise(chunk, count, version) {
+                    Err(Broken::Fell { .. }) if is_routed => return Ok(Effect::Nothing),
+                    raised => raised?,
+                };
                 Ok(Effect::Raise { tensor, chunk, count, version, steps, progress })
             }
             Notice::State { tensor, chunk } => Ok(Effect::State { tensor, chunk }),
@@ -756,18 +790,21 @@ impl Mirror {
         let Some(mirrored) = self.tensors.get_mut(tensor).filter(|it| it.broadcast && it.asked) else {
             return Effect::Nothing;
         };
+        let epoch = self.route.as_ref().map_or(0, |route| route.epoch);
         match *notice {
             Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 let held = mirrored.positions[local];
-                let fits = base == 0 || base == held;
                 // What was held when another connection ended has no position any more.
-                if publication <= held
-                    || content < mirrored.contents[local]
-                    || !fits
-                    || version > MAX_CLOCK
-                    || version + 1 < mirrored.versions[local]
-                {
+                let fell = version + 1 < mirrored.versions[local] || content < mirrored.contents[local];
+                if publication <= held || version > MAX_CLOCK || fell {
+                    return Effect::Nothing;
+                }
+                if base > 0 && base != held {
+                    // The home has sent this one something in between, and so has what it lacks.
+                    if let Some(holds) = mirrored.asks_whole(local, tensor, epoch) {
+                        self.tell(holds);
+                    }
                     return Effect::Nothing;
                 }
                 let progress = mirrored.take(local, version, publication, content);
@@ -776,9 +813,7 @@ impl Mirror {
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
                 let Ok(first) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
-                let end = first.saturating_add(count as usize);
-                let Some(held) = mirrored.contents.get(first..end) else { return Effect::Nothing };
-                if held.iter().fold(0, |sum: u64, &content| sum.wrapping_add(content)) != contents {
+                if mirrored.sum(chunk, count) != Some(contents) {
                     return Effect::Nothing;
                 }
                 match mirrored.raise(chunk, count, version) {
