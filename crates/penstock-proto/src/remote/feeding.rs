@@ -86,7 +86,7 @@ impl Feeding {
     /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
     /// route is under way it may stand at other parents before it says so.
     pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
-        if epoch < self.oldest {
+        if !self.is_of_these(epoch) {
             return Stripes::default();
         }
         let before = self.unsure();
@@ -150,6 +150,32 @@ mod tests {
         feeding.route(8, stripes([]), route());
         assert!(!feeding.is_unsure(0) && feeding.is_unsure(2), "it has not said that it has left that one");
         assert_eq!(feeding.strayed(6, stripes([2])), stripes([2]));
+    }
+
+    #[test]
+    fn who_may_stand_at_a_parent_that_was_named_since_it_left_is_known_again_when_it_has_left_that_too() {
+        let mut feeding = Feeding::default();
+        for (epoch, parents) in [(5, stripes([0])), (6, stripes([0])), (7, stripes([]))] {
+            feeding.route(epoch, parents, route());
+            feeding.take_route();
+        }
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it has not heard that the next is none");
+        assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.strayed(7, stripes([0])), stripes([0]));
+        assert!(!feeding.is_unsure(0));
+    }
+
+    #[test]
+    fn what_was_said_of_stripes_that_are_cut_otherwise_by_now_counts_no_more() {
+        let mut feeding = Feeding::default();
+        feeding.route(5, stripes([0]), route());
+        feeding.attached(5, stripes([0]));
+        feeding.recut();
+        feeding.route(6, stripes([0, 1]), route());
+        assert!(!feeding.is_of_these(5) && feeding.is_of_these(6));
+        feeding.attached(6, stripes([0]));
+        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]));
+        assert!(feeding.is_fed(0) && feeding.is_unsure(1));
     }
 
     #[test]

@@ -803,7 +803,7 @@ impl Mirror {
                 if base > 0 && base != held {
                     // The home has sent this one something in between, and so has what it lacks.
                     if let Some(holds) = mirrored.asks_whole(local, tensor, epoch) {
-                        self.outbox.submit(holds, 1);
+                        self.tell(holds);
                     }
                     return Effect::Nothing;
                 }
