@@ -2,8 +2,8 @@
 //!
 //! What is passed on is a frame of the home as it was, with the seal by which the child knows that it is the home's. It is kept once
 //! for all children, until the last has taken it. A child that takes less than comes holds its parent up: nothing more is read for
-//! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all is let
-//! go after a while, and asks the home.
+//! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all, or too
+//! little for long, is let go, and asks the home.
 
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
@@ -22,6 +22,8 @@ use std::time::Duration;
 const MOST_CHILDREN: usize = 64;
 /// Bytes that wait for one child before nothing more is read for it.
 const QUEUED: usize = 16 << 20;
+/// How long half of that may wait without an end: a child that is so slow would hold up all others.
+const CROWDED: Duration = Duration::from_secs(2);
 /// How long a child may take nothing of what waits for it.
 const STUCK: Duration = Duration::from_millis(500);
 /// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
@@ -66,6 +68,8 @@ struct Child<L> {
     /// Bytes that it took since the last look at the clock, and when it last had taken some, or nothing waited.
     taken: usize,
     moved: Option<Duration>,
+    /// Since when much has waited.
+    crowded: Option<Duration>,
 }
 
 impl<L: Link> Child<L> {
@@ -104,14 +108,17 @@ impl<L: Link> Child<L> {
         !matches!(self.link.read(&mut [IoSliceMut::new(&mut byte)]), Ok(Got::Nothing))
     }
 
-    /// Whether it has taken nothing of what waits for it for long, as of a moment of the owner's clock.
+    /// Whether it has taken nothing, or too little, of what waits for it for long, as of a moment of the owner's clock.
     fn is_stuck(&mut self, now: Duration) -> bool {
+        let crowded = self.queued > QUEUED / 2;
+        self.crowded = self.crowded.filter(|_| crowded).or(crowded.then_some(now));
         let left = self.left();
         let moved = self.moved.get_or_insert(now);
         if std::mem::take(&mut self.taken) > 0 || left == 0 {
             *moved = now;
         }
-        now.saturating_sub(*moved) > STUCK
+        let for_long = |since: Duration, most| now.saturating_sub(since) > most;
+        for_long(*moved, STUCK) || self.crowded.is_some_and(|since| for_long(since, CROWDED))
     }
 }
 
@@ -145,6 +152,7 @@ impl<L: Link> Children<L> {
                 writable,
                 taken,
                 moved,
+                crowded: None,
             });
         }
     }
@@ -209,7 +217,7 @@ impl<L: Link> Children<L> {
         busy
     }
 
-    /// Lets go those that have taken nothing for long.
+    /// Lets go those that have taken nothing, or too little, for long.
     pub(super) fn look(&mut self, now: Duration) {
         self.0.retain_mut(|child| !child.is_stuck(now));
     }
@@ -525,6 +533,25 @@ mod tests {
             children.look(Duration::from_millis(100 * after));
         }
         assert_eq!(children.0.iter().map(|child| child.rank).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn who_takes_less_than_comes_for_long_is_let_go_and_holds_nobody_up_any_more() {
+        let mut children = children([Memory::default(), endless()]);
+        for after in 0..40 {
+            while !children.is_full() {
+                children.pass_on(0, sealed(0, &[0; 1 << 20]));
+            }
+            children.0[0].link.room += 10_000;
+            children.ready();
+            children.send();
+            children.look(Duration::from_millis(100 * after));
+            assert_eq!(children.0.len(), if after <= 20 { 2 } else { 1 }, "after {after}");
+            if children.0.len() == 1 {
+                break;
+            }
+        }
+        assert!(!children.is_full());
     }
 
     #[test]
