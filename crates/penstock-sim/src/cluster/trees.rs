@@ -366,8 +366,11 @@ impl<'a> Cluster<'a> {
     pub(super) fn dial(&mut self, rank: Rank, shard: usize, wish: Wish) -> Result<(), Failure> {
         let parent = wish.parent.rank;
         let gone = self.workers[parent as usize].has_ended();
-        let Some(Grove { plan, .. }) = self.trees else { return Ok(()) };
-        if self.workers[rank as usize].has_ended() {
+        let Some(Grove { plan, tending, .. }) = &self.trees else { return Ok(()) };
+        // A newer wish for the same has taken its place.
+        let wished = tending[rank as usize][shard].wished.contains(&wish);
+        let plan = *plan;
+        if !wished || self.workers[rank as usize].has_ended() {
             return Ok(());
         }
         let unlucky = self.rng.once_in(plan.unlucky_once_in);
