@@ -241,40 +241,40 @@ fn what_was_lost_between_workers_once_is_not_lost_again() {
     }
 }
 
+/// A job with trees in which nothing goes wrong and nobody leaves, and what is missing is waited for much longer than it takes.
+fn undisturbed(seed: u64) -> Scenario {
+    let mut scenario = Scenario::with_trees(seed);
+    let faults = &mut scenario.faults;
+    (faults.cut_once_in, faults.damage_once_in, faults.stall_once_in) = (0, 0, 0);
+    (faults.leases, faults.on_loss) = (None, OnLoss::Continue);
+    faults.fates.fill(Fate::Honest);
+    faults.slow.fill(1);
+    let trees = scenario.trees.as_mut().unwrap();
+    (trees.unlucky_once_in, trees.cut_once_in, trees.patience) = (0, 0, 100 * faults.delay);
+    trees.hangs.fill(None);
+    trees.lies_once_in.fill(0);
+    // Who leaves the job closes its connections.
+    trees.stays = true;
+    scenario.workload.leaves_at.fill(scenario.workload.iterations);
+    scenario
+}
+
+/// Whoever is blamed is in no tree any more. A parent that knew a new plan before its child hung up on it, and a child that had left a
+/// parent for one of two stripes lost the other when it came again.
 #[test]
 fn nobody_leaves_a_parent_that_does_nothing_wrong_and_is_waited_for_long_enough() {
     let (mut attached, mut left) = (0, Vec::new());
     for seed in 0..400 {
-        let mut scenario = Scenario::with_trees(seed);
-        let faults = &mut scenario.faults;
-        (faults.cut_once_in, faults.damage_once_in, faults.stall_once_in) = (0, 0, 0);
-        (faults.leases, faults.on_loss) = (None, OnLoss::Continue);
-        faults.fates.fill(Fate::Honest);
-        faults.slow.fill(1);
-        let trees = scenario.trees.as_mut().unwrap();
-        (trees.unlucky_once_in, trees.cut_once_in, trees.patience) = (0, 0, 100 * faults.delay);
-        trees.hangs.fill(None);
-        trees.lies_once_in.fill(0);
-        // Who leaves the job closes its connections.
-        trees.stays = true;
-        scenario.workload.leaves_at.fill(scenario.workload.iterations);
+        let scenario = undisturbed(seed);
         let mut log = |_: u64, observation: &Observation<'_>| match *observation {
             Observation::Attached { .. } => attached += 1,
-            Observation::Left { rank, shard, parent: Some(parent), why } => {
-                left.push(format!(
-                    "seed {seed}: worker {rank} left {parent}, which feeds it of shard {shard}: {why}"
-                ));
-            }
+            Observation::Left { parent: Some(_), .. } => left.push(format!("seed {seed}: {observation}")),
             _ => {}
         };
         scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     }
-    assert!(
-        attached > 1000 && left.is_empty(),
-        "{attached} times attached, {} left: {:#?}",
-        left.len(),
-        left.iter().take(20).collect::<Vec<_>>()
-    );
+    assert!(attached > 2000, "{attached}");
+    assert!(left.is_empty(), "{left:#?}");
 }
 
 #[test]

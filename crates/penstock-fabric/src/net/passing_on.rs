@@ -136,10 +136,13 @@ impl<L: Link> Children<L> {
     /// would look as if this end had failed.
     pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
         self.0.retain_mut(|child| {
-            if child.rank == rank {
-                child.stripes = child.stripes.without(stripes);
+            if child.rank != rank || child.striping != striping {
+                return child.rank != rank || child.striping > striping;
             }
-            child.rank != rank || child.striping == striping && !child.stripes.is_empty()
+            // This end may know of a newer cut already.
+            let is_idle = child.stripes.is_empty();
+            child.stripes = child.stripes.without(stripes);
+            is_idle || !child.stripes.is_empty()
         });
         if self.0.len() == MOST_CHILDREN
             && let Some(idle) = self.0.iter().position(|child| child.stripes.is_empty())
