@@ -137,9 +137,23 @@ impl<L> Default for Children<L> {
 }
 
 impl<L: Link> Children<L> {
-    /// One comes to be fed these stripes. It has left what it was fed by before.
+    /// One comes to be fed these stripes. It has left what it was fed by before, but for other stripes of the same cut: to close that
+    /// would look as if this end had failed.
     pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
-        self.0.retain(|child| child.rank != rank || child.stripes.and(stripes).is_empty());
+        self.0.retain_mut(|child| {
+            if child.rank != rank || child.striping != striping {
+                return child.rank != rank || child.striping > striping;
+            }
+            // This end may know of a newer cut already.
+            let is_idle = child.stripes.is_empty();
+            child.stripes = child.stripes.without(stripes);
+            is_idle || !child.stripes.is_empty()
+        });
+        if self.0.len() == MOST_CHILDREN
+            && let Some(idle) = self.0.iter().position(|child| child.stripes.is_empty())
+        {
+            self.0.swap_remove(idle);
+        }
         if self.0.len() < MOST_CHILDREN {
             let (writer, queue) = (FrameWriter::default(), VecDeque::new());
             let (readable, writable, queued, taken, moved) = (true, true, 0, 0, None);
@@ -162,10 +176,13 @@ impl<L: Link> Children<L> {
         }
     }
 
-    /// Feeds those that speak of this cut into stripes. One of an older cut has nothing to wait for, one of a newer one waits until
-    /// that is known here too.
+    /// Feeds those that speak of this cut into stripes. One of an older cut gets nothing more, and hangs up when it hears of this one;
+    /// one of a newer one waits until that is known here too.
     pub(super) fn greet(&mut self, job: u64, striping: u32) {
-        self.0.retain(|child| child.striping >= striping);
+        for child in self.0.iter_mut().filter(|child| child.striping < striping) {
+            child.queue.clear();
+            (child.stripes, child.queued) = (Stripes::default(), 0);
+        }
         for child in self.0.iter_mut().filter(|child| child.striping == striping && !child.greeted) {
             child.greeted = true;
             let greeting = Arc::new(Passed::greeting(job));
