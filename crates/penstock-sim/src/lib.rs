@@ -24,6 +24,7 @@
 //! | [`sabotage`] | promises broken on purpose, for the checkers to see |
 //! | [`items`] | tables of items: another run, with its own scenarios |
 //! | [`leases`] | which processes are said to be lost, and when: another run |
+//! | [`rates`] | how long a value takes to all workers, along the planner's trees: another run, with rates |
 //! | [`rng`] | chance, from a seed |
 //!
 //! Cost: some milliseconds a job of 5 workers, 8 iterations and 10 chunks.
@@ -38,6 +39,7 @@ pub mod history;
 pub mod items;
 pub mod leases;
 pub mod marks;
+pub mod rates;
 pub mod remote;
 pub mod rng;
 pub mod sabotage;

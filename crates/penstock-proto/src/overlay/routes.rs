@@ -4,6 +4,7 @@
 //! the home, or a parent, which is another subscriber that passes on. Until it stands at its parent, and again once it has lost
 //! it, the home feeds it: so a route is never needed for anything to come, it only says how.
 
+use super::forest::Overlay;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -152,6 +153,51 @@ pub struct Routes {
     pub shares: Vec<u32>,
     /// Each subscriber's. Who has none is fed by the homes.
     pub members: BTreeMap<Rank, Member>,
+}
+
+impl Routes {
+    /// Those along the trees of one server. `ranks`: the subscribers at a node, ascending: the first is fed by the first at the node's
+    /// parent, and feeds the others there. `parent`: a subscriber, as its children are told of it. None, if nobody passes
+    /// anything on.
+    pub fn along<'a>(
+        overlay: &Overlay,
+        ranks: impl Fn(u32) -> &'a [Rank],
+        parent: impl Fn(Rank) -> Option<Parent>,
+    ) -> Self {
+        let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
+        let mut shares = Vec::new();
+        let (mut sum, mut cut) = (0.0, 0);
+        for stripe in overlay.stripes() {
+            sum += stripe.share();
+            // They add up, whatever each was rounded to.
+            let to = ((sum * f64::from(WHOLE)).round() as u32).min(WHOLE);
+            shares.push(to - cut);
+            cut = to;
+            for (number, depth) in (0..).zip(stripe.depths()).skip(1) {
+                let (Some(depth), Some((&first, others))) = (depth, ranks(number).split_first()) else {
+                    continue;
+                };
+                let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
+                let feeds = |rank: Rank, from: Option<Rank>, depth| {
+                    (rank, Feed { parent: from.and_then(&parent), depth })
+                };
+                let fed = [feeds(first, from, depth)].into_iter();
+                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, Some(first), depth + 1)))
+                {
+                    let from = feed.parent.as_ref().map(|parent| parent.rank);
+                    members.entry(rank).or_default().feeds.push(feed);
+                    if let Some(from) = from {
+                        members.entry(from).or_default().passes_on = true;
+                    }
+                }
+            }
+        }
+        if members.values().any(|member| member.passes_on) {
+            Self { striping: 0, shares, members }
+        } else {
+            Self::default()
+        }
+    }
 }
 
 /// One subscriber's place in the trees.

@@ -1,0 +1,172 @@
+//! What came of runs with rates, as a table; and how they are asked for.
+
+use super::{Failure, Held, Outcome, Scenario, Trouble};
+use penstock_proto::overlay::Shape;
+use std::fmt::Write as _;
+
+/// How long a value takes to all workers, along the planner's trees, over links with rates.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Arguments {
+    /// Hosts, with one worker each.
+    #[arg(long, value_delimiter = ',', default_value = "4,8,15")]
+    hosts: Vec<u32>,
+    /// Who passes on to whom: shapes as an option `tree` has them. Those with settings of their own are separated by spaces.
+    #[arg(long, value_parser = shapes, default_value = "star,chain,striped,tree:degree=2")]
+    shape: std::vec::Vec<Shape>,
+    /// What the bits come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Bytes of a version.
+    #[arg(long, value_parser = bytes, default_value = "256MiB")]
+    bytes: u64,
+    /// Bytes that go on together: a chunk.
+    #[arg(long, value_parser = bytes, default_value = "1MiB")]
+    block: u64,
+    /// How many of those are really there, by default 16 KiB at most: links carry so much less.
+    #[arg(long, value_parser = bytes)]
+    chunk: Option<u64>,
+    /// Bits a second of each link, as in 1gbit.
+    #[arg(long, value_parser = rate, default_value = "1gbit")]
+    rate: f64,
+    /// Microseconds from one host to another, beside the bytes' own time.
+    #[arg(long, default_value_t = 100.0)]
+    hop: f64,
+    /// Bytes of a connection's buffers, at each end.
+    #[arg(long, value_parser = bytes, default_value = "4MiB")]
+    buffer: u64,
+    /// Versions that are published one after the other; the last is shown.
+    #[arg(long, default_value_t = 2)]
+    versions: u64,
+    /// Microseconds from one chunk to the next that is published of a version.
+    #[arg(long, default_value_t = 0.0)]
+    pace: f64,
+    /// An inner node hangs in the last version.
+    #[arg(long, conflicts_with = "slow")]
+    hangs: bool,
+    /// An inner node's link has this part of its rate from the last version on, as in 0.1.
+    #[arg(long)]
+    slow: Option<f64>,
+}
+
+/// Shapes, by commas or spaces. What follows a comma and is no shape belongs to the one before.
+fn shapes(text: &str) -> Result<Vec<Shape>, String> {
+    let mut texts: Vec<String> = Vec::new();
+    for part in text.split([',', ' ']).filter(|part| !part.is_empty()) {
+        match texts.last_mut() {
+            Some(last) if part.contains('=') && !part.contains(':') => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => texts.push(part.to_owned()),
+        }
+    }
+    let shape = |text: String| text.parse::<Shape>().map_err(|error| error.to_string());
+    texts.into_iter().map(shape).collect()
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 6] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("kB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+    ];
+    let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
+    let (number, unit) = unit.unwrap_or((text, 1));
+    let count = number.trim().parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+    count.ok_or_else(|| format!("expected bytes as in 256MiB or 16MB, got `{text}`"))
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let unit = [("gbit", 1e9), ("mbit", 1e6)]
+        .iter()
+        .find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+    let bits = unit.and_then(|(number, unit)| Some(number.trim().parse::<f64>().ok()? * unit));
+    let bits = bits.filter(|bits| bits.is_finite() && *bits > 0.0);
+    bits.map(|bits| bits / 8.0).ok_or_else(|| format!("expected a rate as in 1gbit or 100mbit, got `{text}`"))
+}
+
+impl Arguments {
+    fn scenario(&self, hosts: u32, shape: Shape) -> Result<Scenario, Failure> {
+        let chunk = self.chunk.unwrap_or_else(|| self.block.min(16 << 10));
+        let wrong = |expected, got: String| Failure::Scenario { expected, got };
+        let chunk =
+            u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;
+        let trouble = match (self.hangs, self.slow) {
+            (true, _) => Some(Trouble::Hangs),
+            (_, slow) => slow.map(Trouble::Slow),
+        };
+        Ok(Scenario {
+            seed: self.seed,
+            hosts,
+            shape,
+            bytes: self.bytes,
+            block: self.block,
+            chunk,
+            rate: self.rate,
+            hop: self.hop * 1e-6,
+            buffer: self.buffer,
+            versions: self.versions.max(1),
+            pace: self.pace * 1e-6,
+            trouble,
+        })
+    }
+
+    /// Runs all, and shows each as soon as it is over.
+    ///
+    /// # Errors
+    /// One that does not hold, with its scenario.
+    pub fn run(&self, mut show: impl FnMut(&str)) -> Result<(), String> {
+        let one = self.scenario(1, Shape::Star).map_err(|error| error.to_string())?.transfer();
+        let (gbit, hop) = (self.rate * 8e-9, self.hop);
+        show(&format!(
+            "{} bytes in blocks of {}, {gbit} Gbit/s, {hop} us a hop; one transfer takes {:.1} ms\n\n{}",
+            self.bytes,
+            self.block,
+            one * 1e3,
+            HEAD
+        ));
+        for &hosts in &self.hosts {
+            for &shape in &self.shape {
+                let scenario = self.scenario(hosts, shape).map_err(|error| error.to_string())?;
+                let outcome = scenario.run().map_err(|error| format!("{error}\n{scenario:#?}"))?;
+                show(&line(hosts, &outcome));
+            }
+        }
+        Ok(())
+    }
+}
+
+const HEAD: &str = "hosts  shape                          time ms  half ms   ratio  planned  busiest    all  depth   values    seals   others";
+
+/// An outcome, as a line of a table, and what was seen of a worker in trouble.
+pub fn line(hosts: u32, outcome: &Outcome) -> String {
+    let Outcome { shape, prediction, held, troubled, left } = outcome;
+    let Some(Held { seconds, half, ratio, busiest, all, frames }) = held.last() else { return String::new() };
+    let (ms, half, all) = (seconds * 1e3, half * 1e3, all / f64::from(hosts));
+    let mut line = format!(
+        "{hosts:>5}  {:<29} {ms:>8.1} {half:>8.1} {ratio:>6.2}x {:>7.2}x {busiest:>7.2}x {all:>5.2}x {:>6} {:>8} {:>8} {:>8}",
+        shape.to_string(),
+        prediction.ratio,
+        prediction.depth,
+        frames.values,
+        frames.seals,
+        frames.others,
+    );
+    if let Some(rank) = troubled {
+        let _ = write!(line, "\n       worker {rank} was in trouble");
+        for left in left {
+            let parent = left.parent.map_or_else(|| "nobody".to_owned(), |rank| format!("worker {rank}"));
+            let _ = write!(
+                line,
+                "\n       {:>8.1} ms: worker {} left {parent}: {}",
+                left.after * 1e3,
+                left.rank,
+                left.why
+            );
+        }
+    }
+    line
+}
