@@ -362,6 +362,13 @@ impl<'a> Run<'a> {
             }
         }
         if let Some(&rank) = missing.first() {
+            // DEBUG
+            eprintln!("left {:?}", self.left);
+            for &rank in &missing {
+                let w = &self.workers[rank as usize];
+                eprintln!("DEBUG {rank} progress {} awaits {} work {} feeders {:?}", w.mirror().progress, w.shard.awaits(), w.shard.has_work(), w.shard.feeders().collect::<Vec<_>>());
+            }
+            eprintln!("stuck {:?}", self.net.borrow().stuck());
             return Err(Failure::Missing { version, count: missing.len(), rank });
         }
         took.sort_by(f64::total_cmp);

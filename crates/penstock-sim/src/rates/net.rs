@@ -155,6 +155,10 @@ impl Net {
         self.ways.iter().fold(self.gone, |sum, way| sum.and(&way.tally))
     }
 
+    pub(super) fn stuck(&self) -> Vec<String> {
+        self.ways.iter().enumerate().filter(|(_, w)| w.readable + w.under_way + w.unsent > 0 || w.is_full).map(|(n, w)| format!("{n}: {}->{} readable {} under {} unsent {} full {} turn {} deaf {} closed {}", w.from, w.to, w.readable, w.under_way, w.unsent, w.is_full, w.in_turn, w.deaf, w.closed)).collect()
+    }
+
     /// A connection between two hosts, which stands at once: its ends.
     pub(super) fn connect(net: &Rc<RefCell<Self>>, one: Number, other: Number) -> [Socket; 2] {
         let mut inner = net.borrow_mut();
