@@ -16,7 +16,7 @@ use penstock_kernels::{Dtype, Factors, Foreign, product};
 use penstock_kernels::codec::{self, Base, Codec};
 use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::{Held, LowRank, PIECE};
-use penstock_proto::frame::{Body, HEADER_BYTES, Header};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node};
@@ -25,14 +25,16 @@ use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::{self, LENGTH_BYTES, Records};
+use penstock_proto::seal::{MOST_LEAVES, Scope, Sealer, Verifier};
 use penstock_proto::submission::{Submission, WORDS};
 use std::io::{self, IoSliceMut};
+use std::sync::LazyLock;
 
 /// A target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -47,6 +49,7 @@ pub const TARGETS: [Target; 14] = [
     ("items", items),
     ("codec", codec),
     ("factors", factors),
+    ("seal", seal),
 ];
 
 const SECRET: Secret = Secret([7; 32]);
@@ -160,6 +163,74 @@ pub fn factors(data: &[u8]) {
         let sizes = Factors { u: &u, v: held.whole(), columns: columns as usize, rank };
         product(Dtype::F32, sizes, low_rank.column(chunk.start), &mut out);
     }
+}
+
+/// Whose frames `seal` knows.
+const SCOPE: Scope = Scope { job: 3, server: 0, shard: 1 };
+
+/// A frame that its home has sealed.
+pub struct Sealed {
+    /// Its header.
+    pub header: Header,
+    /// Its payload.
+    pub payload: Vec<u8>,
+    /// Its proof.
+    pub proof: Vec<u8>,
+}
+
+/// A batch of so many, none of whose frames another has, and who has verified all of them.
+pub fn sealed(count: usize) -> (Vec<Sealed>, Verifier) {
+    let sealer = Sealer::new(&SECRET.0, SCOPE);
+    let version = count as u64;
+    let frame = |chunk: u32| {
+        let payload = vec![chunk as u8; chunk as usize % 3 * 20];
+        let notice = if payload.is_empty() {
+            Notice::Raised { tensor: 1, chunk, count: 3, version, steps: 5, contents: 6 }
+        } else {
+            Notice::Value { tensor: 1, chunk, version, steps: 4, publication: 6, base: 5, content: 6 }
+        };
+        let header = Header::bare(SCOPE.job, 9, Body::Notice(notice)).with_payload(&payload);
+        Sealed { header, payload, proof: Vec::new() }
+    };
+    let mut frames: Vec<Sealed> = (0..count as u32).map(frame).collect();
+    let leaves: Vec<_> = frames.iter().map(|it| sealer.leaf(&it.header, &it.payload)).collect();
+    sealer.seal(&leaves, |place, proof| frames[place].proof = proof.to_vec());
+    let mut verifier = Verifier::new(&sealer.key(), SCOPE).expect("it is a sealer's");
+    for it in &frames {
+        assert_eq!(verifier.check(&it.proof, &it.header, &it.payload), Ok(()));
+    }
+    (frames, verifier)
+}
+
+/// What a relay may bring in place of a sealed frame and its proof: it is taken only if nothing of it that is sealed was changed. The
+/// first byte says how many frames the batch has, and whether what follows the second, which says which frame, is the proof itself,
+/// or bits to flip in proof, header and payload. The fuzzer cannot guess the header's checksum, so it is put right.
+pub fn seal(data: &[u8]) {
+    type Batch = (Vec<Sealed>, Verifier);
+    static BATCHES: LazyLock<Vec<Batch>> = LazyLock::new(|| (1..=MOST_LEAVES).map(sealed).collect());
+    let [how, which, rest @ ..] = data else { return };
+    let (frames, known) = &BATCHES[usize::from(how % 16)];
+    let Sealed { header, payload, proof } = &frames[usize::from(*which) % frames.len()];
+    let (brought, other, bytes) = if how & 16 == 0 {
+        (rest.to_vec(), *header, payload.clone())
+    } else {
+        let mut all = [&proof[..], &header.encode(), payload].concat();
+        all.iter_mut().zip(rest).for_each(|(byte, bits)| *byte ^= bits);
+        let (proof, rest) = all.split_at(proof.len());
+        let (head, payload) = rest.split_first_chunk::<HEADER_BYTES>().expect("it is there");
+        let mut head = *head;
+        let sum = penstock_proto::checksum::of(&head[..HEADER_BYTES - 8]);
+        head[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        let Ok(header) = Header::decode(&head) else { return };
+        (proof.to_vec(), header, payload.to_vec())
+    };
+    let what = |header: &Header| (header.body, header.encoding, header.length);
+    let same = what(&other) == what(header) && brought == *proof && bytes == *payload;
+    let taken = known.clone().check(&brought, &other, &bytes);
+    assert_eq!(taken.is_ok(), same, "{taken:?}");
+    // Whether its signature is known already makes no difference.
+    let mut fresh = Verifier::new(&Sealer::new(&SECRET.0, SCOPE).key(), SCOPE).expect("it is a sealer's");
+    assert_eq!(fresh.check(&brought, &other, &bytes), taken);
 }
 
 /// A stream of frames into an inbox: it takes consecutive numbers only.

@@ -1,19 +1,23 @@
 //! The part of the corpus that is made from real messages. `replay` refuses one that was made of an earlier version's.
 
+use crate::sealed;
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec;
 use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use penstock_proto::frame::{Body, Header, Notice};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
 use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::job::job_number;
-use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
+use penstock_proto::message::{
+    Answer, Ask, Joining, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode,
+};
+use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_MORE, Submission};
 use std::path::{Path, PathBuf};
 
 /// A target, and its files: their names and what is in them.
@@ -38,6 +42,9 @@ pub fn all() -> Vec<Seeds> {
         Submission::Skip { tensor: 1, first: 2, count: 3, stamp: 3, settings },
         Submission::Factor { tensor: 1, rank: 2, at: 0 },
         Submission::PushProduct { tensor: 1, first: 2, count: 3, stamp: 3, settings, rank: 4 },
+        Submission::Attached { epoch: 2, stripes: Stripes(5) },
+        Submission::Strayed { epoch: 2, stripes: Stripes(5), parent: 1 },
+        Submission::Holds { tensor: 1, first: 2, epoch: 2, positions: [3, 0, 7, 9, NO_MORE, 0] },
     ];
     let job = job_number("job");
     let mut frames: Vec<Vec<u8>> = Vec::new();
@@ -52,6 +59,9 @@ pub fn all() -> Vec<Seeds> {
         Notice::Fetched { tensor: 1, ticket: 8 },
         Notice::Taken,
         Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 1 },
+        Notice::Seal,
+        Notice::Standing { tensor: 1, stripe: 2, digest: 3 },
+        Notice::Route,
     ] {
         frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
     }
@@ -63,15 +73,17 @@ pub fn all() -> Vec<Seeds> {
     let challenge = server.challenge(Secret([8; 32]), [1; 32], [0; 32]);
     let refused = verdict(&handshake::Verdict::Refused(Refusal::Busy));
     drop(worker);
+    let door = "10.0.0.1:7700".parse().ok();
+    let overlay = Joining { tree: "auto".to_owned(), door, rack: "zone/rack".to_owned() };
     let requests = [
-        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2 },
+        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2, overlay },
         Ask::Beat,
         Ask::Barrier,
         Ask::Missing { tensor: 1, version: 2 },
         Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
     ];
-    let welcome =
-        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, others: 1 };
+    let (key, chunk_bytes) = ([6; 32], 32768);
+    let welcome = Welcome { server: 0, servers: 1, shards: 2, chunk_bytes, lease_ms: 10_000, others: 1, key };
     let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
     let replies = [
         Answer::Welcome(welcome),
@@ -127,7 +139,25 @@ pub fn all() -> Vec<Seeds> {
                 vec![3, 4, 1, 0, 4, 0, 1, 2, 20, 1, 2, 0, 4, 0, 2, 2, 20, 1],
             ],
         ),
+        named("seal", seals()),
     ]
+}
+
+/// Proofs of batches of several sizes as they are; and flipped bits, of a proof, a notice and a payload, and none.
+fn seals() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (count, place) in [(1, 0), (5, 4), (16, 7)] {
+        let (frames, _) = sealed(count);
+        let as_it_is = [count as u8 - 1, place as u8];
+        seeds.push([&as_it_is[..], &frames[place].proof].concat());
+        let flipped = [as_it_is[0] | 16, as_it_is[1]];
+        seeds.push(flipped.to_vec());
+        let proof = frames[place].proof.len();
+        for at in [0, 1, 40, 70, proof + 48, proof + 80, proof + HEADER_BYTES] {
+            seeds.push([&flipped[..], &vec![0; at], &[1]].concat());
+        }
+    }
+    seeds
 }
 
 /// A payload of each codec of numbers that take few bits: ones and their negatives, which every form has.

@@ -31,8 +31,8 @@ class Tree:
     depth
         The most edges from the server to a worker, 1 or more. Default None: as few as reach all.
     leaf_penalty
-        What a leaf costs beside the edges, which cost 0.1 inside a rack, 0.5 inside a zone and else 1: from 0,
-        the default, to 1e6.
+        What a leaf costs beside the edges, which cost 0.1 inside a rack, 0.5 inside a zone and else 1: from
+        0, the default, to 1e6.
 
     Raises
     ------

@@ -22,6 +22,7 @@ use penstock_proto::handshake::{
 };
 use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret, encode};
+use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::placement::Extent;
 use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES, record};
@@ -70,8 +71,10 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         (heading, lines - 2 * heads)
     });
     let read = [
-        ("Submission", 11),
-        ("Frame", 10 + 3 + 6),
+        ("Submission", 14),
+        ("Frame", 10 + 3 + 9),
+        // Read beside its code.
+        ("Seal", 2 + 4),
         ("Record", 4),
         ("Handshake", 4),
         ("Structures", 6),
@@ -141,6 +144,9 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
             "push of a product",
             Submission::PushProduct { tensor: 7, first: 8, count: 9, stamp: 10, settings, rank: 3 },
         ),
+        ("attached", Submission::Attached { epoch: 4, stripes: Stripes(10) }),
+        ("strayed", Submission::Strayed { epoch: 4, stripes: Stripes(10), parent: 5 }),
+        ("holds", Submission::Holds { tensor: 7, first: 8, epoch: 4, positions: [10, 11, 1, 2, 3, 4] }),
     ];
     let rows = table("## Submission");
     assert_eq!(rows.len(), kinds.len());
@@ -153,6 +159,8 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
                 "first chunk" => 8,
                 "chunks" => 9,
                 "rank" => 3,
+                "epoch" => 4,
+                "parent" => 5,
                 "10, rank" => 10 | 3 << 16,
                 "0: value, 1: state" => 1,
                 number => number.parse().expect("a number or a field"),
@@ -163,12 +171,13 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         let third = match rows[kind][5] {
             "setting 0" => 0.5f64.to_bits(),
             "slot, part" => 1 | 2 << 32,
-            "ticket" => 11,
+            "ticket" | "position" => 11,
             number => number.parse().expect("a number or a field"),
         };
         assert_eq!(words[3], third, "{kind}: word 3");
         let rest = match rows[kind][6] {
             "settings 1 to 4" => [0.25, 0.125, 2.0, 4.0].map(f64::to_bits),
+            "positions of 4 more" => [1, 2, 3, 4],
             number => [number.parse().expect("a number or a field"); 4],
         };
         assert_eq!(words[4..], rest, "{kind}: words 4 to 7");
@@ -421,7 +430,10 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("folded", Notice::Folded { tensor: 7, count: 9 }),
         ("fetched", Notice::Fetched { tensor: 7, ticket: 9 }),
         ("taken", Notice::Taken),
-        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: 1 }),
+        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: 14 }),
+        ("seal", Notice::Seal),
+        ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
+        ("route", Notice::Route),
     ];
     let raised = bare(Body::Notice(notices[5].1));
     assert_eq!(halves(&raised, 7), (8, 13));
@@ -434,11 +446,12 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         for (cell, got) in rows[name].iter().zip(got) {
             let expected = match *cell {
                 "tensor" => 7,
-                "chunk" => 8,
-                "version" | "contributions folded" | "ticket" => 9,
+                "chunk" | "stripe" => 8,
+                "version" | "contributions folded" | "ticket" | "digest" => 9,
                 "steps" => 10,
                 "publication" => 11,
                 "base" => 12,
+                "contents" => 14,
                 number => number.parse().expect("a number or a field"),
             };
             assert_eq!(got, expected, "{name}: {cell}");
@@ -482,8 +495,13 @@ fn a_handshake_is_as_long_as_the_page_draws_it() {
             bytes.push(2);
             bytes
         }),
-        ("2 items (peer, 16 bytes of session)", Purpose::Items { peer, session }, {
-            let mut bytes = vec![2, 2, 1, 7];
+        (
+            "2 relay (child, server, shard, striping, stripes)",
+            Purpose::Relay { child: 5, server: 6, shard: 2, striping: 4, stripes: Stripes(9) },
+            vec![2, 5, 6, 2, 4, 9],
+        ),
+        ("3 items (peer, 16 bytes of session)", Purpose::Items { peer, session }, {
+            let mut bytes = vec![3, 2, 1, 7];
             bytes.extend(session);
             bytes
         }),

@@ -1,29 +1,15 @@
 //! Seals: by what a worker that gets a frame from another worker knows that the home has made it.
 //!
-//! A home signs nothing frame by frame. It hashes each frame that is passed on to a *leaf*, makes a tree of the leaves of one batch,
-//! and signs the tree's root: one signature for up to [`MOST_LEAVES`] frames. What goes before each frame, its *proof*, is that
-//! signature, the frame's place in the tree, and the hashes beside its way up to the root. So each frame is known by itself, in
-//! whatever order frames come, and whoever passes some on has to keep nothing of the others. (Such trees: Merkle 1987; over the
-//! packets of a stream: Wong and Lam 1998.)
+//! A home does not sign frame by frame. It hashes each frame to a *leaf*, makes a tree of the leaves of one batch, and signs the tree's
+//! root: one signature for up to [`MOST_LEAVES`] frames. What goes before each frame, its *proof*, is that signature, the frame's
+//! place in the tree, and the hashes beside its way up to the root. So each frame is known by itself, in whatever order frames come,
+//! and whoever passes some on has to keep nothing of the others. (Such trees: Merkle 1987; over the packets of a stream: Wong and
+//! Lam 1998.) All of it is drawn in docs/layout.md.
 //!
-//! | hash | BLAKE3, keyed with | over |
-//! |---|---|---|
-//! | leaf | [`LEAF`], scope | payload; the notice's eight words; length, 4 bytes; encoding, 1 byte; three zeros |
-//! | node | [`NODE`], scope | the left hash, the right hash; of an odd number of hashes the last is taken up as it is |
-//!
-//! Signed, with Ed25519, are 16 bytes that say what this is, the scope, how many leaves, and the root. The number of leaves fixes the
-//! tree's shape, so a leaf fits at its own place alone; a leaf cannot be taken for a node, nor what belongs to one
-//! [scope](Scope) for what belongs to another, because their hashes have other keys. What a frame's header says beside that is
-//! not sealed: its sequence number is each connection's own, and its checksum is made from the payload.
-//!
-//! A proof, at most [`MAX_SEAL_BYTES`]:
-//!
-//! | bytes | holds |
-//! |---|---|
-//! | 1 | the leaf's place, from 0 |
-//! | 1 | how many leaves, at most [`MOST_LEAVES`] |
-//! | 64 | the signature |
-//! | 0 to 4 times 32 | the hashes beside the leaf's way to the root, lowest first |
+//! The number of leaves is signed too and fixes the tree's shape, so a leaf fits at its own place alone. A leaf cannot be taken for a
+//! node, nor what belongs to one [scope](Scope) for what belongs to another, because their hashes have other keys. What a header
+//! says beside notice, encoding and length is not sealed: its sequence number is each connection's own, and its checksum is made
+//! from the payload.
 //!
 //! Speed of light: every sealed byte is read once more, by the home and by each receiver, and each batch costs one signature there
 //! and its verification here; `cargo bench -p penstock-proto --bench seal` has what that is.
@@ -174,7 +160,8 @@ impl Hashes {
         Self { scope, leaf: blake3::derive_key(LEAF, &bytes), node: blake3::derive_key(NODE, &bytes) }
     }
 
-    /// The payload comes first: behind something shorter than BLAKE3's own chunks of 1 KiB its vectors would fill later.
+    /// The payload comes first: behind something shorter than BLAKE3's own chunks of 1 KiB its vectors fill late, and 32 KiB took 2.6
+    /// times as long. What comes behind it has one length, so that nothing can be read in two ways.
     fn leaf(&self, notice: &Notice, header: &Header, payload: &[u8]) -> Leaf {
         let mut behind = [0; 72];
         for (bytes, word) in behind.chunks_exact_mut(8).zip(notice.encode()) {

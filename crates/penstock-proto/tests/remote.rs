@@ -621,7 +621,7 @@ fn a_fetch_of_some_chunks_waits_for_own_contributions_that_are_promised() {
     let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
     while line.answer() {}
     let value =
-        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 1 };
+        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 2 };
     let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
     assert_eq!(told(&mut line), expected);
 }
@@ -867,7 +867,7 @@ fn a_fetch_waits_for_own_contributions_that_are_promised() {
     let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
     while line.answer() {}
     let value =
-        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 1 };
+        Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0, content: 2 };
     let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
     assert_eq!(told(&mut line), expected);
 }
@@ -994,8 +994,11 @@ fn what_rests_costs_one_frame_whatever_its_size_and_is_sent_whole_where_it_was_n
     (0..chunks.len()).for_each(|local| line.home.publish(local, 0));
     line.fetch(1, false, 0);
     line.exchange();
-    let raised =
-        |chunk, count, version| Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents: 1 };
+    // Each was changed by its first publication.
+    let raised = |chunk, count: u32, version| {
+        let contents = u64::from(count);
+        Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents }
+    };
     assert_eq!(told(&mut line, &|home, local| home.raise(local, 1)), [raised(0, 4, 1)]);
     assert_eq!((line.progress, &line.seen), (2, &chunks.map(|chunk| (chunk, 1)).into()));
     // One of them has changed, and one is of another version.

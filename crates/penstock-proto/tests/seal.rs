@@ -217,6 +217,47 @@ fn a_proof_of_another_shape_says_what_is_wrong_with_it() {
     );
 }
 
+/// The whole of docs/layout.md's section, once more and in other words: by hand, for three frames.
+#[test]
+fn a_seal_is_what_the_page_says() {
+    let page = include_str!("../../../docs/layout.md");
+    let section =
+        page.split("## Seal").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("it is there");
+    let hashes = ["leaf", "node"].map(|of| {
+        let context = format!("penstock seal 1 {of}");
+        assert!(section.contains(&format!("| {of} | `{context}` |")));
+        let mut scope = SCOPE.job.to_le_bytes().to_vec();
+        scope.extend([SCOPE.server, SCOPE.shard].iter().flat_map(|number| number.to_le_bytes()));
+        let key = blake3::derive_key(&context, &scope);
+        (scope, move |over: &[u8]| *blake3::keyed_hash(&key, over).as_bytes())
+    });
+    let [(scope, leaf), (_, node)] = hashes;
+    let frames = batch(3);
+    let leaves: Vec<_> = frames
+        .iter()
+        .map(|(header, payload)| {
+            let bytes = header.encode();
+            let (words, length) = (&bytes[6 * 8..14 * 8], &bytes[4 * 8..4 * 8 + 4]);
+            leaf(&[&payload[..], words, length, &[header.encoding.0, 0, 0, 0]].concat())
+        })
+        .collect();
+    let left = node(&[leaves[0], leaves[1]].concat());
+    let root = node(&[left, leaves[2]].concat());
+    assert!(section.contains("`penstock seal 1 ` with its last space"));
+    let signed = [&b"penstock seal 1 "[..], &scope, &[3], &root].concat();
+    let pair = ring::signature::Ed25519KeyPair::from_seed_unchecked(&SEED).expect("32 bytes");
+    let head = |place: u8| [&[place, 3][..], pair.sign(&signed).as_ref()].concat();
+    let proofs = [
+        [&head(0)[..], &leaves[1], &leaves[2]].concat(),
+        [&head(1)[..], &leaves[0], &leaves[2]].concat(),
+        [&head(2)[..], &left].concat(),
+    ];
+    assert_eq!(seal(&Sealer::new(&SEED, SCOPE), &frames), proofs);
+    let most = section.split("batch, at most ").nth(1).and_then(|rest| rest.split(',').next());
+    assert_eq!(most.and_then(|most| most.parse().ok()), Some(MOST_LEAVES));
+    assert!(section.contains(&format!("0 to {} times 32", (MAX_SEAL_BYTES - 66) / 32)));
+}
+
 #[test]
 fn where_there_is_nothing_to_seal_nothing_is_said() {
     assert!(seal(&Sealer::new(&SEED, SCOPE), &[]).is_empty());

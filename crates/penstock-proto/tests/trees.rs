@@ -232,6 +232,22 @@ fn a_slow_uplink_passes_little_on() {
 }
 
 #[test]
+fn a_host_of_a_chain_that_is_to_pass_on_nothing_is_its_end() {
+    let cluster = cluster(1, 4);
+    let chain = &planned(&cluster, Shape::Chain, MIB).overlays[0];
+    let mut leaves = BTreeSet::from([2]);
+    let (next, moved) = chain.with_leaf(&cluster.seen_from(0), 2, (None, &leaves)).unwrap();
+    let line = |overlay: &Overlay| -> Vec<u32> {
+        (1..=4).map(|host| overlay.stripes()[0].parent(host).unwrap()).collect()
+    };
+    assert_eq!((line(&next), moved), (vec![0, 4, 1, 3], vec![2, 3]));
+    leaves.insert(1);
+    let (next, _) = next.with_leaf(&cluster.seen_from(0), 1, (None, &leaves)).unwrap();
+    assert_eq!(next.stripes()[0].parent(3), Some(0));
+    assert_eq!(next.stripes()[0].parent(1), Some(0), "the only other that may, 4, has the other leaf");
+}
+
+#[test]
 fn a_chain_closes_over_a_lost_host_and_a_stripes_orphans_are_shared_out() {
     let cluster = cluster(1, 12);
     let traffic = Traffic::of(256 * MIB);
@@ -372,6 +388,35 @@ proptest! {
         }
         let Prediction { seconds, busiest, .. } = plan.prediction;
         prop_assert!(seconds >= busiest && seconds.is_finite());
+    }
+
+    #[test]
+    fn a_host_that_is_to_pass_on_nothing_becomes_a_leaf_and_only_its_children_move(
+        cluster in some_cluster(), shape in some_shape(), which: prop::sample::Index,
+    ) {
+        let plan = planned(&cluster, possible(shape, &cluster), MIB);
+        let (mut overlay, mut leaves) = (plan.overlays[0].clone(), BTreeSet::new());
+        let view = cluster.seen_from(0);
+        // As many as may be, one after the other.
+        for turn in 0..cluster.hosts().saturating_sub(1) {
+            let host = (which.index(cluster.hosts()) + turn) as u32 % cluster.hosts() as u32 + 1;
+            leaves.insert(host);
+            let before = overlay.clone();
+            let (next, moved) = overlay.with_leaf(&view, host, (None, &leaves)).unwrap();
+            check(&next);
+            for (was, is) in before.stripes().iter().zip(next.stripes()) {
+                for leaf in &leaves {
+                    prop_assert!(is.children()[*leaf as usize].is_empty(), "{leaf} passes on");
+                }
+                for other in view.hosts().filter(|other| !moved.contains(other)) {
+                    prop_assert_eq!(was.parent(other), is.parent(other));
+                }
+            }
+            let children = before.stripes().iter().flat_map(|stripe| stripe.children()[host as usize].clone());
+            let expected: BTreeSet<u32> = children.chain([host]).collect();
+            prop_assert_eq!(moved.into_iter().collect::<BTreeSet<u32>>(), expected);
+            overlay = next;
+        }
     }
 
     #[test]

@@ -283,6 +283,77 @@ pub enum Observation<'a> {
         /// How.
         how: &'a str,
     },
+    /// A shard tells a worker on another host who feeds it from now on.
+    Routed {
+        /// Which shard.
+        shard: usize,
+        /// Whom.
+        rank: Rank,
+        /// The route's number.
+        epoch: u32,
+        /// By stripe: another worker, or the shard itself.
+        parents: &'a [Option<Rank>],
+    },
+    /// A shard hears that a worker stands at its parents.
+    Attached {
+        /// Which shard.
+        shard: usize,
+        /// Who.
+        rank: Rank,
+        /// The route's number.
+        epoch: u32,
+        /// Of which stripes, a bit each.
+        stripes: u64,
+    },
+    /// A shard hears that a worker has left its parents.
+    Strayed {
+        /// Which shard.
+        shard: usize,
+        /// Who.
+        rank: Rank,
+        /// The route's number.
+        epoch: u32,
+        /// Of which stripes, a bit each.
+        stripes: u64,
+        /// Whose fault that was; [`Rank::MAX`]: nobody's.
+        parent: Rank,
+    },
+    /// A worker is fed by another no more.
+    Left {
+        /// Who.
+        rank: Rank,
+        /// What of which shard.
+        shard: usize,
+        /// By whom; `None`: by nobody.
+        parent: Option<Rank>,
+        /// Why.
+        why: &'a str,
+    },
+    /// A worker passed on something else than the home's frame.
+    Lied {
+        /// Who.
+        rank: Rank,
+        /// To whom.
+        child: Rank,
+        /// What it did.
+        how: &'a str,
+    },
+    /// A worker's proxies look at nothing for a while.
+    Hung {
+        /// Whose.
+        rank: Rank,
+    },
+    /// A connection between workers was cut, or fell silent.
+    Severed {
+        /// Whose, that is fed.
+        rank: Rank,
+        /// By whom.
+        parent: Rank,
+        /// What of which shard.
+        shard: usize,
+        /// What happened to it.
+        how: &'a str,
+    },
 }
 
 impl Observation<'_> {
@@ -316,6 +387,13 @@ impl Observation<'_> {
             Self::Returned { .. } => "return",
             Self::Committed { .. } => "commit",
             Self::Ended { .. } => "end",
+            Self::Routed { .. } => "route",
+            Self::Attached { .. } => "attach",
+            Self::Strayed { .. } => "stray",
+            Self::Left { .. } => "quit",
+            Self::Lied { .. } => "lie",
+            Self::Hung { .. } => "hang",
+            Self::Severed { .. } => "sever",
         }
     }
 
@@ -326,6 +404,9 @@ impl Observation<'_> {
             | Self::Committed { shard, .. }
             | Self::Lodged { shard, .. }
             | Self::Refused { shard, .. }
+            | Self::Routed { shard, .. }
+            | Self::Attached { shard, .. }
+            | Self::Strayed { shard, .. }
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
             | Self::Skipped { rank, .. }
@@ -347,6 +428,10 @@ impl Observation<'_> {
             | Self::Came { rank, .. }
             | Self::Stated { rank, .. }
             | Self::Returned { rank, .. }
+            | Self::Left { rank, .. }
+            | Self::Lied { rank, .. }
+            | Self::Hung { rank }
+            | Self::Severed { rank, .. }
             | Self::Ended { rank, .. } => format!("worker {rank}"),
         }
     }
@@ -401,6 +486,7 @@ impl Observation<'_> {
             | Self::Crashed { .. }
             | Self::Lost { .. }
             | Self::Turned { .. }
+            | Self::Hung { .. }
             | Self::Stated { .. }
             | Self::Committed { .. } => String::new(),
             Self::Cut { shard, how, .. } => format!("shard={shard} how={how:?}"),
@@ -415,6 +501,24 @@ impl Observation<'_> {
             Self::Wanted { shard, version, .. } => format!("shard={shard} version={version}"),
             Self::Returned { shard, ticket, .. } => format!("shard={shard} ticket={ticket}"),
             Self::Ended { how, .. } => format!("how={how:?}"),
+            Self::Routed { rank, epoch, parents, .. } => {
+                let name = |parent: &Option<Rank>| parent.map_or_else(|| "-".to_owned(), |it| it.to_string());
+                let parents: Vec<String> = parents.iter().map(name).collect();
+                format!("worker={rank} epoch={epoch} parents=[{}]", parents.join(", "))
+            }
+            Self::Attached { rank, epoch, stripes, .. } => {
+                format!("worker={rank} epoch={epoch} stripes={stripes:b}")
+            }
+            Self::Strayed { rank, epoch, stripes, parent, .. } => {
+                let parent = if *parent == Rank::MAX { "-".to_owned() } else { parent.to_string() };
+                format!("worker={rank} epoch={epoch} stripes={stripes:b} parent={parent}")
+            }
+            Self::Left { shard, parent, why, .. } => {
+                let parent = parent.map_or_else(|| "-".to_owned(), |parent| parent.to_string());
+                format!("shard={shard} parent={parent} why={why:?}")
+            }
+            Self::Lied { child, how, .. } => format!("child={child} how={how:?}"),
+            Self::Severed { parent, shard, how, .. } => format!("parent={parent} shard={shard} how={how:?}"),
         }
     }
 }

@@ -12,7 +12,10 @@
 //! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
 //! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
-//! | [`socket`] | an end of a connection to a shard, for as long as that lives: a link to the code that runs there |
+//! | [`trees`] | how values go from worker to worker, and what goes wrong there |
+//! | [`planner`] | who feeds whom |
+//! | [`liar`] | a worker that passes on something else than it was given |
+//! | [`socket`] | an end of a connection, for as long as that lives: a link to the code that runs there |
 //! | [`encodings`] | what tensors agreed to, and an encoding beside raw |
 //! | [`remote`] | both ends of a connection to a shard of another host: the code of a real proxy and shard, and its memory |
 //! | [`control`] | both ends of a control connection: the real machines, and what stands around them |
@@ -38,7 +41,9 @@ pub mod faults;
 pub mod history;
 pub mod items;
 pub mod leases;
+pub mod liar;
 pub mod marks;
+pub mod planner;
 pub mod rates;
 pub mod remote;
 pub mod rng;
@@ -47,6 +52,7 @@ pub mod scenario;
 pub mod shard_memory;
 pub mod socket;
 pub mod transport;
+pub mod trees;
 pub mod worker;
 pub mod workload;
 

@@ -490,6 +490,8 @@ pub struct Port<'a> {
     pub watched: Interest,
     /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::sabotage::Sabotage) alone.
     pub tickets: BTreeMap<TensorId, u64>,
+    /// The number of the last route that it was told; 0: none.
+    pub epoch: u32,
 }
 
 impl<'a> Port<'a> {
@@ -497,7 +499,7 @@ impl<'a> Port<'a> {
     pub fn new(job: u64, rank: Rank) -> Self {
         let (peer, watched) =
             (RemotePeer::new(job, PeerId::worker(rank)), Interest { read: true, write: false });
-        Self { peer, watched, tickets: BTreeMap::new() }
+        Self { peer, watched, tickets: BTreeMap::new(), epoch: 0 }
     }
 
     /// A new connection.

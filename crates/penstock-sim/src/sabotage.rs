@@ -89,6 +89,14 @@ pub enum Sabotage {
     ForgetsBarriers,
     /// A worker on another host does not fetch anew what it has loaded itself.
     ForgetsOwnLoads,
+    /// A worker passes some frames on to nobody, and those that it feeds never look whether something is late.
+    LosesWhatIsPassedOn,
+    /// What a worker has changed is passed on under a seal that others believe.
+    BelievesAnySeal,
+    /// A home takes what it has sent to a worker that others feed for what that holds.
+    TrustsPositions,
+    /// A home takes a worker that stands at a parent of an earlier route for one that stands at its own.
+    TakesLateAnswers,
 }
 
 impl Sabotage {
@@ -96,5 +104,11 @@ impl Sabotage {
     pub fn needs_leases(self) -> bool {
         use Sabotage::{IsDeaf, IsImpatient, KeepsSilentConnections, KeepsTheLost, LosesNobody};
         matches!(self, IsImpatient | LosesNobody | IsDeaf | KeepsTheLost | KeepsSilentConnections)
+    }
+
+    /// Whether only jobs show it in which workers feed each other.
+    pub fn needs_trees(self) -> bool {
+        use Sabotage::{BelievesAnySeal, LosesWhatIsPassedOn, TakesLateAnswers, TrustsPositions};
+        matches!(self, BelievesAnySeal | LosesWhatIsPassedOn | TakesLateAnswers | TrustsPositions)
     }
 }

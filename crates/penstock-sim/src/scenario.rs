@@ -6,8 +6,10 @@ use crate::encodings;
 use crate::faults::{Fate, Faults, OnLoss};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
+use crate::trees::Trees;
 use crate::workload::{Kind, Workload};
 use penstock_proto::consistency::Consistency;
+use penstock_proto::propagation::Propagation;
 use penstock_proto::{Rank, TensorId};
 
 /// Where the chunks are.
@@ -42,6 +44,8 @@ pub struct Scenario {
     pub topology: Topology,
     /// What goes wrong.
     pub faults: Faults,
+    /// How values go from worker to worker, if they do.
+    pub trees: Option<Trees>,
     /// What promise the memory breaks, in tests of the checkers.
     pub sabotage: Option<Sabotage>,
 }
@@ -92,9 +96,28 @@ impl Scenario {
         Self::of(seed, workload, faults, &mut rng)
     }
 
+    /// A scenario of a seed in which values go from worker to worker: that of [`from_seed`](Self::from_seed), with most workers on
+    /// other hosts and most tensors broadcast. Of every sixteen, one is of [`suspended`](Self::suspended).
+    pub fn with_trees(seed: u64) -> Self {
+        let mut scenario = if seed % 16 == 15 { Self::suspended(seed) } else { Self::from_seed(seed) };
+        let mut rng = Rng::new(seed ^ 0x74ee);
+        let Self { workload, faults, .. } = &mut scenario;
+        for (fate, remote) in faults.fates.iter().zip(&mut faults.remote) {
+            *remote |= !matches!(fate, Fate::Hostile { .. }) && !rng.once_in(6);
+        }
+        for tensor in &mut workload.tensors {
+            if !rng.once_in(4) {
+                tensor.spec.propagation = Propagation::Broadcast;
+            }
+        }
+        scenario.trees = Some(Trees::any(workload, faults, &mut rng));
+        scenario
+    }
+
     fn of(seed: u64, mut workload: Workload, faults: Faults, rng: &mut Rng) -> Self {
         encodings::declare(seed, &mut workload);
-        Self { seed, topology: Topology::any(rng), faults, workload, sabotage: None }
+        let trees = Trees::some(seed, &workload, &faults);
+        Self { seed, topology: Topology::any(rng), faults, workload, trees, sabotage: None }
     }
 
     fn marked(seed: u64, workload: Workload, rng: &mut Rng) -> Self {

@@ -12,9 +12,11 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
+use penstock_proto::overlay::Digests;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
+use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::Streams;
@@ -157,6 +159,9 @@ struct Tensor {
     folded: Vec<u64>,
     /// Workers that have declared it, and so have a lane.
     declared: BTreeSet<Rank>,
+    /// Whether workers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
+    by_trees: bool,
+    digests: Digests,
 }
 
 /// The memory of one shard.
@@ -167,12 +172,40 @@ pub struct Memory {
     wait_once_in: u64,
     sabotage: Option<Sabotage>,
     rng: Rng,
+    /// The share of each stripe that values go in to workers on other hosts.
+    shares: Vec<u32>,
+    /// What seals those that are passed on.
+    sealer: Option<Sealer>,
 }
 
 impl Memory {
     /// Memory without a tensor, in which one fold of so many waits for its commit.
     pub fn new(wait_once_in: u64, sabotage: Option<Sabotage>, rng: Rng) -> Self {
-        Self { tensors: BTreeMap::new(), deeds: Vec::new(), wait_once_in, sabotage, rng }
+        let (tensors, deeds) = (BTreeMap::new(), Vec::new());
+        Self { tensors, deeds, wait_once_in, sabotage, rng, shares: Vec::new(), sealer: None }
+    }
+
+    /// What is passed on is sealed with this.
+    pub fn seal_with(&mut self, sealer: Sealer) {
+        self.sealer = Some(sealer);
+    }
+
+    /// How routes cut what goes to workers on other hosts.
+    pub fn stripe_by(&mut self, shares: &[u32]) {
+        self.shares = shares.to_vec();
+        self.tensors.values_mut().for_each(|tensor| tensor.digests.cut(shares));
+    }
+
+    /// Tensors that are broadcast.
+    pub fn broadcast(&self) -> Vec<TensorId> {
+        let is_broadcast = |tensor: &Tensor| tensor.propagation == Propagation::Broadcast;
+        self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(&id, _)| id).collect()
+    }
+
+    /// Whether a tensor's values go by others too; whether that is new.
+    pub fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
+        let tensor = self.tensors.get_mut(&id);
+        tensor.is_some_and(|tensor| std::mem::replace(&mut tensor.by_trees, by_trees) != by_trees)
     }
 
     /// Makes room for these chunks of a tensor.
@@ -214,6 +247,8 @@ impl Memory {
         };
         let bytes = |&chunk: &u32| cut.range(chunk).end - cut.range(chunk).start;
         let streams = Streams::new(terms, chunks.iter().map(|chunk| bytes(chunk) as usize));
+        let longest = chunks.first().map_or(0, bytes);
+        let digests = Digests::new(id, chunks.len(), longest, &self.shares);
         let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
@@ -235,6 +270,8 @@ impl Memory {
             progress,
             folded,
             declared,
+            by_trees: false,
+            digests,
         };
         self.tensors.insert(id, tensor);
     }
@@ -442,7 +479,7 @@ impl Home for Memory {
         let impatient = self.breaks(Sabotage::ShowsWhatIsNotFinal, 2);
         let forgets = self.breaks(Sabotage::ForgetsToBroadcast, 3);
         let unsaid = self.breaks(Sabotage::RaisesWhatHasChanged, 3);
-        let Tensor { chunks, homed, filter, streams, shows_versions_only, .. } =
+        let Tensor { chunks, homed, filter, streams, shows_versions_only, digests, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
         let Chunk { value, mirror, before, undone, held, behind, leaked, sequence, changed, changes, .. } =
@@ -485,6 +522,7 @@ impl Home for Memory {
         }
         *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
+        digests.count(local, version, *changed);
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
         if !unseen && !forgets {
             self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
@@ -528,16 +566,16 @@ impl Chunks for Memory {
         self.tensors.get(&id).is_some_and(|tensor| tensor.declared.contains(&rank))
     }
 
-    fn goes_by_trees(&self, _: TensorId) -> bool {
-        false
+    fn goes_by_trees(&self, id: TensorId) -> bool {
+        self.tensors.get(&id).is_some_and(|tensor| tensor.by_trees)
     }
 
-    fn stripe(&self, _: TensorId, _: usize) -> usize {
-        0
+    fn stripe(&self, id: TensorId, local: usize) -> usize {
+        self.tensors[&id].digests.stripe(local)
     }
 
-    fn digest(&self, _: TensorId, _: usize) -> u64 {
-        0
+    fn digest(&self, id: TensorId, stripe: usize) -> u64 {
+        self.tensors[&id].digests.of(stripe).unwrap_or(0)
     }
 }
 
@@ -586,7 +624,7 @@ impl Homed for Memory {
         (homed[local], &chunks[&homed[local]].state)
     }
 
-    fn sealer(&self) -> Option<&penstock_proto::seal::Sealer> {
-        None
+    fn sealer(&self) -> Option<&Sealer> {
+        self.sealer.as_ref()
     }
 }

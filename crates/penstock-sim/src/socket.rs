@@ -1,11 +1,12 @@
-//! An end of a wire to a shard, for as long as its connection lives: to the code of a proxy and of a shard it is a link like any
-//! other.
+//! An end of a wire, between a worker and a shard or between two workers, for as long as its connection lives: to the code of a
+//! proxy and of a shard it is a link like any other.
 //!
 //! What is written arrives later, perhaps in two pieces or damaged. A write takes all that it is given, or a part of that: then
 //! nothing more until the end has waited for room, as with a buffer that is full. A connection that was cut is found out by a
 //! read, or by a write.
 
 use crate::faults::Faults;
+use crate::liar::{Liar, Lie};
 use crate::rng::Rng;
 use crate::transport::{End, Way, Wire};
 use penstock_fabric::net::link::{Got, Link, Segment};
@@ -28,13 +29,44 @@ pub fn some_ahead(bytes: usize, (now, due): (u64, u64), rng: &mut Rng) -> Option
     Some((rng.within(1..=bytes as u64 - 1) as usize, rng.within(now..=due)))
 }
 
+/// Whose a wire is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line {
+    /// A worker's and a shard's.
+    Shard {
+        /// The worker.
+        rank: Rank,
+        /// The shard.
+        shard: usize,
+    },
+    /// A worker's, and one's that feeds it and stands where the shard would. Whichever end lets its socket go closes the connection.
+    Branch {
+        /// Its number among these.
+        number: usize,
+        /// Who is fed.
+        child: Rank,
+        /// By whom.
+        parent: Rank,
+    },
+}
+
+impl Line {
+    /// How much longer anything is under way than elsewhere.
+    fn slowness(self, faults: &Faults) -> u64 {
+        match self {
+            Self::Shard { rank, .. } => faults.slow[rank as usize],
+            Self::Branch { child, parent, .. } => {
+                faults.slow[child as usize].max(faults.slow[parent as usize])
+            }
+        }
+    }
+}
+
 /// Something was written: when its pieces arrive, if ever.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
-    /// Between this worker
-    pub rank: Rank,
-    /// and this shard,
-    pub shard: usize,
+    /// On this wire,
+    pub line: Line,
     /// this way.
     pub way: Way,
     /// What came ahead, and the rest.
@@ -48,6 +80,10 @@ pub struct Air {
     pub now: Cell<u64>,
     /// What was written since this was asked last.
     pub sent: RefCell<Vec<Sent>>,
+    /// Connections between workers that were closed since, by the end that writes this way.
+    pub closed: RefCell<Vec<(usize, Way)>>,
+    /// What was passed on since by workers that lie: by whom, to whom, and how.
+    pub lies: RefCell<Vec<(Rank, Rank, Lie)>>,
 }
 
 /// What is broken on purpose.
@@ -66,8 +102,7 @@ pub struct Socket<'a> {
     number: u64,
     air: Rc<Air>,
     faults: &'a Faults,
-    /// Whose, and of which shard.
-    of: (Rank, usize),
+    line: Line,
     /// The way that is written.
     out: Way,
     rng: Rng,
@@ -76,6 +111,7 @@ pub struct Socket<'a> {
     /// Whether a write has taken a part: no more until it was waited for.
     full: Cell<bool>,
     broken: Option<Broken>,
+    liar: Option<Liar>,
 }
 
 impl<'a> Socket<'a> {
@@ -84,14 +120,26 @@ impl<'a> Socket<'a> {
         wire: &Rc<RefCell<Wire>>,
         air: &Rc<Air>,
         faults: &'a Faults,
-        of: (Rank, usize),
+        line: Line,
         out: Way,
         mut rng: Rng,
         broken: Option<Broken>,
     ) -> Self {
         let reads = rng.once_in(2).then(|| Rng::new(rng.word()));
         let (wire, number, air) = (Rc::clone(wire), wire.borrow().number, Rc::clone(air));
-        Self { wire, number, air, faults, of, out, rng, reads, full: Cell::new(false), broken }
+        Self { wire, number, air, faults, line, out, rng, reads, full: Cell::new(false), broken, liar: None }
+    }
+
+    /// The same, which passes on something else than it is given.
+    #[must_use]
+    pub fn lying(mut self, liar: Option<Liar>) -> Self {
+        self.liar = liar;
+        self
+    }
+
+    /// Which wire this is an end of.
+    pub fn line(&self) -> Line {
+        self.line
     }
 
     /// What a poll says: whether it can be read, and whether it can be written.
@@ -100,6 +148,30 @@ impl<'a> Socket<'a> {
         self.full.set(false);
         let news = wire.has_news(self.out.back(), self.air.now.get());
         (news, wire.has_room(self.out, self.faults.window))
+    }
+
+    /// What a liar passes on goes at once, or not at all.
+    fn lie(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
+        let given = Segment::copied(parts, usize::MAX);
+        let Self { wire, air, faults, line, out, liar: Some(liar), .. } = self else { return Ok(0) };
+        let mut wire = wire.borrow_mut();
+        if !wire.has_room(*out, faults.window) {
+            return Ok(0);
+        }
+        let (told, lies) = liar.pass_on(&given);
+        if let Line::Branch { child, parent, .. } = *line {
+            air.lies.borrow_mut().extend(lies.into_iter().map(|lie| (parent, child, lie)));
+        }
+        if told.is_empty() {
+            return Ok(given.len());
+        }
+        let now = air.now.get();
+        let due = now + faults.some_delay(&mut self.rng) * line.slowness(faults);
+        let mut end = End { due, ..End::new(&mut wire, *out, now) };
+        end.write(&[Segment::Own(&told)])?;
+        let (line, way, arrives) = (*line, *out, end.arrives);
+        air.sent.borrow_mut().push(Sent { line, way, arrives });
+        Ok(given.len())
     }
 
     /// Values that are lost on purpose go no further than this.
@@ -150,10 +222,13 @@ impl Link for Socket<'_> {
         if self.full.get() {
             return Ok(0);
         }
+        if self.liar.is_some() {
+            return self.lie(parts);
+        }
         let given: usize = parts.iter().map(|part| part.len()).sum();
         let parts = self.lose_values(parts);
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let Self { wire, number, air, faults, of: (rank, shard), out, rng, .. } = self;
+        let Self { wire, number, air, faults, line, out, rng, .. } = self;
         let mut wire = wire.borrow_mut();
         if wire.number != *number || (rng.once_in(2) && wire.hears_of_cut(out.back())) {
             return Err(ErrorKind::ConnectionReset.into());
@@ -162,7 +237,7 @@ impl Link for Socket<'_> {
             return Ok(given);
         }
         let now = air.now.get();
-        let due = now + faults.some_delay(rng) * faults.slow[*rank as usize];
+        let due = now + faults.some_delay(rng) * line.slowness(faults);
         let part = bytes == given && bytes > 1 && rng.once_in(PART_ONCE_IN);
         let takes = if part { rng.within(1..=bytes as u64 - 1) as usize } else { bytes };
         let damaged = rng.once_in(faults.damage_once_in);
@@ -176,7 +251,7 @@ impl Link for Socket<'_> {
             return Ok(0);
         }
         self.full.set(part);
-        air.sent.borrow_mut().push(Sent { rank: *rank, shard: *shard, way: *out, arrives });
+        air.sent.borrow_mut().push(Sent { line: *line, way: *out, arrives });
         Ok(if part { taken } else { given })
     }
 
@@ -191,5 +266,17 @@ impl Link for Socket<'_> {
     /// It is the window that says how much is under way.
     fn resize(&self, _: usize) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl Drop for Socket<'_> {
+    fn drop(&mut self) {
+        let Line::Branch { number, .. } = self.line else { return };
+        let mut wire = self.wire.borrow_mut();
+        match self.out {
+            Way::Up => wire.close_at_worker(),
+            Way::Down => wire.close_at_shard(),
+        }
+        self.air.closed.borrow_mut().push((number, self.out));
     }
 }

@@ -130,6 +130,8 @@ pub enum State {
     Hostile(u64),
     /// It has said goodbye to every shard, and waits to be let go.
     Leaving,
+    /// It has come to the end of the program, and does not leave.
+    Stays,
     /// It has left.
     Left,
     /// It died, or it was hostile and fell silent.

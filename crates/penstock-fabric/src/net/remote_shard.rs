@@ -824,6 +824,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
             return Ok(());
         };
+        // A parent that feeds other stripes here still passes on what it was left for. The home knows better by now what is held of
+        // that.
+        if machine.stripe(&notice).is_none_or(|stripe| !feeder.stripes.has(stripe)) {
+            return Ok(());
+        }
         let is_news = machine.is_news(&notice);
         let effect = machine.hear_passed(&notice);
         let payload = feeder.payload();

@@ -24,6 +24,7 @@
 //! | `frugal.rs` | the paper's tree: least cost under a degree, a depth and a penalty on leaves |
 //! | `improve.rs` | small changes to such a tree, until none helps |
 //! | `routes.rs` | along a plan: which chunk is of which stripe, and who feeds a subscriber |
+//! | `digests.rs` | what is held of each stripe, in one number |
 //! | `rack.rs` | where a host stands, as its user says it |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
 //! | `error.rs` | why there is no plan |
@@ -31,6 +32,7 @@
 //! All of it is a function of its arguments: every server and worker that plans from the same cluster has the same trees.
 
 mod cluster;
+mod digests;
 mod direct;
 mod error;
 mod forest;
@@ -47,6 +49,7 @@ mod shape;
 mod striped;
 
 pub use cluster::{Cluster, Costs, Node, Place, SAME_RACK, SAME_ZONE, View, WORLD};
+pub use digests::Digests;
 pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};

@@ -9,6 +9,7 @@ use super::limits::Limits;
 use super::predict::{Prediction, Traffic, predict, predicted};
 use super::shape::Shape;
 use super::{lines, striped};
+use std::collections::BTreeSet;
 
 /// Degrees that `auto` tries trees of: one more only adds to what every uplink sends.
 const DEGREES: std::ops::RangeInclusive<u32> = 2..=4;
@@ -100,7 +101,8 @@ impl Plan {
         let mut overlays = Vec::with_capacity(self.overlays.len());
         let mut moved = Vec::with_capacity(self.overlays.len());
         for (server, overlay) in self.overlays.iter().enumerate() {
-            let (next, orphans) = overlay.without(&cluster.seen_from(server), host, limits)?;
+            let (next, orphans) =
+                overlay.without(&cluster.seen_from(server), host, (limits, &BTreeSet::new()))?;
             overlays.push(next);
             moved.push(orphans);
         }

@@ -1,4 +1,5 @@
-//! A host is lost: its children get other parents, and nobody else does. So every stream goes on but those that broke.
+//! A host is lost, or is to pass on nothing more: its children get other parents, and nobody else does. So every stream goes on but
+//! those that broke.
 //!
 //! Each orphan comes with all below it, the highest first, and is attached to the node that then takes least time: within the limits if
 //! any node is, then where the uplink sends least, then near the root, then where the edge costs least. The first usually takes
@@ -9,10 +10,11 @@ use super::error::PlanError;
 use super::forest::{Overlay, Stripe};
 use super::limits::Limits;
 use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeSet;
 
 impl Overlay {
     /// The overlay without a host, and its orphans, ascending: the only hosts with another parent than before, in any stripe.
-    /// The numbers of the others stay. Where nobody has room within `limits`, these give way.
+    /// The numbers of the others stay. Where nobody has room within `limits`, these give way. `leaves` pass nothing on.
     ///
     /// # Errors
     /// The host is none of this overlay, or its last.
@@ -20,7 +22,31 @@ impl Overlay {
         &self,
         view: &View<'_>,
         host: u32,
-        limits: Option<Limits>,
+        (limits, leaves): (Option<Limits>, &BTreeSet<u32>),
+    ) -> Result<(Self, Vec<u32>), PlanError> {
+        self.repaired(view, host, (limits, leaves), false)
+    }
+
+    /// The overlay in which a host passes nothing on any more: as [`without`](Self::without) it, but that it is attached again as a
+    /// leaf, behind its orphans.
+    ///
+    /// # Errors
+    /// The host is none of this overlay, or its last.
+    pub fn with_leaf(
+        &self,
+        view: &View<'_>,
+        host: u32,
+        (limits, leaves): (Option<Limits>, &BTreeSet<u32>),
+    ) -> Result<(Self, Vec<u32>), PlanError> {
+        self.repaired(view, host, (limits, leaves), true)
+    }
+
+    fn repaired(
+        &self,
+        view: &View<'_>,
+        host: u32,
+        (limits, leaves): (Option<Limits>, &BTreeSet<u32>),
+        comes_back: bool,
     ) -> Result<(Self, Vec<u32>), PlanError> {
         if !self.has(host) || view.len() != self.len() {
             return Err(PlanError::NotAMember { node: host });
@@ -38,7 +64,12 @@ impl Overlay {
         }
         let mut moved = Vec::new();
         for stripe in overlay.stripes_mut() {
-            moved.extend(adopt(view, stripe, host, limits, &mut loads));
+            let mut orphans = orphans(stripe, host);
+            if comes_back {
+                orphans.push(host);
+            }
+            adopt(view, stripe, &orphans, (limits, leaves), &mut loads);
+            moved.extend(orphans);
         }
         moved.sort_unstable();
         moved.dedup();
@@ -46,20 +77,26 @@ impl Overlay {
     }
 }
 
-/// Takes the host out of a tree, and attaches its children to others.
-fn adopt(
-    view: &View<'_>,
-    stripe: &mut Stripe,
-    host: u32,
-    limits: Option<Limits>,
-    loads: &mut [f64],
-) -> Vec<u32> {
+/// Takes the host out of a tree: its children, the highest first.
+fn orphans(stripe: &mut Stripe, host: u32) -> Vec<u32> {
     let mut orphans = stripe.children()[host as usize].clone();
     orphans.sort_by_key(|&orphan| Reverse(height(stripe, orphan)));
     stripe.remove(host);
-    for &orphan in &orphans {
+    orphans
+}
+
+/// Attaches hosts that have no parent, one after the other, to others that are no leaves.
+fn adopt(
+    view: &View<'_>,
+    stripe: &mut Stripe,
+    orphans: &[u32],
+    (limits, leaves): (Option<Limits>, &BTreeSet<u32>),
+    loads: &mut [f64],
+) {
+    for &orphan in orphans {
         let height = height(stripe, orphan);
-        let rooted = rooted(stripe, view.len());
+        let mut rooted = rooted(stripe, view.len());
+        rooted.retain(|(node, _)| !leaves.contains(node) && *node != orphan);
         let children = stripe.children();
         let best = rooted.iter().map(|&(node, depth)| {
             let sent = if view.together(node, orphan) { 0.0 } else { stripe.share() / view.node(node).rate };
@@ -73,7 +110,6 @@ fn adopt(
             loads[best.node as usize] = best.load;
         }
     }
-    orphans
 }
 
 /// A node that an orphan may be attached to.

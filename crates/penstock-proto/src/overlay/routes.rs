@@ -156,12 +156,13 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Those along the trees of one server. `ranks`: the subscribers at a node, ascending: the first is fed by the first at the node's
-    /// parent, and feeds the others there. `parent`: a subscriber, as its children are told of it. None, if nobody passes
-    /// anything on.
+    /// Those along the trees of one server. `ranks`: the subscribers at a node: the first is fed by the first at the node's parent, and
+    /// feeds the others there, if it `passes_on`; else the homes do. `parent`: a subscriber, as its children are told of it. None,
+    /// if nobody passes anything on.
     pub fn along<'a>(
         overlay: &Overlay,
         ranks: impl Fn(u32) -> &'a [Rank],
+        passes_on: impl Fn(Rank) -> bool,
         parent: impl Fn(Rank) -> Option<Parent>,
     ) -> Self {
         let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
@@ -179,11 +180,12 @@ impl Routes {
                 };
                 let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
                 let feeds = |rank: Rank, from: Option<Rank>, depth| {
+                    let depth = if from.is_some() { depth } else { 1 };
                     (rank, Feed { parent: from.and_then(&parent), depth })
                 };
+                let near = Some(first).filter(|&first| passes_on(first));
                 let fed = [feeds(first, from, depth)].into_iter();
-                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, Some(first), depth + 1)))
-                {
+                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, near, depth + 1))) {
                     let from = feed.parent.as_ref().map(|parent| parent.rank);
                     members.entry(rank).or_default().feeds.push(feed);
                     if let Some(from) = from {

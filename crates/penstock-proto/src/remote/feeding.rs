@@ -10,7 +10,7 @@
 //! A new connection begins with the first state everywhere. So whatever becomes of parents, what is published comes (S-5), and a
 //! difference goes only to a subscriber of which it is known what it holds (E-1).
 
-use crate::overlay::Stripes;
+use crate::overlay::{MAX_STRIPES, Stripes};
 use std::sync::Arc;
 
 /// One subscriber's.
@@ -21,8 +21,8 @@ pub(super) struct Feeding {
     oldest: u32,
     /// Stripes for which the route names a parent.
     parents: Stripes,
-    /// Those that others feed, or may.
-    unsure: Stripes,
+    /// By stripe: the last route that was sent and did, until it has said that it has left that parent; or 0.
+    told: Vec<u32>,
     /// Those that others feed.
     fed: Stripes,
     /// The route, until it is sent.
@@ -37,15 +37,20 @@ impl Feeding {
 
     /// It is given this route, which names parents for these stripes. Which ones it may be fed by others that it was not before.
     pub(super) fn route(&mut self, epoch: u32, parents: Stripes, route: Arc<[u8]>) -> Stripes {
-        let new = parents.without(self.unsure);
-        self.unsure = self.unsure.or(parents);
+        let new = parents.without(self.unsure());
         (self.epoch, self.parents, self.route) = (epoch, parents, Some(route));
         new
     }
 
     /// Values are cut into other stripes from now on: the home feeds all of them.
     pub(super) fn recut(&mut self) {
-        (self.parents, self.unsure, self.fed) = Default::default();
+        (self.parents, self.fed) = Default::default();
+        self.told.clear();
+    }
+
+    /// Whether this route is the last.
+    pub(super) fn is_last(&self, epoch: u32) -> bool {
+        epoch == self.epoch
     }
 
     /// Whether there is a route that was not sent.
@@ -55,7 +60,15 @@ impl Feeding {
 
     /// The route, to be sent now.
     pub(super) fn take_route(&mut self) -> Option<Arc<[u8]>> {
+        self.told.resize(MAX_STRIPES, 0);
+        self.parents.iter().for_each(|stripe| self.told[stripe] = self.epoch);
         self.route.take()
+    }
+
+    /// Stripes that others feed, or may.
+    fn unsure(&self) -> Stripes {
+        let told = self.told.iter().enumerate().filter(|(_, epoch)| **epoch > 0);
+        told.map(|(stripe, _)| stripe).collect::<Stripes>().or(self.parents)
     }
 
     /// It stands at its parents of these stripes: which others feed from now on.
@@ -75,14 +88,18 @@ impl Feeding {
         if epoch < self.oldest {
             return Stripes::default();
         }
+        let before = self.unsure();
         self.fed = self.fed.without(stripes);
-        if epoch != self.epoch {
-            return Stripes::default();
+        if epoch == self.epoch {
+            self.parents = self.parents.without(stripes);
         }
-        let left = stripes.and(self.unsure);
-        self.unsure = self.unsure.without(left);
-        self.parents = self.parents.without(left);
-        left
+        // One that it was told of since it may stand at already.
+        for stripe in stripes.iter() {
+            if let Some(told) = self.told.get_mut(stripe).filter(|told| **told <= epoch) {
+                *told = 0;
+            }
+        }
+        before.without(self.unsure())
     }
 
     /// Whether others feed this stripe.
@@ -92,7 +109,7 @@ impl Feeding {
 
     /// Whether they do or may, so that it is not known what it holds.
     pub(super) fn is_unsure(&self, stripe: usize) -> bool {
-        self.unsure.has(stripe)
+        self.parents.has(stripe) || self.told.get(stripe).is_some_and(|&epoch| epoch > 0)
     }
 }
 
@@ -116,14 +133,22 @@ mod tests {
         assert_eq!(feeding.attached(4, stripes([0])), stripes([]), "of another route");
         assert_eq!(feeding.attached(5, stripes([0, 1])), stripes([0]), "no parent was named for the other");
         assert!(feeding.is_fed(0) && !feeding.is_fed(2));
+        feeding.take_route();
         assert_eq!(feeding.route(6, stripes([0]), route()), stripes([]));
         assert!(feeding.is_fed(0), "it stands at the old parent until it stands at the new one");
-        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]), "another parent is under way");
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "another parent is under way");
         assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        feeding.take_route();
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it may stand at that one by now");
         assert_eq!(feeding.attached(6, stripes([0])), stripes([0]));
-        assert_eq!(feeding.strayed(6, stripes([0, 1])), stripes([0]));
+        assert_eq!(feeding.strayed(6, stripes([0])), stripes([0]));
         assert!(!feeding.is_fed(0) && !feeding.is_unsure(0) && feeding.is_unsure(2));
         assert_eq!(feeding.attached(6, stripes([0])), stripes([]), "that was before it left");
+        // Of a route that was never sent it knows nothing.
+        feeding.route(7, stripes([0]), route());
+        feeding.route(8, stripes([]), route());
+        assert!(!feeding.is_unsure(0) && feeding.is_unsure(2), "it has not said that it has left that one");
+        assert_eq!(feeding.strayed(6, stripes([2])), stripes([2]));
     }
 
     #[test]

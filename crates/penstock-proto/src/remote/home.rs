@@ -209,7 +209,7 @@ struct OwedChunk {
     queued: bool,
     /// The publication that it was last told of on this connection.
     seen: u64,
-    /// The one of which the value was sent last.
+    /// The one of which the value was sent last, or which it says that it holds. It holds this one, or a newer one that others fed it.
     sent: u64,
     /// The least version + 1 that was fetched of it by itself and waits for own contributions; 0: none.
     held: u64,
@@ -220,7 +220,7 @@ struct OwedChunk {
 impl OwedChunk {
     /// Whether what was sent of it on this connection is what is published now, but for its version.
     fn has(&self, publication: &Publication) -> bool {
-        self.sent > 0 && publication.changed <= self.sent && !self.unsure
+        self.sent > 0 && publication.changed <= self.sent
     }
 
     /// It is told of this publication.
@@ -387,7 +387,9 @@ impl Subscriber {
             }
             Submission::Attached { epoch, stripes } => self.attached(epoch, stripes, home),
             Submission::Strayed { epoch, stripes, .. } => self.strayed(epoch, stripes, home),
-            Submission::Holds { tensor, first, positions, .. } => self.holds(tensor, first, &positions, home),
+            Submission::Holds { tensor, first, epoch, positions } => {
+                self.holds(tensor, first, epoch, &positions, home);
+            }
             _ => {}
         }
         let contribution = match *submission {
@@ -577,25 +579,23 @@ impl Subscriber {
         self.doubt(left, home);
     }
 
-    /// It holds these publications of chunks from `first` on, or newer ones that were sent since.
-    fn holds(&mut self, id: TensorId, first: u32, positions: &[u64], home: &impl Chunks) {
+    /// It holds these publications of chunks from `first` on, or newer ones that were sent since; or that others have fed it since, as
+    /// long as it does not know the last route.
+    fn holds(&mut self, id: TensorId, first: u32, epoch: u32, positions: &[u64], home: &impl Chunks) {
         let Some(start) = home.local(id, first).filter(|_| self.owed.get(id).is_some()) else { return };
         for (local, &position) in (start..home.chunks(id)).zip(positions) {
             if position == NO_MORE {
                 break;
             }
-            let is_fed = self.feeding.is_unsure(home.stripe(id, local));
+            let is_fed = !self.feeding.is_last(epoch) || self.feeding.is_unsure(home.stripe(id, local));
             let chunk = &mut self.known(id).chunks[local];
             let published = home.publication(id, local);
             // More than was ever published is a lie, of which nothing is believed.
             if position > published.sequence {
                 continue;
             }
-            if chunk.unsure && !is_fed {
-                (chunk.unsure, chunk.sent) = (false, chunk.sent.max(position));
-            } else if position >= published.changed {
-                continue;
-            }
+            chunk.sent = chunk.sent.max(position);
+            chunk.unsure &= is_fed;
             self.settle(id, local, home);
         }
     }
@@ -684,8 +684,10 @@ impl Subscriber {
                     let publication = home.publication(tensor, local);
                     let is_fed = self.feeding.is_unsure(home.stripe(tensor, local));
                     let chunk = &mut self.known(tensor).chunks[local];
-                    if chunk.has(&publication) && !is_fed {
-                        let count = self.raise(tensor, local, &publication, home);
+                    if chunk.has(&publication) {
+                        // What others feed may have other versions: each is told by itself.
+                        let alone = chunk.unsure || is_fed;
+                        let count = self.raise(tensor, local, &publication, alone, home);
                         let Publication { version, steps, .. } = publication;
                         let contents = contents(tensor, local..local + count, home);
                         return Some(Owing::Raised { tensor, local, count, version, steps, contents });
@@ -725,17 +727,25 @@ impl Subscriber {
 
     /// Tells of a publication that is the chunk's value as it was sent, and of those that stand in the queue behind it and are the
     /// same to the chunks that follow; how many they are. So what rests costs a frame a clock, whatever its size.
-    fn raise(&mut self, id: TensorId, first: usize, publication: &Publication, home: &impl Chunks) -> usize {
+    fn raise(
+        &mut self,
+        id: TensorId,
+        first: usize,
+        publication: &Publication,
+        alone: bool,
+        home: &impl Chunks,
+    ) -> usize {
         self.known(id).chunks[first].tell(publication);
         let mut next = first + 1;
         while let Some(&Due::Value { tensor, local }) = self.due.front()
+            && !alone
             && (tensor, local) == (id, next)
         {
             let following = home.publication(id, next);
             let same = (following.version, following.steps) == (publication.version, publication.steps)
                 && home.stripe(id, next) == home.stripe(id, first);
             let chunk = &mut self.known(id).chunks[next];
-            if !same || !chunk.has(&following) {
+            if !same || chunk.unsure || !chunk.has(&following) {
                 break;
             }
             chunk.tell(&following);

@@ -52,9 +52,14 @@ fn reaches(held: u64, told: u64) -> bool {
 }
 
 impl Lag {
-    /// A new connection, or route: nothing is known to be missing.
+    /// A new connection, or another cut into stripes: nothing is known to be missing.
     pub(super) fn clear(&mut self) {
         self.missing.clear();
+    }
+
+    /// A new route: what is missing is still missing, and the new parents have all the time that there is for it.
+    pub(super) fn begin_again(&mut self) {
+        self.missing.values_mut().for_each(|missing| missing.since = None);
     }
 
     /// Nothing is waited for of these any more.

@@ -11,7 +11,7 @@ use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
-use crate::overlay::{MAX_STRIPES, Route, Stripes, Striping};
+use crate::overlay::{Digests, MAX_STRIPES, Route, Stripes};
 use crate::progress::Progress;
 use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
@@ -184,13 +184,10 @@ struct Mirrored {
     singles: BTreeMap<usize, Single>,
     /// By chunk: the last publication that changed what is held of it.
     contents: Vec<u64>,
-    /// Bytes of a chunk, but for the last.
-    chunk_bytes: u64,
-    /// How the route cuts it, and what is held of each stripe: as the home counts it ([`Chunks::digest`]).
-    ///
-    /// [`Chunks::digest`]: super::home::Chunks::digest
-    striping: Striping,
-    digests: Vec<u64>,
+    /// Whether the home was asked for it whole, as a difference did not fit that others passed on.
+    misfits: Vec<bool>,
+    /// How the route cuts it, and what is held of each stripe.
+    digests: Digests,
 }
 
 /// What was asked for of one chunk by itself.
@@ -357,44 +354,50 @@ impl Mirrored {
 
     /// Notes what is held of a chunk by now.
     fn holds(&mut self, local: usize, version: u64, content: u64) {
-        let digest = &mut self.digests[self.striping.of(local)];
-        *digest = digest
-            .wrapping_add(version.wrapping_sub(self.versions[local]))
-            .wrapping_add(content.wrapping_sub(self.contents[local]));
-        (self.versions[local], self.contents[local]) = (version, content);
+        self.digests.count(local, version, content);
+        (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
-    /// Cuts it into stripes.
-    fn cut(&mut self, tensor: TensorId, shares: &[u32]) {
-        self.striping = Striping::new(tensor, self.chunks.len(), self.chunk_bytes, shares);
-        self.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
-        for (local, (&version, &content)) in self.versions.iter().zip(&self.contents).enumerate() {
-            let digest = &mut self.digests[self.striping.of(local)];
-            *digest = digest.wrapping_add(version).wrapping_add(content);
+    /// The sum of what is held of so many of the chunks, from this one on; `None`: they are not all here.
+    fn sum(&self, chunk: u32, count: u32) -> Option<u64> {
+        let first = self.chunks.binary_search(&chunk).ok()?;
+        let held = self.contents.get(first..first.checked_add(count as usize)?)?;
+        Some(held.iter().fold(0, |sum, &content| sum.wrapping_add(content)))
+    }
+
+    /// What is held of a chunk, and of those beside it, to be told once until something of it comes.
+    fn asks_whole(&mut self, local: usize, tensor: TensorId, epoch: u32) -> Option<Submission> {
+        let asked = std::mem::replace(&mut self.misfits[local], true);
+        (!asked).then(|| self.held_from(local, tensor, epoch))
+    }
+
+    /// What is held of some chunks from this one on.
+    fn held_from(&self, start: usize, tensor: TensorId, epoch: u32) -> Submission {
+        let mut positions = [NO_MORE; HELD];
+        for (position, held) in positions.iter_mut().zip(&self.positions[start..]) {
+            *position = *held;
         }
+        Submission::Holds { tensor, first: self.chunks[start], epoch, positions }
     }
 
     /// What is held of the chunks of these stripes, to be told.
     fn held(&self, tensor: TensorId, epoch: u32, stripes: Stripes) -> impl Iterator<Item = Submission> {
         (0..self.chunks.len()).step_by(HELD).filter_map(move |start| {
             let locals = start..(start + HELD).min(self.chunks.len());
-            if !locals.clone().any(|local| stripes.has(self.striping.of(local))) {
+            if !locals.into_iter().any(|local| stripes.has(self.digests.stripe(local))) {
                 return None;
             }
-            let mut positions = [NO_MORE; HELD];
-            for (position, local) in positions.iter_mut().zip(locals) {
-                *position = self.positions[local];
-            }
-            Some(Submission::Holds { tensor, first: self.chunks[start], epoch, positions })
+            Some(self.held_from(start, tensor, epoch))
         })
     }
 
     /// A chunk's value has come; what there is to be told of the least version of all.
     fn take(&mut self, local: usize, version: u64, publication: u64, content: u64) -> Option<u64> {
         self.positions[local] = publication;
+        self.misfits[local] = false;
         self.singles_came(local..local + 1, version);
         let was = self.versions[local];
-        self.holds(local, version + 1, content);
+        self.holds(local, version, content);
         if version + 1 > was {
             self.progress.leaves(was);
             return self.progress.risen(self.versions.iter().copied());
@@ -421,7 +424,7 @@ impl Mirrored {
         let mut risen = false;
         for local in first..end {
             let was = self.versions[local];
-            self.holds(local, version + 1, self.contents[local]);
+            self.holds(local, version, self.contents[local]);
             if was <= version {
                 self.progress.leaves(was);
                 risen = true;
@@ -481,7 +484,9 @@ impl Mirror {
         let (open, singles) = ([None; 2], BTreeMap::new());
         let asked = false;
         let contents = versions.clone();
-        let mut mirrored = Mirrored {
+        let shares = self.route.as_ref().map_or(&[][..], |route| &route.shares);
+        let digests = Digests::new(id, chunks.len(), chunk_bytes, shares);
+        let mirrored = Mirrored {
             chunks,
             low_rank: None,
             broadcast,
@@ -492,12 +497,10 @@ impl Mirror {
             awaited,
             open,
             singles,
+            misfits: vec![false; contents.len()],
             contents,
-            chunk_bytes,
-            striping: Striping::default(),
-            digests: Vec::new(),
+            digests,
         };
-        mirrored.cut(id, self.route.as_ref().map_or(&[], |route| &route.shares));
         self.tensors.insert(id, mirrored);
     }
 
@@ -668,6 +671,11 @@ impl Mirror {
                     return Ok(Effect::Nothing);
                 }
                 let was = mirrored.versions[local];
+                // The same, of which a later version has come by another way.
+                if is_routed && version + 1 < was && content == mirrored.contents[local] {
+                    mirrored.positions[local] = publication;
+                    return Ok(Effect::Nothing);
+                }
                 if version + 1 < was {
                     return Err(Broken::Fell { chunk, version });
                 }
@@ -676,11 +684,18 @@ impl Mirror {
                     return Err(Broken::Baseless { chunk, held, got: base });
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.striping.of(local));
+                self.lag.came(mirrored.digests.stripe(local));
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
-            Notice::Raised { tensor, chunk, count, version, steps, .. } => {
-                let progress = mirrored.raise(chunk, count, version)?;
+            Notice::Raised { tensor, chunk, count, version, steps, contents } => {
+                // Something newer has come by another way.
+                if is_routed && mirrored.sum(chunk, count).is_some_and(|held| held != contents) {
+                    return Ok(Effect::Nothing);
+                }
+                let progress = match mirrored.raise(chunk, count, version) {
+                    Err(Broken::Fell { .. }) if is_routed => return Ok(Effect::Nothing),
+                    raised => raised?,
+                };
                 Ok(Effect::Raise { tensor, chunk, count, version, steps, progress })
             }
             Notice::State { tensor, chunk } => Ok(Effect::State { tensor, chunk }),
@@ -700,10 +715,12 @@ impl Mirror {
     pub fn route(&mut self, route: Route) {
         let before = self.route.as_ref().map_or(0, |route| route.striping);
         let (epoch, striping) = (route.epoch, route.striping);
-        self.lag.clear();
-        if striping != before {
-            for (tensor, mirrored) in self.tensors.iter_mut() {
-                mirrored.cut(tensor, &route.shares);
+        if striping == before {
+            self.lag.begin_again();
+        } else {
+            self.lag.clear();
+            for (_, mirrored) in self.tensors.iter_mut() {
+                mirrored.digests.cut(&route.shares);
             }
         }
         self.route = Some(route);
@@ -715,10 +732,20 @@ impl Mirror {
     }
 
     fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
+        if self.left {
+            return;
+        }
         for (tensor, mirrored) in
             self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked)
         {
             mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
+        }
+    }
+
+    /// Tells the home of parents, unless the worker has said goodbye: nothing may follow that.
+    fn tell(&mut self, submission: Submission) {
+        if !self.left {
+            self.outbox.submit(submission, 1);
         }
     }
 
@@ -736,7 +763,7 @@ impl Mirror {
     pub fn attach(&mut self, stripes: Stripes) {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch) else { return };
         self.fed = self.fed.or(stripes);
-        self.outbox.submit(Submission::Attached { epoch, stripes }, 1);
+        self.tell(Submission::Attached { epoch, stripes });
     }
 
     /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
@@ -750,7 +777,7 @@ impl Mirror {
         let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
         feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
         let parent = parent.unwrap_or(Rank::MAX);
-        self.outbox.submit(Submission::Strayed { epoch, stripes, parent }, 1);
+        self.tell(Submission::Strayed { epoch, stripes, parent });
         self.tell_held(epoch, stripes);
     }
 
@@ -763,32 +790,34 @@ impl Mirror {
         let Some(mirrored) = self.tensors.get_mut(tensor).filter(|it| it.broadcast && it.asked) else {
             return Effect::Nothing;
         };
+        let epoch = self.route.as_ref().map_or(0, |route| route.epoch);
         match *notice {
             Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 let held = mirrored.positions[local];
-                let fits = base == 0 || base == held;
-                if publication <= held
-                    || !fits
-                    || version > MAX_CLOCK
-                    || version + 1 < mirrored.versions[local]
-                {
+                let fell = version + 1 < mirrored.versions[local];
+                if publication <= held || version > MAX_CLOCK || fell {
+                    return Effect::Nothing;
+                }
+                if base > 0 && base != held {
+                    // The home has sent this one something in between, and so has what it lacks.
+                    if let Some(holds) = mirrored.asks_whole(local, tensor, epoch) {
+                        self.outbox.submit(holds, 1);
+                    }
                     return Effect::Nothing;
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.striping.of(local));
+                self.lag.came(mirrored.digests.stripe(local));
                 Effect::Publish { tensor, chunk, version, steps, progress }
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
                 let Ok(first) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
-                let end = first.saturating_add(count as usize);
-                let Some(held) = mirrored.contents.get(first..end) else { return Effect::Nothing };
-                if held.iter().fold(0, |sum: u64, &content| sum.wrapping_add(content)) != contents {
+                if mirrored.sum(chunk, count) != Some(contents) {
                     return Effect::Nothing;
                 }
                 match mirrored.raise(chunk, count, version) {
                     Ok(progress) => {
-                        self.lag.came(mirrored.striping.of(first));
+                        self.lag.came(mirrored.digests.stripe(first));
                         Effect::Raise { tensor, chunk, count, version, steps, progress }
                     }
                     Err(_) => Effect::Nothing,
@@ -819,13 +848,13 @@ impl Mirror {
         };
         let mirrored = self.tensors.get(tensor)?;
         let local = mirrored.chunks.binary_search(&chunk).ok()?;
-        Some(mirrored.striping.of(local))
+        Some(mirrored.digests.stripe(local))
     }
 
     fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
         let Some(mirrored) = self.tensors.get(tensor) else { return };
         if self.fed.has(stripe as usize) {
-            let held = mirrored.digests.get(stripe as usize).copied().unwrap_or(digest);
+            let held = mirrored.digests.of(stripe as usize).unwrap_or(digest);
             self.lag.told(tensor, stripe, digest, held);
         }
     }
@@ -836,9 +865,8 @@ impl Mirror {
         let depth = |stripe: usize| {
             route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
         };
-        let held = |tensor, stripe: usize| {
-            tensors.get(tensor).and_then(|it| it.digests.get(stripe)).copied().unwrap_or(0)
-        };
+        let held =
+            |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
         lag.look(now, depth, held)
     }
 

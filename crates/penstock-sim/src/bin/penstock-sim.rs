@@ -34,6 +34,9 @@ struct Arguments {
     /// Run jobs in which workers are suspended, and their leases decide which of them are lost. Has seeds of its own.
     #[arg(long, conflicts_with_all = ["tables", "leases"])]
     suspended: bool,
+    /// Run jobs in which values go from worker to worker. Has seeds of its own.
+    #[arg(long, conflicts_with_all = ["tables", "leases", "suspended"])]
+    trees: bool,
     /// Break a promise on purpose, to see a checker at work.
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -54,7 +57,8 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { command, seed, seeds, verbose, tables, leases, suspended, sabotage } = Arguments::parse();
+    let Arguments { command, seed, seeds, verbose, tables, leases, suspended, trees, sabotage } =
+        Arguments::parse();
     if let Some(Command::Rates(arguments)) = command {
         return match arguments.run(|line| println!("{line}")) {
             Ok(()) => ExitCode::SUCCESS,
@@ -68,12 +72,23 @@ fn main() -> ExitCode {
         eprintln!("error: --sabotage {} shows where leases decide\n\nhint: add --suspended", name(sabotage));
         return ExitCode::from(2);
     }
+    if let Some(sabotage) = sabotage.filter(|sabotage| sabotage.needs_trees() && !trees) {
+        eprintln!(
+            "error: --sabotage {} shows where workers feed each other\n\nhint: add --trees",
+            name(sabotage)
+        );
+        return ExitCode::from(2);
+    }
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
     let held = match (tables, leases) {
         (true, _) => run_tables(seeds.clone(), verbose),
         (_, true) => run_leases(seeds.clone(), verbose),
         _ => {
-            let scenario = if suspended { Scenario::suspended } else { Scenario::from_seed };
+            let scenario = match (suspended, trees) {
+                (true, _) => Scenario::suspended,
+                (_, true) => Scenario::with_trees,
+                _ => Scenario::from_seed,
+            };
             run_jobs(seeds.clone(), scenario, verbose, sabotage)
         }
     };
@@ -89,6 +104,8 @@ fn main() -> ExitCode {
                 "--leases "
             } else if suspended {
                 "--suspended "
+            } else if trees {
+                "--trees "
             } else {
                 ""
             };

@@ -125,9 +125,10 @@ impl Cluster<'_> {
     pub(super) fn look_at_worker(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let proxy = &mut self.proxies[rank as usize][shard];
         let Some((_, room)) = proxy.shard.link().map(|socket| socket.poll()) else { return Ok(()) };
-        if self.suspended(rank).is_some() {
+        if self.suspended(rank).is_some() || self.hangs(rank) {
             return Ok(());
         }
+        self.poll_others(rank, shard);
         let (beats, most) = (self.rng.once_in(BEAT_ONCE_IN), self.some_frames());
         let number = self.wire(rank, shard).number;
         let proxy = &mut self.proxies[rank as usize][shard];
@@ -136,9 +137,11 @@ impl Cluster<'_> {
         }
         proxy.shard.ready(true, room);
         let Looked { over, .. } = proxy.shard.look(most as usize, |_| {});
-        let has_work = proxy.shard.has_work();
+        self.see_to_others(rank, shard)?;
+        let has_work = self.proxies[rank as usize][shard].shard.has_work();
         self.see_deeds(rank, shard)?;
         self.sent();
+        self.lied()?;
         if matches!(over, Some(Over::Ended(_))) && self.breaks(Sabotage::KeepsEndedConnections, 4) {
             let socket = self.socket(rank, shard, Way::Up);
             self.proxies[rank as usize][shard].shard.attach(socket);
@@ -151,6 +154,7 @@ impl Cluster<'_> {
         if has_work && !self.forgets() {
             self.look_later(rank, shard, Way::Down);
         }
+        self.rouse_others(rank, shard);
         Ok(())
     }
 
@@ -254,7 +258,10 @@ impl Cluster<'_> {
             self.lodged(rank, shard, encoding, tensor, chunk)?;
         }
         match self.take_question(rank, shard, &submission, wanted) {
-            Ok(()) => self.take_judged(rank, shard, judged),
+            Ok(()) => {
+                self.heed(rank, shard, &submission)?;
+                self.take_judged(rank, shard, judged)
+            }
             Err(undeclared) => self.refused(rank, shard, &undeclared.to_string()),
         }
     }
@@ -268,7 +275,7 @@ impl Cluster<'_> {
         wanted: bool,
     ) -> Result<(), Undeclared> {
         let sabotage = self.scenario.sabotage;
-        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
+        let Server { machine, memory, ports, overlay, .. } = &mut self.servers[shard];
         let port = ports.0[rank as usize].as_mut().expect("it is listened to");
         if let Submission::Fetch { tensor, ticket, .. } | Submission::FetchChunks { tensor, ticket, .. } =
             *submission
@@ -291,6 +298,9 @@ impl Cluster<'_> {
                 if sabotage == Some(Sabotage::SendsOneForSome) =>
             {
                 Submission::FetchChunks { tensor, first, count: 1, version, ticket }
+            }
+            Submission::Attached { stripes, .. } if sabotage == Some(Sabotage::TakesLateAnswers) => {
+                Submission::Attached { epoch: port.epoch, stripes }
             }
             submission => submission,
         };

@@ -3,6 +3,7 @@
 mod looks;
 mod requests;
 mod servers;
+mod trees;
 mod watch;
 mod wires;
 mod workers;
@@ -18,9 +19,10 @@ use crate::socket::Air;
 use crate::transport::{Break, Ring, Way, Wire};
 use crate::worker::{Need, State, Worker};
 use crate::workload::Workload;
+use penstock_fabric::net::remote_shard::Wish;
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::{JobFailure, Loss};
-use penstock_proto::overlay::Direct;
+use penstock_proto::overlay::{Direct, Routes};
 use penstock_proto::placement;
 use penstock_proto::shard::Shard;
 use penstock_proto::{Rank, TensorId};
@@ -28,6 +30,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::rc::Rc;
+use std::sync::Arc;
 use wires::JOB;
 
 /// More events than any of our jobs has: a run that gets there never ends.
@@ -163,6 +166,25 @@ enum Event {
     Resume(Rank),
     /// A worker hears that it was lost.
     Outlived(Rank),
+    /// A server looks at its plan of trees, or plans for no reason.
+    Plan(usize),
+    Shake(usize),
+    /// A server hears that a worker has left its parent; it forgives the parent.
+    Blame(usize, Rank, Rank),
+    Forgive(usize, Rank),
+    /// A shard hears how values go from now on.
+    Routes(usize, Arc<Routes>),
+    /// A worker dials another for its proxy of a shard; it hears what came of that, a connection with this number or none.
+    Dial(Rank, usize, Wish),
+    Dialed(Rank, usize, Wish, Option<usize>),
+    /// Something has come on a connection between workers; one breaks.
+    Branch(usize, Way),
+    BreakBranch(usize, Break),
+    /// A proxy looks whether something is late.
+    Tick(Rank, usize),
+    /// A worker's proxies look at nothing; they look again.
+    Hang(Rank),
+    Rouse(Rank),
 }
 
 /// An entry of the queue; the sequence number makes the order of equal ticks the order of their making.
@@ -248,6 +270,9 @@ struct Server<'a> {
     ports: Ports<'a>,
     /// The peers that it sends values to.
     overlay: Direct,
+    /// Who else feeds them; the last route's number.
+    routes: Arc<Routes>,
+    epoch: u32,
 }
 
 impl Server<'_> {
@@ -284,6 +309,8 @@ pub struct Cluster<'a> {
     lost: BTreeSet<Rank>,
     /// The leases, where they decide which workers are lost.
     watch: Option<watch::Watch<'a>>,
+    /// Trees, if there are any.
+    trees: Option<trees::Grove<'a>>,
     failure: Option<JobFailure>,
     checkers: Vec<Box<dyn Checker>>,
     reads: BTreeMap<(Rank, TensorId, u64), u64>,
@@ -306,6 +333,8 @@ impl<'a> Cluster<'a> {
                 (0..).zip(&scenario.faults.remote).map(|(rank, &remote)| port(rank, remote)).collect(),
             ),
             overlay: Direct::default(),
+            routes: Arc::default(),
+            epoch: 0,
         };
         let mut cluster = Self {
             scenario,
@@ -326,6 +355,7 @@ impl<'a> Cluster<'a> {
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
             lost: BTreeSet::new(),
             watch: scenario.faults.leases.as_ref().map(watch::Watch::new),
+            trees: trees::Grove::new(scenario),
             failure: None,
             checkers,
             reads: BTreeMap::new(),
@@ -334,6 +364,7 @@ impl<'a> Cluster<'a> {
             rng,
         };
         cluster.begin_watch();
+        cluster.plant();
         for rank in 0..workers {
             cluster.step_later(rank);
             let late = cluster.rng.within(1..=scenario.faults.late[rank as usize]);
@@ -414,7 +445,7 @@ impl<'a> Cluster<'a> {
                 self.desk.roster.missing_at_barrier()
             )),
             State::Leaving => Some(format!("worker {rank} waits to be let go")),
-            State::Left | State::Lost | State::Failed(_) => None,
+            State::Stays | State::Left | State::Lost | State::Failed(_) => None,
             State::Running | State::Reading(_) | State::Hostile(_) => {
                 Some(format!("worker {rank} stands still"))
             }
@@ -510,6 +541,30 @@ impl<'a> Cluster<'a> {
             Event::FallSilent(rank, way) => self.fall_silent(rank, way),
             Event::Resume(rank) => self.resume_process(rank),
             Event::Outlived(rank) => self.outlived(rank),
+            Event::Plan(server) => {
+                self.plan(server);
+                Ok(())
+            }
+            Event::Shake(server) => {
+                self.shake(server);
+                Ok(())
+            }
+            Event::Blame(server, rank, parent) => {
+                self.blame(server, rank, parent);
+                Ok(())
+            }
+            Event::Forgive(server, rank) => {
+                self.forgive(server, rank);
+                Ok(())
+            }
+            Event::Routes(shard, routes) => self.reroute(shard, routes),
+            Event::Dial(rank, shard, wish) => self.dial(rank, shard, wish),
+            Event::Dialed(rank, shard, wish, branch) => self.dialed(rank, shard, &wish, branch),
+            Event::Branch(number, way) => self.branch_news(number, way),
+            Event::BreakBranch(number, how) => self.break_branch(number, how),
+            Event::Tick(rank, shard) => self.tick(rank, shard),
+            Event::Hang(rank) => self.hang(rank),
+            Event::Rouse(rank) => self.rouse_proxies(rank),
         }
     }
 }

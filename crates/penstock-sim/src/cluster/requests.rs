@@ -351,6 +351,7 @@ impl Cluster<'_> {
         self.workers[rank as usize].state = State::Left;
         self.links[rank as usize].requests.close();
         self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
+        self.uproot(rank, false);
         self.see(Observation::Ended { rank, how: "left" })
     }
 
@@ -434,6 +435,7 @@ impl Cluster<'_> {
             let clerk = Clerk { session, answers: Answers::default(), at_barrier: None, leaving: None };
             self.desk.clerks.insert(rank, clerk);
             self.begin_lease(rank);
+            self.has_come(rank, true);
         }
         self.gave_sign(rank);
         self.desk.greeted.insert(rank);
@@ -505,6 +507,7 @@ impl Cluster<'_> {
         }
         self.desk.greeted.remove(&rank);
         self.desk.roster.leave(rank);
+        self.has_come(rank, false);
         self.open_barrier();
     }
 
@@ -516,6 +519,7 @@ impl Cluster<'_> {
         let _ = self.desk.roster.lose(rank) || self.desk.roster.miss(rank, false);
         self.desk.clerks.remove(&rank);
         self.desk.greeted.remove(&rank);
+        self.has_come(rank, false);
         self.open_barrier();
         true
     }

@@ -109,7 +109,7 @@ impl Cluster<'_> {
 
     /// A shard goes on without a worker that was lost.
     pub(super) fn remove(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
+        let Server { machine, memory, ports, overlay, .. } = &mut self.servers[shard];
         ports.0[rank as usize] = None;
         overlay.leave(PeerId::worker(rank));
         if !machine.clocks().is_live(rank) {

@@ -97,7 +97,9 @@ impl Cluster<'_> {
             | Event::End(rank)
             | Event::Alarm(rank, _)
             | Event::Beat(rank)
-            | Event::Outlived(rank) => self.suspended(rank),
+            | Event::Outlived(rank)
+            | Event::Dialed(rank, ..)
+            | Event::Tick(rank, _) => self.suspended(rank),
             _ => None,
         }
     }
@@ -182,6 +184,7 @@ impl Cluster<'_> {
         self.workers[rank as usize].state = State::Lost;
         self.links[rank as usize].requests.close();
         self.wires[rank as usize].iter().for_each(|wire| wire.borrow_mut().close_at_worker());
+        self.uproot(rank, false);
         self.see(Observation::Ended { rank, how: "lost" })
     }
 

@@ -8,7 +8,7 @@ use crate::history::Observation;
 use crate::remote::Proxy;
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
-use crate::socket::{Broken, Sent, Socket};
+use crate::socket::{Broken, Line, Sent, Socket};
 use crate::transport::{Break, Way, Wire};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -112,6 +112,7 @@ impl<'a> Cluster<'a> {
             drop(wire);
             if shard != self.control() {
                 self.proxies[rank as usize][shard].shard.detach();
+                self.closed();
             }
             let delay = self.delay();
             self.later(delay, Event::Connect { rank, shard, number });
@@ -139,6 +140,7 @@ impl<'a> Cluster<'a> {
         if let Some(port) = &mut self.servers[shard].ports.0[rank as usize] {
             port.attach(down);
         }
+        self.tell_route(rank, shard)?;
         let proxy = &mut self.proxies[rank as usize][shard].shard;
         proxy.attach(up);
         let (taken, submitted) = proxy.progress();
@@ -155,7 +157,8 @@ impl<'a> Cluster<'a> {
             _ => None,
         };
         let (wire, rng) = (&self.wires[rank as usize][shard], Rng::new(self.rng.word()));
-        Socket::new(wire, &self.air, &self.scenario.faults, (rank, shard), out, rng, broken)
+        let line = Line::Shard { rank, shard };
+        Socket::new(wire, &self.air, &self.scenario.faults, line, out, rng, broken)
     }
 
     /// When what goes out now would arrive.
@@ -176,9 +179,13 @@ impl<'a> Cluster<'a> {
 
     /// What was written to sockets is under way.
     pub(super) fn sent(&mut self) {
-        for Sent { rank, shard, way, arrives } in self.air.sent.take() {
-            self.left(rank, shard, way, arrives);
+        for Sent { line, way, arrives } in self.air.sent.take() {
+            match line {
+                Line::Shard { rank, shard } => self.left(rank, shard, way, arrives),
+                Line::Branch { number, .. } => self.passed_on(number, way, arrives),
+            }
         }
+        self.closed();
     }
 
     pub(super) fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {

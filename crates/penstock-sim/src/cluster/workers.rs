@@ -88,9 +88,16 @@ impl Cluster<'_> {
                 self.see(Observation::Clocked { rank, clock })?;
                 self.tell_all(rank, Submission::Clock { clock });
             }
+            Op::Leave if self.stays(rank) => self.workers[rank as usize].state = State::Stays,
             Op::Leave => self.tell_all(rank, Submission::Leave),
         }
         Ok(())
+    }
+
+    /// Whether a worker that has come to the end of the program is to see what comes then.
+    fn stays(&self, rank: Rank) -> bool {
+        let stays = self.scenario.trees.as_ref().is_some_and(|trees| trees.stays);
+        stays && self.workers[rank as usize].clock == self.workload.iterations
     }
 
     pub(super) fn tell_all(&mut self, rank: Rank, submission: Submission) {
@@ -559,6 +566,7 @@ impl Cluster<'_> {
         for wire in &self.wires[rank as usize] {
             wire.borrow_mut().abandon(self.now, &mut self.rng);
         }
+        self.uproot(rank, true);
         self.see(Observation::Crashed { rank })?;
         if self.is_watched(rank) {
             return Ok(());
@@ -613,6 +621,7 @@ impl Cluster<'_> {
         }
         let how = failure.to_string();
         self.workers[rank as usize].state = State::Failed(failure);
+        self.uproot(rank, false);
         self.see(Observation::Ended { rank, how: &how })
     }
 }

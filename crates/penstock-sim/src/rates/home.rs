@@ -11,7 +11,7 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
-use penstock_proto::overlay::{Direct, Feed, MAX_STRIPES, Member, Route, Routes, Striping};
+use penstock_proto::overlay::{Digests, Direct, Feed, Member, Route, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication, Subscriber, Subscribers, tell};
@@ -34,43 +34,23 @@ pub(super) const TENSOR: TensorId = 0;
 /// What of it stands published.
 struct Memory {
     model: Rc<RefCell<Model>>,
-    chunk_bytes: usize,
     /// What stands there of each chunk, and what that is.
     values: Vec<Box<[u8]>>,
     published: Vec<Publication>,
     sums: Vec<OncePublished>,
     sealer: Sealer,
     by_trees: bool,
-    striping: Striping,
-    digests: Vec<u64>,
+    digests: Digests,
 }
 
 impl Memory {
-    /// What a chunk adds to its stripe's digest.
-    fn counted(&self, local: usize) -> u64 {
-        let Publication { version, sequence, changed, .. } = self.published[local];
-        if sequence == 0 { 0 } else { changed.wrapping_add(version + 1) }
-    }
-
-    fn cut(&mut self, shares: &[u32]) {
-        self.striping = Striping::new(TENSOR, self.values.len(), self.chunk_bytes as u64, shares);
-        self.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
-        for local in 0..self.values.len() {
-            let (counted, stripe) = (self.counted(local), self.striping.of(local));
-            self.digests[stripe] = self.digests[stripe].wrapping_add(counted);
-        }
-    }
-
     fn publish(&mut self, local: usize, version: u64) {
-        let before = self.counted(local);
         let model = self.model.borrow();
         let value = model.chunk(version, local as u32).expect("a version is made before it is published");
         self.values[local].copy_from_slice(value);
         let sequence = self.published[local].sequence + 2;
         self.published[local] = Publication { version, steps: version, sequence, changed: sequence };
-        let now = self.counted(local);
-        let stripe = self.striping.of(local);
-        self.digests[stripe] = self.digests[stripe].wrapping_add(now.wrapping_sub(before));
+        self.digests.count(local, version, sequence);
     }
 }
 
@@ -100,11 +80,11 @@ impl Chunks for Memory {
     }
 
     fn stripe(&self, _: TensorId, local: usize) -> usize {
-        self.striping.of(local)
+        self.digests.stripe(local)
     }
 
     fn digest(&self, _: TensorId, stripe: usize) -> u64 {
-        self.digests.get(stripe).copied().unwrap_or(0)
+        self.digests.of(stripe).unwrap_or(0)
     }
 }
 
@@ -209,18 +189,15 @@ impl Home {
         machine.declare(TENSOR, spec, chunks, (0..chunks).collect());
         let nothing = Publication { version: 0, steps: 0, sequence: 0, changed: 0 };
         let count = chunks as usize;
-        let mut memory = Memory {
+        let memory = Memory {
             model: Rc::clone(model),
-            chunk_bytes,
             values: vec![vec![0; chunk_bytes].into(); count],
             published: vec![nothing; count],
             sums: (0..count).map(|_| OncePublished::default()).collect(),
             sealer,
             by_trees: false,
-            striping: Striping::default(),
-            digests: Vec::new(),
+            digests: Digests::new(TENSOR, count, chunk_bytes as u64, &[]),
         };
-        memory.cut(&[]);
         let mut of = BTreeMap::new();
         let peers = sockets.into_iter().enumerate().map(|(rank, socket)| {
             let (comes, goes) = socket.ways();
@@ -301,7 +278,7 @@ impl Home {
         let is_cut_anew = routes.striping != self.routes.striping;
         self.routes = routes;
         if is_cut_anew {
-            self.memory.cut(&self.routes.shares);
+            self.memory.digests.cut(&self.routes.shares);
             for peer in &mut self.peers.0 {
                 peer.subscriber().recut(&self.memory);
             }

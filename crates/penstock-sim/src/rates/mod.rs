@@ -77,7 +77,7 @@ pub struct Scenario {
     pub bytes: u64,
     /// See there.
     pub block: u64,
-    /// Bytes of each chunk that are really there: all others are left out, and links carry so much less.
+    /// Bytes of each chunk that are really there: each takes the time and the room of so many.
     pub chunk: u32,
     /// Bytes a second of every host's link.
     pub rate: f64,
@@ -94,7 +94,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// So many hosts with links of 1 Gbit/s, 256 MiB in blocks of 1 MiB, of each of which 16 KiB are there.
+    /// So many hosts with links of 1 Gbit/s, 256 MiB in blocks of 1 MiB, of each of which 4 KiB are there.
     pub fn new(hosts: u32, shape: Shape) -> Self {
         Self {
             seed: 1,
@@ -102,7 +102,7 @@ impl Scenario {
             shape,
             bytes: 256 << 20,
             block: 1 << 20,
-            chunk: 16 << 10,
+            chunk: 4 << 10,
             rate: 125e6,
             hop: 1e-4,
             buffer: 4 << 20,
@@ -278,10 +278,11 @@ impl<'a> Run<'a> {
         let trees = Trees::new(hosts, rate * PAYLOAD_SHARE, shape, &traffic)?;
         let scaled = |bytes: u64| (bytes as f64 * scenario.scale()) as usize;
         let speed = Speed {
-            rates: vec![rate * PAYLOAD_SHARE * scenario.scale(); hosts as usize + 1],
+            rates: vec![rate * PAYLOAD_SHARE; hosts as usize + 1],
             hop: nanos(hop),
             packet: scaled((block / 4).max(16 << 10)),
             buffer: scaled(buffer).max(chunk as usize),
+            scale: 1.0 / scenario.scale(),
         };
         let net = Rc::new(RefCell::new(Net::new(&speed)));
         let (chunks, chunk_bytes) = (scenario.chunks(), chunk as usize);
@@ -362,19 +363,12 @@ impl<'a> Run<'a> {
             }
         }
         if let Some(&rank) = missing.first() {
-            // DEBUG
-            eprintln!("left {:?}", self.left);
-            for &rank in &missing {
-                let w = &self.workers[rank as usize];
-                eprintln!("DEBUG {rank} progress {} awaits {} work {} feeders {:?}", w.mirror().progress, w.shard.awaits(), w.shard.has_work(), w.shard.feeders().collect::<Vec<_>>());
-            }
-            eprintln!("stuck {:?}", self.net.borrow().stuck());
             return Err(Failure::Missing { version, count: missing.len(), rank });
         }
         took.sort_by(f64::total_cmp);
         let (half, seconds) = (took[took.len() / 2], took[took.len() - 1]);
         let net = self.net.borrow();
-        let model = f64::from(self.scenario.chunks()) * f64::from(self.scenario.chunk);
+        let model = (u64::from(self.scenario.chunks()) * self.scenario.block) as f64;
         let sent: Vec<u64> = net.sent().iter().zip(&sent).map(|(now, before)| now - before).collect();
         Ok(Held {
             seconds,
@@ -471,7 +465,7 @@ impl<'a> Run<'a> {
                 match trouble {
                     Trouble::Hangs => self.workers[rank as usize].hangs = true,
                     Trouble::Slow(part) => {
-                        let rate = self.scenario.rate * PAYLOAD_SHARE * self.scenario.scale() * part;
+                        let rate = self.scenario.rate * PAYLOAD_SHARE * part;
                         self.net.borrow_mut().set_rate(host(rank), rate);
                     }
                 }

@@ -10,7 +10,6 @@
 
 use super::tally::Tally;
 use penstock_fabric::net::link::{Got, Link, Segment};
-use penstock_kernels::Foreign;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -51,6 +50,8 @@ pub(super) struct Speed {
     pub(super) packet: usize,
     /// Bytes of a connection's buffers, at each end.
     pub(super) buffer: usize,
+    /// Bytes that each byte of a value stands for.
+    pub(super) scale: f64,
 }
 
 /// A host's link.
@@ -86,6 +87,35 @@ struct Way {
     ended: bool,
     deaf: bool,
     tally: Tally,
+    /// Of what was not sent, runs of bytes, and whether they are of values.
+    runs: VecDeque<(usize, bool)>,
+}
+
+impl Way {
+    fn append(&mut self, bytes: &[u8]) {
+        let Self { tally, runs, .. } = self;
+        tally.write(bytes, |bytes, is_value| match runs.back_mut() {
+            Some((run, of_value)) if *of_value == is_value => *run += bytes,
+            _ => runs.push_back((bytes, is_value)),
+        });
+        self.bytes.extend(bytes);
+    }
+
+    /// So many bytes are sent next: how many of them are of values.
+    fn take(&mut self, mut bytes: usize) -> usize {
+        let mut of_values = 0;
+        while bytes > 0
+            && let Some((run, is_value)) = self.runs.front_mut()
+        {
+            let taken = bytes.min(*run);
+            (*run, bytes) = (*run - taken, bytes - taken);
+            of_values += if *is_value { taken } else { 0 };
+            if *run == 0 {
+                self.runs.pop_front();
+            }
+        }
+        of_values
+    }
 }
 
 /// All of it.
@@ -98,13 +128,14 @@ pub(super) struct Net {
     hop: Time,
     packet: usize,
     buffer: usize,
+    scale: f64,
     /// Of all ways that are no more.
     gone: Tally,
 }
 
 impl Net {
     pub(super) fn new(speed: &Speed) -> Self {
-        let Speed { ref rates, hop, packet, buffer } = *speed;
+        let Speed { ref rates, hop, packet, buffer, scale } = *speed;
         let port = |&rate: &f64| Port { rate, ..Port::default() };
         Self {
             now: 0,
@@ -115,6 +146,7 @@ impl Net {
             hop,
             packet: packet.min(buffer),
             buffer,
+            scale,
             gone: Tally::default(),
         }
     }
@@ -155,10 +187,6 @@ impl Net {
         self.ways.iter().fold(self.gone, |sum, way| sum.and(&way.tally))
     }
 
-    pub(super) fn stuck(&self) -> Vec<String> {
-        self.ways.iter().enumerate().filter(|(_, w)| w.readable + w.under_way + w.unsent > 0 || w.is_full).map(|(n, w)| format!("{n}: {}->{} readable {} under {} unsent {} full {} turn {} deaf {} closed {}", w.from, w.to, w.readable, w.under_way, w.unsent, w.is_full, w.in_turn, w.deaf, w.closed)).collect()
-    }
-
     /// A connection between two hosts, which stands at once: its ends.
     pub(super) fn connect(net: &Rc<RefCell<Self>>, one: Number, other: Number) -> [Socket; 2] {
         let mut inner = net.borrow_mut();
@@ -177,6 +205,7 @@ impl Net {
                 ended: false,
                 deaf: false,
                 tally: Tally::default(),
+                runs: VecDeque::new(),
             });
         }
         let end = |out, comes| Socket { net: Rc::clone(net), out, comes };
@@ -274,14 +303,17 @@ impl Net {
             }
             (way.unsent, way.under_way) = (way.unsent - bytes, way.under_way + bytes);
             let to = way.to;
-            let takes = |rate: f64| ((bytes as f64) * 1e9 / rate).round() as Time;
+            // What goes with values is there as a whole, though not all of them is.
+            let of_values = way.take(bytes);
+            let bulk = of_values as f64 * self.scale + (bytes - of_values) as f64;
+            let takes = |rate: f64| (bulk * 1e9 / rate).round() as Time;
             let sent = self.now + takes(self.ports[host].rate);
             let downlink = &mut self.ports[to];
             let begins = downlink.free.max(self.now + self.hop);
             downlink.free = (begins + takes(downlink.rate)).max(sent + self.hop);
             let comes = downlink.free;
             self.ports[host].sends = true;
-            self.ports[host].sent += bytes as u64;
+            self.ports[host].sent += bulk.round() as u64;
             self.at(sent, Event::Sent(host));
             self.at(comes, Event::Came(number, bytes));
             if self.ways[number].unsent > 0 {
@@ -348,11 +380,12 @@ impl Link for Socket {
         for part in parts {
             let bytes = part.len().min(room - taken);
             match part.slice(0..bytes) {
-                Segment::Own(bytes) => {
-                    way.tally.write(bytes);
-                    way.bytes.extend(bytes);
+                Segment::Own(bytes) => way.append(bytes),
+                Segment::Foreign(memory) => {
+                    let mut bytes = vec![0; memory.len()];
+                    memory.copy_to(&mut bytes);
+                    way.append(&bytes);
                 }
-                Segment::Foreign(memory) => append(memory, way),
             }
             taken += bytes;
             if bytes < part.len() {
@@ -379,14 +412,6 @@ impl Link for Socket {
     }
 }
 
-/// Lanes: nobody writes there meanwhile.
-fn append(memory: Foreign<'_>, way: &mut Way) {
-    let mut bytes = vec![0; memory.len()];
-    memory.copy_to(&mut bytes);
-    way.tally.write(&bytes);
-    way.bytes.extend(&bytes);
-}
-
 /// It is closed: what was written goes still, what comes is not wanted any more.
 impl Drop for Socket {
     fn drop(&mut self) {
@@ -399,6 +424,7 @@ impl Drop for Socket {
         way.bytes.drain(..skip);
         way.bytes.truncate(left);
         (way.readable, way.unsent) = (0, 0);
+        way.runs.clear();
         let way = &mut net.ways[self.out];
         way.closed = true;
         if way.unsent + way.under_way == 0 {

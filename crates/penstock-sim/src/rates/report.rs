@@ -22,7 +22,7 @@ pub struct Arguments {
     /// Bytes that go on together: a chunk.
     #[arg(long, value_parser = bytes, default_value = "1MiB")]
     block: u64,
-    /// How many of those are really there, by default 16 KiB at most: links carry so much less.
+    /// How many of those are really there, by default 4 KiB: each takes the time and the room of so many.
     #[arg(long, value_parser = bytes)]
     chunk: Option<u64>,
     /// Bits a second of each link, as in 1gbit.
@@ -90,7 +90,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Arguments {
     fn scenario(&self, hosts: u32, shape: Shape) -> Result<Scenario, Failure> {
-        let chunk = self.chunk.unwrap_or_else(|| self.block.min(16 << 10));
+        let chunk = self.chunk.unwrap_or_else(|| 4 << 10);
         let wrong = |expected, got: String| Failure::Scenario { expected, got };
         let chunk =
             u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;

@@ -14,13 +14,22 @@ pub struct Tally {
     /// Of the header that is under way.
     header: [u8; HEADER_BYTES],
     has: usize,
-    /// Bytes of a payload that are to follow.
+    /// Bytes of a payload that are to follow, and whether they are a value's.
     payload: usize,
+    is_value: bool,
 }
 
 impl Default for Tally {
     fn default() -> Self {
-        Self { values: 0, seals: 0, others: 0, header: [0; HEADER_BYTES], has: 0, payload: 0 }
+        Self {
+            values: 0,
+            seals: 0,
+            others: 0,
+            header: [0; HEADER_BYTES],
+            has: 0,
+            payload: 0,
+            is_value: false,
+        }
     }
 }
 
@@ -53,14 +62,20 @@ impl Tally {
         self.values + self.seals + self.others
     }
 
-    /// These bytes follow.
-    pub(super) fn write(&mut self, mut bytes: &[u8]) {
+    /// These bytes follow. `each`: runs of them, and whether they are of a value.
+    pub(super) fn write(&mut self, mut bytes: &[u8], mut each: impl FnMut(usize, bool)) {
         while !bytes.is_empty() {
-            let skips = self.payload.min(bytes.len());
-            (self.payload, bytes) = (self.payload - skips, &bytes[skips..]);
+            let goes_on = self.payload.min(bytes.len());
+            if goes_on > 0 {
+                each(goes_on, self.is_value);
+                (self.payload, bytes) = (self.payload - goes_on, &bytes[goes_on..]);
+            }
             let takes = (HEADER_BYTES - self.has).min(bytes.len());
-            self.header[self.has..self.has + takes].copy_from_slice(&bytes[..takes]);
-            (self.has, bytes) = (self.has + takes, &bytes[takes..]);
+            if takes > 0 {
+                each(takes, false);
+                self.header[self.has..self.has + takes].copy_from_slice(&bytes[..takes]);
+                (self.has, bytes) = (self.has + takes, &bytes[takes..]);
+            }
             if self.has == HEADER_BYTES {
                 self.has = 0;
                 self.count();
@@ -71,6 +86,7 @@ impl Tally {
     fn count(&mut self) {
         let header = Header::decode(&self.header).expect("the machines write frames");
         self.payload = header.length as usize;
+        self.is_value = matches!(header.body, Body::Notice(Notice::Value { .. }));
         match header.body {
             Body::Notice(Notice::Value { .. }) => self.values += 1,
             Body::Notice(Notice::Seal) => self.seals += 1,

@@ -5,14 +5,20 @@
 use super::home::Stray;
 use penstock_proto::Rank;
 use penstock_proto::overlay::{
-    Cluster, Costs, Limits, Node, Overlay, Parent, Place, PlanError, Prediction, Routes, Shape, Traffic, plan,
+    Cluster, Costs, Limits, Member, Node, Overlay, Parent, Place, PlanError, Prediction, Routes, Shape,
+    Traffic, plan,
 };
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Host number -> its only worker, from the node's number in the plan.
+/// The only worker of a node of the plan, and the node of a worker: the home is node 0.
 fn rank(node: u32) -> Rank {
     node - 1
+}
+
+fn node(rank: Rank) -> u32 {
+    rank + 1
 }
 
 /// A plan for one server and as many workers as hosts.
@@ -20,6 +26,8 @@ pub(super) struct Trees {
     cluster: Cluster,
     limits: Option<Limits>,
     ranks: Vec<Rank>,
+    /// Nodes that pass nothing on any more.
+    out: BTreeSet<u32>,
     pub(super) shape: Shape,
     pub(super) overlay: Overlay,
     pub(super) prediction: Prediction,
@@ -28,9 +36,9 @@ pub(super) struct Trees {
 
 impl Trees {
     pub(super) fn new(workers: u32, rate: f64, shape: Shape, traffic: &Traffic) -> Result<Self, PlanError> {
-        let node = |host| Node { place: Place { zone: 0, rack: 0, host }, rate };
-        let servers = vec![node(workers)];
-        let cluster = Cluster::new(servers, (0..workers).map(node).collect(), Costs::Labels)?;
+        let at = |host| Node { place: Place { zone: 0, rack: 0, host }, rate };
+        let servers = vec![at(workers)];
+        let cluster = Cluster::new(servers, (0..workers).map(at).collect(), Costs::Labels)?;
         let mut plan = plan(&cluster, shape.settled(workers as usize), traffic)?;
         let limits = match plan.shape {
             Shape::Tree { limits, .. } => Some(limits),
@@ -39,7 +47,8 @@ impl Trees {
         let (shape, prediction) = (plan.shape, plan.prediction);
         let overlay = plan.overlays.swap_remove(0);
         let ranks = (0..workers).collect();
-        Ok(Self { cluster, limits, ranks, shape, overlay, prediction, routes: Arc::default() })
+        let out = BTreeSet::new();
+        Ok(Self { cluster, limits, ranks, out, shape, overlay, prediction, routes: Arc::default() })
     }
 
     /// The routes, if they are others than before.
@@ -49,7 +58,7 @@ impl Trees {
             if is_in { std::slice::from_ref(&self.ranks[rank(node) as usize]) } else { &[] }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let mut routes = Routes::along(&self.overlay, of, |rank| Some(Parent { rank, address }));
+        let mut routes = Routes::along(&self.overlay, of, |_| true, |rank| Some(Parent { rank, address }));
         routes.striping = self.routes.striping + u32::from(routes.shares != self.routes.shares);
         (routes != *self.routes).then(|| {
             self.routes = Arc::new(routes);
@@ -57,17 +66,18 @@ impl Trees {
         })
     }
 
-    /// A worker has left its parent: that one is in no tree any more. Whether it was.
+    /// A worker has left its parent: that one passes nothing on any more. Whether it did.
     pub(super) fn stray(&mut self, stray: Stray) -> Result<bool, PlanError> {
         let Stray { rank, parent } = stray;
-        let is_its = |member: &penstock_proto::overlay::Member| {
+        let is_its = |member: &Member| {
             member.feeds.iter().any(|feed| feed.parent.as_ref().is_some_and(|fed_by| fed_by.rank == parent))
         };
-        if !self.routes.members.get(&rank).is_some_and(is_its) || !self.overlay.has(parent + 1) {
+        if !self.routes.members.get(&rank).is_some_and(is_its) || self.out.contains(&node(parent)) {
             return Ok(false);
         }
         let view = self.cluster.seen_from(0);
-        self.overlay = self.overlay.without(&view, parent + 1, self.limits)?.0;
+        self.out.insert(node(parent));
+        self.overlay = self.overlay.with_leaf(&view, node(parent), (self.limits, &self.out))?.0;
         Ok(true)
     }
 

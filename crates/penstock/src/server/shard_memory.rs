@@ -12,7 +12,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::numbered::Numbered;
-use penstock_proto::overlay::{MAX_STRIPES, Striping};
+use penstock_proto::overlay::Digests;
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -106,12 +106,9 @@ struct TensorMemory {
     changed: Vec<u64>,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
-    /// Whether peers on other hosts pass its values on; how routes cut them.
+    /// Whether peers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
     by_trees: bool,
-    striping: Striping,
-    /// By stripe: [`Chunks::digest`]; and what each chunk adds to it.
-    digests: Vec<u64>,
-    counted: Vec<u64>,
+    digests: Digests,
 }
 
 /// How hard the network presses what is sent of a tensor's values.
@@ -192,7 +189,8 @@ impl Memory {
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
         let changed = vec![0; home.chunks().len()];
-        let counted = changed.clone();
+        let longest = home.chunks().first().map_or(0, |&chunk| home.range(chunk).len());
+        let digests = Digests::new(id, home.chunks().len(), longest as u64, &self.shares);
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
         let pressed = gauge.map(|gauge| Pressed { gauge, versions: 0, version: 0 });
         if pressed.is_some() && self.tensors.get(id).is_none() {
@@ -210,32 +208,15 @@ impl Memory {
             changed,
             pressed,
             by_trees: false,
-            striping: Striping::default(),
-            digests: Vec::new(),
-            counted,
+            digests,
         };
         self.tensors.insert(id, tensor);
-        self.cut(id);
     }
 
     /// How routes cut what goes to peers on other hosts.
     pub(super) fn stripe_by(&mut self, shares: &[u32]) {
         self.shares = shares.to_vec();
-        let ids: Vec<TensorId> = self.tensors.iter().map(|(id, _)| id).collect();
-        ids.into_iter().for_each(|id| self.cut(id));
-    }
-
-    fn cut(&mut self, id: TensorId) {
-        let Self { shares, tensors, .. } = self;
-        let Some(tensor) = tensors.get_mut(id) else { return };
-        let longest = tensor.home.chunks().first().map_or(0, |&chunk| tensor.home.range(chunk).len());
-        let chunks = tensor.home.chunks().len();
-        tensor.striping = Striping::new(id, chunks, longest as u64, shares);
-        tensor.digests = vec![0; shares.len().clamp(1, MAX_STRIPES)];
-        for (local, &counted) in tensor.counted.iter().enumerate() {
-            let digest = &mut tensor.digests[tensor.striping.of(local)];
-            *digest = digest.wrapping_add(counted);
-        }
+        self.tensors.iter_mut().for_each(|(_, tensor)| tensor.digests.cut(shares));
     }
 
     /// Tensors that are broadcast.
@@ -318,15 +299,6 @@ impl Memory {
 }
 
 impl TensorMemory {
-    /// A chunk was published.
-    fn count(&mut self, local: usize) {
-        let now = self.changed[local].wrapping_add(self.published[local].version + 1);
-        let before = std::mem::replace(&mut self.counted[local], now);
-        if let Some(digest) = self.digests.get_mut(self.striping.of(local)) {
-            *digest = digest.wrapping_add(now.wrapping_sub(before));
-        }
-    }
-
     fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
         (&self.plan, &mut self.home, &self.lanes)
     }
@@ -384,11 +356,11 @@ impl Chunks for Memory {
     }
 
     fn stripe(&self, id: TensorId, local: usize) -> usize {
-        self.look(id).striping.of(local)
+        self.look(id).digests.stripe(local)
     }
 
     fn digest(&self, id: TensorId, stripe: usize) -> u64 {
-        self.look(id).digests.get(stripe).copied().unwrap_or(0)
+        self.look(id).digests.of(stripe).unwrap_or(0)
     }
 }
 
@@ -571,7 +543,7 @@ impl Home for Memory {
         if changed {
             tensor.changed[local] = tensor.home.sequence(local);
         }
-        tensor.count(local);
+        tensor.digests.count(local, version, tensor.changed[local]);
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }

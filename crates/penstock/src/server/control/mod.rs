@@ -514,7 +514,7 @@ impl Control {
                         self.look_at_end(rank);
                     }
                 }
-                Report::Strayed { rank, parent } => self.trees.stray(rank, parent),
+                Report::Strayed { rank, parent } => self.trees.stray(rank, parent, self.clock.now()),
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Followed { ticket, changes } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
@@ -538,6 +538,7 @@ impl Control {
     /// Tells the shards by which ways values go from now on, if these are others than before.
     fn route(&mut self) {
         let all_came = self.roster.awaited().next().is_none();
+        self.trees.forgive(self.clock.now());
         if let Some(routes) = self.trees.routes(all_came).filter(|_| self.ended.is_none()) {
             for shard in &self.shards.handles {
                 shard.send(Command::Routes(Arc::clone(&routes)));

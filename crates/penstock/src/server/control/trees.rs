@@ -10,7 +10,7 @@
 //! | what happens | what becomes of the plan |
 //! |---|---|
 //! | a worker leaves or is lost | its children get other parents, and nobody else does |
-//! | a worker has left its parent, whose fault that was | the parent is in no tree any more: the shards feed it themselves. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and goes itself |
+//! | a worker has left its parent, whose fault that was | the parent passes nothing on any more: it becomes a leaf, behind its children. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and becomes one itself. After a minute, or longer each time, there is a new plan, in which it passes on again |
 //! | a worker comes late | a new plan |
 //!
 //! Pure state. Nothing is planned for a job whose workers want a star.
@@ -28,6 +28,10 @@ use std::sync::Arc;
 
 /// Most parents that a worker may have left because of them.
 const MOST_STRAYS: usize = 8;
+/// How long a worker passes nothing on for which others have left it, in milliseconds; twice as long each time that it comes to that
+/// again, so many times.
+const OUT_FOR_MS: u64 = 60_000;
+const MOST_DOUBLED: u32 = 6;
 /// Bytes a second of every uplink. Only how they compare counts, and a hop's time beside what a block takes.
 const RATE: f64 = 1.25e9;
 /// What is planned for: bytes of all servers together.
@@ -35,6 +39,16 @@ const BYTES: u64 = 64 << 20;
 /// Seconds from one host to the next, beside the bytes' own time: a switch, and two threads that are woken. Without them `auto`
 /// would take the longest chain for as good as any tree.
 const HOP: f64 = 1e-4;
+
+/// What is kept of a worker that others have left.
+#[derive(Debug, Clone, Copy, Default)]
+struct Out {
+    /// Whether it passes nothing on, and until when.
+    is_out: bool,
+    until: u64,
+    /// How often it came to that.
+    times: u32,
+}
 
 /// A worker on another host, with a door.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,9 +93,9 @@ pub(super) struct Trees {
     block: u64,
     /// What the first worker wanted; all others want the same.
     shape: Option<Shape>,
-    /// Those that take part, and those that are fed by the shards because of what others have said of them.
+    /// Those that take part, and those among them that pass nothing on because of what others have said of them.
     subscribers: BTreeMap<Rank, Subscriber>,
-    out: BTreeSet<Rank>,
+    out: BTreeMap<Rank, Out>,
     /// By worker, the parents that it has left because of them.
     strays: BTreeMap<Rank, BTreeSet<Rank>>,
     planned: Option<Planned>,
@@ -111,7 +125,7 @@ impl Trees {
             block: BLOCK_BYTES.min(chunk_bytes.into()),
             shape: None,
             subscribers: BTreeMap::new(),
-            out: BTreeSet::new(),
+            out: BTreeMap::new(),
             strays: BTreeMap::new(),
             planned: None,
             routes: Arc::default(),
@@ -162,19 +176,19 @@ impl Trees {
 
     /// A worker has left, or was lost.
     pub(super) fn leave(&mut self, rank: Rank) {
-        self.take_out(rank);
+        self.changed |= self.subscribers.remove(&rank).is_some();
         self.out.remove(&rank);
         self.strays.remove(&rank);
         // The last one that was waited for may be one that never came.
         self.changed = self.planned.is_none() && !self.subscribers.is_empty() || self.changed;
     }
 
-    /// A worker has left its parent, whose fault that was.
-    pub(super) fn stray(&mut self, rank: Rank, parent: Rank) {
+    /// A worker has left its parent, whose fault that was, at this time in milliseconds.
+    pub(super) fn stray(&mut self, rank: Rank, parent: Rank, now: u64) {
         // Another's children say so themselves, and of one that has gone it is known.
         let is_fed = |feed: &Feed| feed.parent.as_ref().is_some_and(|fed_by| fed_by.rank == parent);
         let feeds = self.routes.members.get(&rank).is_some_and(|member| member.feeds.iter().any(is_fed));
-        if !feeds || !self.subscribers.contains_key(&rank) || !self.subscribers.contains_key(&parent) {
+        if !feeds || !self.subscribers.contains_key(&rank) || !self.passes_on(parent) {
             return;
         }
         let left = self.strays.entry(rank).or_default();
@@ -183,19 +197,25 @@ impl Trees {
         tracing::warn!(
             worker = rank,
             parent,
-            "a worker was not fed by another as it should have been: worker {out} takes no part in the trees any more"
+            "a worker was not fed by another as it should have been: worker {out} passes nothing on any more"
         );
-        if self.take_out(out) {
-            self.out.insert(out);
+        let out = self.out.entry(out).or_default();
+        (out.is_out, out.until) = (true, now + OUT_FOR_MS * (1 << out.times.min(MOST_DOUBLED)));
+        out.times += 1;
+        self.changed = true;
+    }
+
+    /// Workers that have passed nothing on for long enough may again, as of this time.
+    pub(super) fn forgive(&mut self, now: u64) {
+        for out in self.out.values_mut().filter(|out| out.is_out && out.until <= now) {
+            out.is_out = false;
+            (self.changed, self.anew) = (true, true);
         }
     }
 
-    fn take_out(&mut self, rank: Rank) -> bool {
-        let was_in = self.subscribers.remove(&rank).is_some();
-        if was_in {
-            self.changed = true;
-        }
-        was_in
+    /// Whether a worker may pass something on.
+    fn passes_on(&self, rank: Rank) -> bool {
+        self.subscribers.contains_key(&rank) && !self.out.get(&rank).is_some_and(|out| out.is_out)
     }
 
     /// The routes, if they are others than before; `all_came`: no worker of the job is still to come.
@@ -224,30 +244,42 @@ impl Trees {
             self.mend();
         } else {
             self.planned = self.plan();
+            self.mend();
         }
         self.planned.as_ref().map_or_else(Routes::default, |planned| self.along(planned))
     }
 
-    /// The workers of each host, ascending.
+    /// The workers of each host, ascending, those that pass nothing on behind the others.
     fn hosts(&self) -> BTreeMap<Host, Vec<Rank>> {
         let mut hosts: BTreeMap<Host, Vec<Rank>> = BTreeMap::new();
         for (&rank, subscriber) in &self.subscribers {
             hosts.entry(subscriber.host(rank)).or_default().push(rank);
         }
+        hosts.values_mut().for_each(|ranks| ranks.sort_by_key(|&rank| !self.passes_on(rank)));
         hosts
     }
 
-    /// Takes the hosts out of the plan that have nobody left.
+    /// Takes the hosts out of the plan that have nobody left, and has those pass nothing on that have nobody who may.
     fn mend(&mut self) {
         let left = self.hosts();
+        let passes = |host: &Host| left.get(host).is_some_and(|ranks| self.passes_on(ranks[0]));
+        let passes: BTreeSet<Host> = left.keys().copied().filter(passes).collect();
         let Some(Planned { overlay, limits, cluster, hosts }) = &mut self.planned else { return };
+        let silent = |(host, _): &(&Host, u32)| left.contains_key(*host) && !passes.contains(*host);
+        let leaves: BTreeSet<u32> = hosts.iter().zip(1..).filter(silent).map(|(_, number)| number).collect();
+        let view = cluster.seen_from(self.index as usize);
         for (host, number) in hosts.iter().zip(1..) {
             if left.contains_key(host) || !overlay.has(number) {
                 continue;
             }
             // There are two workers at least, so it is not the last.
-            if let Ok((mended, _)) = overlay.without(&cluster.seen_from(self.index as usize), number, *limits)
-            {
+            if let Ok((mended, _)) = overlay.without(&view, number, (*limits, &leaves)) {
+                *overlay = mended;
+            }
+        }
+        for &leaf in &leaves {
+            let is_inner = overlay.stripes().iter().any(|stripe| stripe.inner().contains(&leaf));
+            if is_inner && let Ok((mended, _)) = overlay.with_leaf(&view, leaf, (*limits, &leaves)) {
                 *overlay = mended;
             }
         }
@@ -311,7 +343,8 @@ impl Trees {
         let parent = |rank: Rank| {
             self.subscribers.get(&rank).map(|subscriber| Parent { rank, address: subscriber.door })
         };
-        Routes::along(&planned.overlay, ranks, parent)
+        // Where nobody of a host may pass anything on, the shards feed all of them but the first.
+        Routes::along(&planned.overlay, ranks, |rank| self.passes_on(rank), parent)
     }
 }
 
@@ -530,20 +563,20 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_was_left_for_its_fault_is_fed_by_the_shards_and_in_no_tree_any_more() {
+    fn a_parent_that_was_left_for_its_fault_passes_nothing_on_any_more() {
         let mut trees = joined("chain", 4);
         trees.routes(true).unwrap();
-        trees.stray(2, 1);
-        trees.stray(2, 1);
+        trees.stray(2, 1, 0);
+        trees.stray(2, 1, 0);
         let routes = trees.routes(true).unwrap();
-        assert_eq!(fed(&routes), [(0, None, 1), (2, Some(0), 2), (3, Some(2), 3)]);
+        assert_eq!(fed(&routes), [(0, None, 1), (1, Some(3), 4), (2, Some(0), 2), (3, Some(2), 3)]);
         // Another child, or another shard, says it late; what is no parent's fault is not believed.
-        for (rank, parent) in [(2, 1), (3, 1), (3, 0), (1, 0), (9, 0), (3, 9), (2, 2)] {
-            trees.stray(rank, parent);
+        for (rank, parent) in [(2, 1), (3, 1), (3, 0), (1, 0), (9, 0), (3, 9), (2, 2), (1, 1)] {
+            trees.stray(rank, parent, 0);
         }
         assert_eq!(trees.routes(true), None);
         trees.leave(1);
-        assert_eq!(trees.routes(true), None, "it was in no tree");
+        assert_eq!(fed(&trees.routes(true).unwrap()), [(0, None, 1), (2, Some(0), 2), (3, Some(2), 3)]);
         join(&mut trees, 1, "chain", door(1));
         assert!(inner(&trees.routes(true).unwrap()).contains(&1), "who comes anew begins anew");
     }
@@ -555,16 +588,29 @@ mod tests {
         let mut parent_of_last = || {
             let parent = routes.members[&11].feeds[0].parent.as_ref().map(|parent| parent.rank);
             let Some(parent) = parent else { return None };
-            trees.stray(11, parent);
+            trees.stray(11, parent, 0);
             routes = trees.routes(true)?;
             Some(parent)
         };
         let left: Vec<Rank> = (0..MOST_STRAYS).filter_map(|_| parent_of_last()).collect();
         assert_eq!(left, [10, 9, 8, 7, 6, 5, 4, 3]);
-        assert!(routes.members.contains_key(&2) && routes.members.contains_key(&11));
-        trees.stray(11, 2);
-        let routes = trees.routes(true).unwrap();
-        assert!(routes.members.contains_key(&2) && !routes.members.contains_key(&11));
+        assert!(trees.passes_on(2) && trees.passes_on(11));
+        trees.stray(11, 2, 0);
+        assert!(trees.passes_on(2) && !trees.passes_on(11));
+    }
+
+    #[test]
+    fn who_has_passed_nothing_on_for_long_passes_on_again_and_then_has_to_wait_longer() {
+        let mut trees = joined("chain", 3);
+        let first = trees.routes(true).unwrap();
+        for (from, until) in [(0, OUT_FOR_MS), (OUT_FOR_MS, 3 * OUT_FOR_MS)] {
+            trees.stray(1, 0, from);
+            assert!(!inner(&trees.routes(true).unwrap()).contains(&0));
+            trees.forgive(until - 1);
+            assert_eq!(trees.routes(true), None);
+            trees.forgive(until);
+            assert_eq!(fed(&trees.routes(true).unwrap()), fed(&first));
+        }
     }
 
     #[test]
@@ -630,7 +676,7 @@ mod tests {
                     0 => trees.leave(rank),
                     1 if !inner(&last).is_empty() => {
                         let inner = inner(&last);
-                        trees.stray(rank, inner[at % inner.len()]);
+                        trees.stray(rank, inner[at % inner.len()], 0);
                     }
                     _ if (rank as usize) < hosts.len() => join(&mut trees, rank, tree, door(hosts[rank as usize])),
                     _ => {}

@@ -1,0 +1,479 @@
+//! A subscriber that others feed, and its home: who is sent what when, whatever becomes of those in between.
+//!
+//! The home sends to two: a parent, which it feeds, and its child, which the parent feeds once it stands there.
+
+use penstock_proto::frame::Notice;
+use penstock_proto::overlay::{Direct, Feed, Parent, Route, Stripes, Striping, WHOLE};
+use penstock_proto::peer::PeerId;
+use penstock_proto::remote::home::{Chunks, Event, Owing, Publication, Subscriber, Subscribers, tell};
+use penstock_proto::remote::mirror::{Effect, Mirror};
+use penstock_proto::shard::Shard;
+use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::{Rank, TensorId};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+const W: TensorId = 3;
+const CHUNKS: usize = 5;
+const PARENT: Rank = 0;
+const CHILD: Rank = 1;
+
+struct Home {
+    published: Vec<Publication>,
+    striping: Striping,
+    by_trees: bool,
+}
+
+impl Home {
+    fn publish(&mut self, local: usize, changes: bool) {
+        let it = &mut self.published[local];
+        it.sequence += 2;
+        it.version += 1;
+        if changes {
+            it.changed = it.sequence;
+        }
+    }
+}
+
+impl Chunks for Home {
+    fn chunks(&self, _: TensorId) -> usize {
+        CHUNKS
+    }
+
+    fn publication(&self, _: TensorId, local: usize) -> Publication {
+        self.published[local]
+    }
+
+    fn local(&self, _: TensorId, chunk: u32) -> Option<usize> {
+        (chunk < CHUNKS as u32).then_some(chunk as usize)
+    }
+
+    fn broadcasts(&self, _: TensorId) -> bool {
+        true
+    }
+
+    fn has_lane(&self, _: TensorId, _: Rank) -> bool {
+        true
+    }
+
+    fn goes_by_trees(&self, _: TensorId) -> bool {
+        self.by_trees
+    }
+
+    fn stripe(&self, _: TensorId, local: usize) -> usize {
+        self.striping.of(local)
+    }
+
+    fn digest(&self, _: TensorId, stripe: usize) -> u64 {
+        let of = |(local, it): (usize, &Publication)| match it.sequence {
+            _ if self.striping.of(local) != stripe => 0,
+            0 => 0,
+            _ => it.changed + it.version + 1,
+        };
+        self.published.iter().enumerate().map(of).sum()
+    }
+}
+
+/// One of the two, and its line to the home.
+struct Reader {
+    rank: Rank,
+    mirror: Mirror,
+    subscriber: Subscriber,
+    to_mirror: VecDeque<(u64, Said)>,
+    /// What it holds of each chunk: by which publication that came to be, and its version.
+    held: Vec<(u64, u64)>,
+    /// By chunk and publication: by which one that came to be.
+    contents: BTreeMap<(u32, u64), u64>,
+    /// Values that it was sent by the home.
+    values: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Said {
+    Notice(Notice),
+    Route(Vec<u8>),
+}
+
+impl Reader {
+    fn new(rank: Rank) -> Self {
+        let (mut mirror, mut subscriber) = (Mirror::default(), Subscriber::default());
+        mirror.declare(W, (0..CHUNKS as u32).collect(), 4096, true);
+        mirror.connect();
+        subscriber.connect();
+        let held = vec![(0, 0); CHUNKS];
+        let (to_mirror, contents) = (VecDeque::new(), BTreeMap::new());
+        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0 }
+    }
+
+    /// Publishes what came. A difference that is against something else is caught here.
+    fn take(&mut self, notice: &Notice, effect: Effect) {
+        if let Notice::Value { chunk, publication, content, .. } = notice {
+            self.contents.insert((*chunk, *publication), *content);
+        }
+        match (notice, effect) {
+            (Notice::Value { chunk, base, content, .. }, Effect::Publish { version, .. }) => {
+                let held = &mut self.held[*chunk as usize];
+                let against = *base > 0 && self.contents[&(*chunk, *base)] != held.0;
+                assert!(!against, "{notice:?} onto {held:?}");
+                assert!(*content >= held.0 && version >= held.1);
+                *held = (*content, version);
+            }
+            (_, Effect::Raise { chunk, count, version, .. }) => {
+                for held in &mut self.held[chunk as usize..(chunk + count) as usize] {
+                    assert!(version >= held.1);
+                    held.1 = version;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+struct Rig {
+    home: Home,
+    machine: Shard,
+    overlay: Direct,
+    readers: Readers,
+    /// What the parent passes on, while the child stands there.
+    link: Option<VecDeque<Notice>>,
+    epoch: u32,
+}
+
+struct Readers([Reader; 2]);
+
+impl Subscribers for Readers {
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
+        self.contributor(peer.rank()?)
+    }
+
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
+        Some(&mut self.0[rank as usize].subscriber)
+    }
+}
+
+impl Rig {
+    fn new() -> Self {
+        let published = vec![Publication { version: 0, steps: 0, sequence: 0, changed: 0 }; CHUNKS];
+        let striping = Striping::new(W, CHUNKS, 4096, &[WHOLE]);
+        let home = Home { published, striping, by_trees: true };
+        let readers = Readers([PARENT, CHILD].map(Reader::new));
+        let (machine, overlay) = (Shard::new(2), Direct::default());
+        let mut rig = Self { home, machine, overlay, readers, link: None, epoch: 0 };
+        for rank in [PARENT, CHILD] {
+            let fetch = Submission::Fetch { tensor: W, state: false, version: 0, ticket: NO_TICKET };
+            rig.readers.0[rank as usize].mirror.submit(fetch);
+        }
+        rig.settle();
+        for local in 0..CHUNKS {
+            rig.publish(local, true);
+        }
+        rig.settle();
+        rig
+    }
+
+    fn publish(&mut self, local: usize, changes: bool) {
+        self.home.publish(local, changes);
+        let event = Event::Published { tensor: W, local };
+        tell(event, &self.overlay, &mut self.readers, &self.home);
+    }
+
+    /// The home names the parent, or nobody.
+    fn route(&mut self, by_parent: bool) {
+        self.epoch += 1;
+        for rank in [PARENT, CHILD] {
+            let address = "10.0.0.1:1".parse().unwrap();
+            let parent = (by_parent && rank == CHILD).then_some(Parent { rank: PARENT, address });
+            let feeds = vec![Feed { parent, depth: 1 }];
+            let route = Route { epoch: self.epoch, striping: 1, shares: vec![WHOLE], feeds };
+            let subscriber = &mut self.readers.0[rank as usize].subscriber;
+            subscriber.route(self.epoch, route.parents(), route.encode().into(), &self.home);
+        }
+    }
+
+    /// The child takes what the home has said so far, one thing of it; whether there was any.
+    fn hear(&mut self, rank: Rank) -> bool {
+        let reader = &mut self.readers.0[rank as usize];
+        let Some((taken, said)) = reader.to_mirror.pop_front() else { return false };
+        match said {
+            Said::Notice(notice) => {
+                let effect = reader.mirror.hear(taken, &notice, |_| 0).unwrap();
+                reader.take(&notice, effect);
+                if rank == PARENT && effect != Effect::Nothing {
+                    self.pass_on(notice);
+                }
+            }
+            Said::Route(bytes) => {
+                let before = reader.mirror.way().map_or(Stripes::default(), Route::parents);
+                let before = before.or(reader.mirror.fed());
+                let route = Route::decode(&bytes).unwrap();
+                let named = route.parents();
+                reader.mirror.hear(taken, &Notice::Route, |_| 0).unwrap();
+                reader.mirror.route(route);
+                if !before.without(named).is_empty() {
+                    self.link = None;
+                    reader.mirror.stray(before.without(named), None);
+                } else if self.link.is_some() && rank == CHILD {
+                    reader.mirror.attach(named);
+                }
+            }
+        }
+        true
+    }
+
+    fn pass_on(&mut self, notice: Notice) {
+        if let (Some(link), Notice::Value { .. } | Notice::Raised { .. }) = (&mut self.link, notice) {
+            link.push_back(notice);
+        }
+    }
+
+    /// The child connects to its parent, if the home has named it.
+    fn attach(&mut self) {
+        let mirror = &mut self.readers.0[CHILD as usize].mirror;
+        let named = mirror.way().map_or(Stripes::default(), Route::parents);
+        if self.link.is_none() && !named.is_empty() {
+            self.link = Some(VecDeque::new());
+            mirror.attach(named);
+        }
+    }
+
+    /// The child loses its parent, and with it what is under way.
+    fn lose(&mut self) {
+        if self.link.take().is_some() {
+            let mirror = &mut self.readers.0[CHILD as usize].mirror;
+            mirror.stray(Stripes::first(1), Some(PARENT));
+        }
+    }
+
+    fn take_passed(&mut self) -> bool {
+        let Some(notice) = self.link.as_mut().and_then(VecDeque::pop_front) else { return false };
+        let child = &mut self.readers.0[CHILD as usize];
+        let effect = child.mirror.hear_passed(&notice);
+        child.take(&notice, effect);
+        true
+    }
+
+    /// The home takes one frame of a reader's; whether there was one.
+    fn submit(&mut self, rank: Rank) -> bool {
+        let reader = &mut self.readers.0[rank as usize];
+        let Some(frame) = reader.mirror.due() else { return false };
+        reader.mirror.sent();
+        reader.subscriber.expect(frame.sequence).unwrap();
+        reader.subscriber.take().unwrap();
+        let peer = PeerId::worker(reader.rank);
+        let at_home = (&self.machine, &mut self.overlay);
+        reader.subscriber.ask(peer, &frame.submission, false, at_home, &self.home).unwrap();
+        true
+    }
+
+    /// The home says one thing to a reader; whether there was anything.
+    fn say(&mut self, rank: Rank) -> bool {
+        let reader = &mut self.readers.0[rank as usize];
+        let owing = reader.subscriber.next(&self.home);
+        if owing.is_none() && !reader.subscriber.must_tell() {
+            return false;
+        }
+        let chunk = |local: usize| local as u32;
+        let said = match owing {
+            None => Said::Notice(Notice::Taken),
+            Some(Owing::Value { tensor, local, publication, position }) => {
+                reader.values += 1;
+                let Publication { version, steps, sequence, changed } = publication;
+                // Against whatever it is believed to hold: the worst that a codec could do.
+                let notice = Notice::Value {
+                    tensor,
+                    chunk: chunk(local),
+                    version,
+                    steps,
+                    publication: sequence,
+                    base: position,
+                    content: changed,
+                };
+                Said::Notice(notice)
+            }
+            Some(Owing::Raised { tensor, local, count, version, steps, contents }) => {
+                let (chunk, count) = (chunk(local), count as u32);
+                Said::Notice(Notice::Raised { tensor, chunk, count, version, steps, contents })
+            }
+            Some(Owing::Standing { tensor, stripe, digest }) => {
+                Said::Notice(Notice::Standing { tensor, stripe, digest })
+            }
+            Some(Owing::Route(route)) => Said::Route(route.to_vec()),
+            Some(other) => panic!("nobody asked for {other:?}"),
+        };
+        reader.to_mirror.push_back((reader.subscriber.tell(), said));
+        true
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut busy = false;
+        for rank in [PARENT, CHILD] {
+            busy |= self.submit(rank) | self.say(rank) | self.hear(rank);
+        }
+        busy | self.take_passed()
+    }
+
+    fn settle(&mut self) {
+        while self.turn() {}
+    }
+
+    /// Nothing is under way any more; a child that lacks something leaves its parent at some time.
+    fn end(&mut self) {
+        self.settle();
+        self.attach();
+        self.settle();
+        let child = &mut self.readers.0[CHILD as usize];
+        let mut late = Stripes::default();
+        for seconds in 0..10 {
+            late = late.or(child.mirror.late(Duration::from_secs(seconds)));
+        }
+        if !late.is_empty() {
+            self.lose();
+            self.settle();
+        }
+        for reader in &self.readers.0 {
+            for (local, (it, held)) in self.home.published.iter().zip(&reader.held).enumerate() {
+                assert!(
+                    held.0 == it.changed && held.1 == it.version,
+                    "worker {} holds {held:?} of chunk {local}, expected {it:?}",
+                    reader.rank
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn who_stands_at_its_parent_is_sent_no_value_by_the_home_until_it_has_left() {
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.publish(0, true);
+    rig.settle();
+    let child = |rig: &Rig| (rig.readers.0[1].values, rig.readers.0[1].held[0].1);
+    assert_eq!(child(&rig), (CHUNKS + 1, 2), "the home feeds it until it stands there");
+    rig.attach();
+    rig.settle();
+    rig.publish(0, true);
+    rig.settle();
+    assert_eq!(child(&rig), (CHUNKS + 1, 3), "then its parent does");
+    rig.publish(1, true);
+    rig.lose();
+    rig.settle();
+    assert_eq!(child(&rig).0, CHUNKS + 2, "what it lacks, and nothing else");
+    rig.end();
+}
+
+#[test]
+fn what_a_parent_repeats_changes_nothing() {
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    rig.publish(0, true);
+    rig.publish(1, false);
+    while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+    let passed: Vec<Notice> = rig.link.as_ref().unwrap().iter().copied().collect();
+    assert!(matches!(passed[..], [Notice::Value { .. }, Notice::Raised { .. }]), "{passed:?}");
+    rig.settle();
+    rig.publish(0, true);
+    rig.publish(1, false);
+    rig.settle();
+    for notice in passed {
+        assert_eq!(rig.readers.0[1].mirror.hear_passed(&notice), Effect::Nothing, "{notice:?}");
+    }
+    rig.end();
+}
+
+#[test]
+fn versions_of_what_a_child_does_not_hold_are_not_raised() {
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    rig.publish(0, true);
+    while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+    rig.link.as_mut().unwrap().clear();
+    rig.publish(0, false);
+    rig.settle();
+    assert_eq!(rig.readers.0[1].held[0].1, 1, "the value did not come");
+    rig.end();
+}
+
+#[test]
+fn a_tensor_that_not_all_have_asked_for_goes_to_each_from_the_home() {
+    let mut rig = Rig::new();
+    rig.home.by_trees = false;
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    rig.publish(0, true);
+    rig.link.as_mut().unwrap().clear();
+    rig.settle();
+    assert_eq!(rig.readers.0[1].held[0].1, 2);
+    let before = rig.readers.0[1].values;
+    for by_trees in [true, false] {
+        rig.home.by_trees = by_trees;
+        rig.readers.0.iter_mut().for_each(|reader| reader.subscriber.turned(W, &rig.home));
+        rig.publish(2, true);
+        rig.settle();
+    }
+    assert!(rig.readers.0[1].values > before, "once it goes by trees no more, the home sends it");
+    rig.end();
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Publish(usize, bool),
+    Route(bool),
+    Attach,
+    Lose,
+    Drop,
+    Submit(Rank),
+    Say(Rank),
+    Hear(Rank),
+    Pass,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let rank = || prop_oneof![Just(PARENT), Just(CHILD)];
+    prop_oneof![
+        4 => (0..CHUNKS, any::<bool>()).prop_map(|(local, changes)| Step::Publish(local, changes)),
+        1 => any::<bool>().prop_map(Step::Route),
+        2 => Just(Step::Attach),
+        1 => Just(Step::Lose),
+        1 => Just(Step::Drop),
+        6 => rank().prop_map(Step::Submit),
+        8 => rank().prop_map(Step::Say),
+        8 => rank().prop_map(Step::Hear),
+        6 => Just(Step::Pass),
+    ]
+}
+
+proptest! {
+    /// S-5 and E-1, by whatever way: differences fit, nothing falls, and in the end both hold what stands at the home.
+    #[test]
+    fn whatever_becomes_of_the_parent_the_child_gets_everything_and_no_difference_against_something_else(
+        steps in prop::collection::vec(step(), 0..200)
+    ) {
+        let mut rig = Rig::new();
+        for step in steps {
+            match step {
+                Step::Publish(local, changes) => rig.publish(local, changes),
+                Step::Route(by_parent) => rig.route(by_parent),
+                Step::Attach => rig.attach(),
+                Step::Lose => rig.lose(),
+                // A parent that loses something: it never got it, or is no honest one.
+                Step::Drop => _ = rig.link.as_mut().and_then(VecDeque::pop_front),
+                Step::Submit(rank) => _ = rig.submit(rank),
+                Step::Say(rank) => _ = rig.say(rank),
+                Step::Hear(rank) => _ = rig.hear(rank),
+                Step::Pass => _ = rig.take_passed(),
+            }
+        }
+        rig.end();
+    }
+}
