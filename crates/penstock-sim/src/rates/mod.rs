@@ -89,7 +89,8 @@ pub struct Scenario {
     pub versions: u64,
     /// Seconds from one chunk to the next that is published of a version.
     pub pace: f64,
-    /// What befalls an inner node when a quarter of the last version's transfer is over.
+    /// What befalls an inner node while the version before the last is on its way: it is slow from the first byte on, or hangs when a
+    /// quarter of a transfer is over.
     pub trouble: Option<Trouble>,
 }
 
@@ -159,6 +160,8 @@ pub struct Left {
     pub rank: Rank,
     /// Its parent.
     pub parent: Option<Rank>,
+    /// While this version was on its way.
+    pub version: u64,
     /// Seconds since the version was published.
     pub after: f64,
     /// Why.
@@ -176,7 +179,7 @@ pub struct Outcome {
     pub held: Vec<Held>,
     /// The worker in trouble.
     pub troubled: Option<Rank>,
-    /// Who has left its parent while the last version was on its way.
+    /// Who has left its parent.
     pub left: Vec<Left>,
 }
 
@@ -247,7 +250,8 @@ struct Run<'a> {
     trees: Trees,
     due: Vec<Option<Due>>,
     troubled: Option<Rank>,
-    /// When the version at hand was published.
+    /// The version at hand, and when it was published.
+    version: u64,
     start: Time,
     left: Vec<Left>,
     events: u64,
@@ -307,8 +311,9 @@ impl<'a> Run<'a> {
             workers.push(worker);
         }
         let home = Home::new(JOB, &model, (chunks, chunk_bytes), sealer, ends);
-        let (due, troubled, start, left, events) = (Vec::new(), None, 0, Vec::new(), 0);
-        Ok(Self { scenario, net, shared, home, workers, trees, due, troubled, start, left, events })
+        let (due, troubled, left) = (Vec::new(), None, Vec::new());
+        let (version, start, events) = (0, 0, 0);
+        Ok(Self { scenario, net, shared, home, workers, trees, due, troubled, version, start, left, events })
     }
 
     fn run(mut self) -> Result<Outcome, Failure> {
@@ -335,13 +340,14 @@ impl<'a> Run<'a> {
     fn version(&mut self, version: u64) -> Result<Held, Failure> {
         self.shared.model.borrow_mut().make(version);
         self.start = self.net.borrow().now;
-        self.left.clear();
+        self.version = version;
         let (sent, frames) = (self.net.borrow().sent(), self.net.borrow().tally());
-        if version + 1 == self.scenario.versions
+        if version + 2 == self.scenario.versions
             && let Some(trouble) = self.scenario.trouble
         {
             self.troubled = self.trees.some_inner();
-            self.after(nanos(self.scenario.transfer() / 4.0), Due::Trouble(trouble));
+            let begins = if trouble == Trouble::Hangs { self.scenario.transfer() / 4.0 } else { 0.0 };
+            self.after(nanos(begins), Due::Trouble(trouble));
         }
         let pace = nanos(self.scenario.pace);
         if pace == 0 {
@@ -437,7 +443,9 @@ impl<'a> Run<'a> {
             self.net.borrow_mut().after(TICKS_APART, Event::Tick(host(rank)));
         }
         let after = (self.net.borrow().now - self.start) as f64 / 1e9;
-        let left = left.into_iter().map(|left| Left { rank, parent: left.parent, after, why: left.what });
+        let version = self.version;
+        let left =
+            left.into_iter().map(|left| Left { rank, parent: left.parent, version, after, why: left.what });
         self.left.extend(left);
         for wish in wishes {
             let hop = self.net.borrow().hop();

@@ -1,8 +1,7 @@
 //! What came of runs with rates, as a table; and how they are asked for.
 
-use super::{Failure, Held, Outcome, Scenario, Trouble};
+use super::{Failure, Held, Left, Outcome, Scenario, Trouble};
 use penstock_proto::overlay::Shape;
-use std::fmt::Write as _;
 
 /// How long a value takes to all workers, along the planner's trees, over links with rates.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,16 +33,16 @@ pub struct Arguments {
     /// Bytes of a connection's buffers, at each end.
     #[arg(long, value_parser = bytes, default_value = "4MiB")]
     buffer: u64,
-    /// Versions that are published one after the other; the last is shown.
+    /// Versions that are published one after the other. The last is shown; where a host is in trouble, all.
     #[arg(long, default_value_t = 2)]
     versions: u64,
     /// Microseconds from one chunk to the next that is published of a version.
     #[arg(long, default_value_t = 0.0)]
     pace: f64,
-    /// An inner node hangs in the last version.
+    /// An inner node hangs while the version before the last is on its way.
     #[arg(long, conflicts_with = "slow")]
     hangs: bool,
-    /// An inner node's link has this part of its rate from the last version on, as in 0.1.
+    /// An inner node's link has this part of its rate from the version before the last on, as in 0.1.
     #[arg(long)]
     slow: Option<f64>,
 }
@@ -108,7 +107,7 @@ impl Arguments {
             rate: self.rate,
             hop: self.hop * 1e-6,
             buffer: self.buffer,
-            versions: self.versions.max(1),
+            versions: if trouble.is_some() { self.versions.max(4) } else { self.versions.max(1) },
             pace: self.pace * 1e-6,
             trouble,
         })
@@ -132,41 +131,59 @@ impl Arguments {
             for &shape in &self.shape {
                 let scenario = self.scenario(hosts, shape).map_err(|error| error.to_string())?;
                 let outcome = scenario.run().map_err(|error| format!("{error}\n{scenario:#?}"))?;
-                show(&line(hosts, &outcome));
+                show(&lines(hosts, &outcome));
             }
         }
         Ok(())
     }
 }
 
-const HEAD: &str = "hosts  shape                          time ms  half ms   ratio  planned  busiest    all  depth   values    seals   others";
+const HEAD: &str = "hosts  shape                      time ms   half ms    ratio  planned  busiest    all  depth  values   seals  others";
 
-/// An outcome, as a line of a table, and what was seen of a worker in trouble.
-pub fn line(hosts: u32, outcome: &Outcome) -> String {
+/// An outcome, as lines of a table: of the last version, or of all where a worker was in trouble, and who has left it.
+pub fn lines(hosts: u32, outcome: &Outcome) -> String {
     let Outcome { shape, prediction, held, troubled, left } = outcome;
-    let Some(Held { seconds, half, ratio, busiest, all, frames }) = held.last() else { return String::new() };
-    let (ms, half, all) = (seconds * 1e3, half * 1e3, all / f64::from(hosts));
-    let mut line = format!(
-        "{hosts:>5}  {:<29} {ms:>8.1} {half:>8.1} {ratio:>6.2}x {:>7.2}x {busiest:>7.2}x {all:>5.2}x {:>6} {:>8} {:>8} {:>8}",
-        shape.to_string(),
-        prediction.ratio,
-        prediction.depth,
-        frames.values,
-        frames.seals,
-        frames.others,
-    );
-    if let Some(rank) = troubled {
-        let _ = write!(line, "\n       worker {rank} was in trouble");
-        for left in left {
-            let parent = left.parent.map_or_else(|| "nobody".to_owned(), |rank| format!("worker {rank}"));
-            let _ = write!(
-                line,
-                "\n       {:>8.1} ms: worker {} left {parent}: {}",
-                left.after * 1e3,
-                left.rank,
-                left.why
-            );
-        }
+    let shown = if troubled.is_some() { &held[..] } else { &held[held.len().saturating_sub(1)..] };
+    let mut lines: Vec<String> = Vec::new();
+    for Held { seconds, half, ratio, busiest, all, frames } in shown {
+        let (ms, half, all) = (seconds * 1e3, half * 1e3, all / f64::from(hosts));
+        lines.push(format!(
+            "{hosts:>5}  {:<24} {ms:>9.1} {half:>9.1} {ratio:>7.2}x {:>7.2}x {busiest:>7.2}x {all:>5.2}x {:>6} {:>7} {:>7} {:>7}",
+            shape.to_string(),
+            prediction.ratio,
+            prediction.depth,
+            frames.values,
+            frames.seals,
+            frames.others,
+        ));
     }
-    line
+    if let Some(rank) = troubled {
+        lines.push(format!("       worker {rank} was in trouble from version {} on", held.len() - 2));
+    }
+    for Left { rank, parent, version, after, why } in left {
+        let parent = parent.map_or_else(|| "nobody".to_owned(), |rank| format!("worker {rank}"));
+        let after = after * 1e3;
+        lines.push(format!("       version {version}, {after:.1} ms: worker {rank} left {parent}: {why}"));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_told_apart_by_commas_and_spaces() {
+        let text = "star,striped:4,tree:degree=2,depth=5 chain,tree:degree=3";
+        let all: Vec<String> = shapes(text).unwrap().iter().map(Shape::to_string).collect();
+        assert_eq!(all, ["star", "striped:4", "tree:degree=2,depth=5", "chain", "tree:degree=3"]);
+        assert!(shapes("stars").is_err());
+    }
+
+    #[test]
+    fn bytes_and_rates_have_units() {
+        assert_eq!([bytes("16MB"), bytes("1MiB"), bytes("300")], [Ok(16_000_000), Ok(1 << 20), Ok(300)]);
+        assert_eq!([rate("1gbit"), rate("100mbit")], [Ok(125e6), Ok(12.5e6)]);
+        assert!(bytes("many").is_err() && rate("10").is_err() && rate("-1gbit").is_err());
+    }
 }
