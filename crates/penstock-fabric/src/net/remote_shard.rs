@@ -23,7 +23,7 @@ use penstock_kernels::{Foreign, copy_past_cache};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
-use penstock_proto::frame::{Body, Header, Notice};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::judge;
@@ -620,6 +620,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let wanted = |id| tensors.get(id).map_or(0, M::wanted);
         let effect =
             self.machine.hear(header.sequence, &notice, wanted).map_err(|broken| broken.to_string())?;
+        self.machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
         match notice {
             Notice::Seal => {
                 self.seal.clear();
@@ -831,6 +832,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let is_news = machine.is_news(&notice);
         let effect = machine.hear_passed(&notice);
+        machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
         let payload = feeder.payload();
         if is_news
             && let Some(stripe) = machine.stripe(&notice)

@@ -5,7 +5,7 @@
 //! way. A stripe is *late* when what should have been there by some time is not, and
 //!
 //! - nothing of the stripe has come for a while, or
-//! - it takes eight times as long as it usually does.
+//! - for as long, what comes takes six times as long for each byte as it usually does.
 //!
 //! A subscriber waits longer the farther it is from the home: so of a whole subtree that starves its highest node leaves its parent
 //! first, is fed by the home, and feeds the others again before their time has come.
@@ -21,10 +21,12 @@ const QUIET: Duration = Duration::from_millis(400);
 const QUIET_AT_FIRST: Duration = Duration::from_secs(2);
 /// So much longer for each edge from the home.
 const AN_EDGE: Duration = Duration::from_millis(200);
-/// How many times what is usual something may take.
-const TIMES_USUAL: u32 = 8;
-/// One in so many of the times that things took counts for what is usual.
-const WEIGHT: u32 = 8;
+/// How many times what is usual a byte may take.
+const TIMES_USUAL: f64 = 6.0;
+/// What brought less than this says nothing of how long a byte takes: it may have stood in some buffer.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Nothing takes less, as far as can be seen from one look to the next.
+const LEAST_TIME: f64 = 0.02;
 
 /// What is missing of one stripe of one tensor.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,8 @@ struct Missing {
     /// The digest that was to be reached when this began to be waited for; and since when, once the time is known.
     mark: u64,
     since: Option<Duration>,
+    /// What had come of the stripe by then, in bytes.
+    start: u64,
     /// The newest.
     told: u64,
 }
@@ -43,12 +47,31 @@ pub(super) struct Lag {
     /// By stripe: when something of it came last.
     came: Vec<Duration>,
     moved: Stripes,
-    usual: Option<Duration>,
+    /// By stripe: bytes that ever came.
+    brought: Vec<u64>,
+    /// Whether what was waited for ever came.
+    met: bool,
+    /// Seconds that a byte takes.
+    usual: Option<f64>,
 }
 
 /// Whether a digest has reached another: both only grow, modulo 2^64.
 fn reaches(held: u64, told: u64) -> bool {
     held.wrapping_sub(told) < 1 << 63
+}
+
+/// Something took so long and brought so much. What is slower counts for more: who waits too long for a slow parent loses less than
+/// who leaves a good one.
+fn learn(usual: &mut Option<f64>, took: Duration, bytes: u64) {
+    if bytes < LEAST_BYTES {
+        return;
+    }
+    let now = took.as_secs_f64().max(LEAST_TIME) / bytes as f64;
+    *usual = Some(match *usual {
+        None => now,
+        Some(usual) if now > usual => (usual + now) / 2.0,
+        Some(usual) => usual + (now - usual) / 8.0,
+    });
 }
 
 impl Lag {
@@ -73,13 +96,17 @@ impl Lag {
             self.missing.remove(&(stripe, tensor));
             return;
         }
-        let fresh = Missing { mark: told, since: None, told };
+        let fresh = Missing { mark: told, since: None, start: 0, told };
         self.missing.entry((stripe, tensor)).or_insert(fresh).told = told;
     }
 
-    /// Something of a stripe has come.
-    pub(super) fn came(&mut self, stripe: usize) {
+    /// Something of a stripe has come, of so many bytes.
+    pub(super) fn came(&mut self, stripe: usize, bytes: u64) {
         self.moved = self.moved.with(stripe);
+        if self.brought.len() <= stripe {
+            self.brought.resize(stripe + 1, 0);
+        }
+        self.brought[stripe] += bytes;
     }
 
     /// What is late by now, of stripes that are so many edges from the home. `held`: the digest that is held.
@@ -93,27 +120,35 @@ impl Lag {
         for stripe in std::mem::take(&mut self.moved).iter() {
             self.came[stripe] = now;
         }
-        let Self { missing, came, usual, .. } = self;
+        let Self { missing, came, brought, met, usual, .. } = self;
         let mut late = Stripes::default();
         missing.retain(|&(stripe, tensor), missing| {
             let stripe = stripe as usize;
             let held = held(tensor, stripe);
-            let since = *missing.since.get_or_insert(now);
+            let brought = brought.get(stripe).copied().unwrap_or(0);
+            if missing.since.is_none() {
+                (missing.since, missing.start) = (Some(now), brought);
+            }
+            let since = missing.since.unwrap_or(now);
+            let (waited, bytes) = (now.saturating_sub(since), brought - missing.start);
             if reaches(held, missing.mark) {
-                let took = now.saturating_sub(since);
-                *usual = Some(usual.map_or(took, |usual| (usual * (WEIGHT - 1) + took) / WEIGHT));
+                *met = true;
+                learn(usual, waited, bytes);
                 if reaches(held, missing.told) {
                     return false;
                 }
-                (missing.mark, missing.since) = (missing.told, Some(now));
+                (missing.mark, missing.since, missing.start) = (missing.told, Some(now), brought);
                 return true;
             }
-            let edges = AN_EDGE * depth(stripe);
+            let least = if *met { QUIET } else { QUIET_AT_FIRST } + AN_EDGE * depth(stripe);
             let quiet = now.saturating_sub(since.max(came[stripe]));
-            let least = if usual.is_some() { QUIET } else { QUIET_AT_FIRST };
-            let slow =
-                usual.is_some_and(|usual| now.saturating_sub(since) > usual * TIMES_USUAL + least + edges);
-            if quiet > least + edges || slow {
+            let takes = |usual: f64| TIMES_USUAL * usual * bytes.max(LEAST_BYTES) as f64;
+            let slow = waited > least && usual.is_some_and(|usual| waited.as_secs_f64() > takes(usual));
+            if slow {
+                // If that is how it is from now on, it is so once.
+                learn(usual, waited, bytes);
+            }
+            if quiet > least || slow {
                 late = late.with(stripe);
             }
             true
@@ -137,25 +172,38 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Something that was told and came so much later, so often: that is usual then.
+    const MIB: u64 = 1 << 20;
+
+    /// A MiB that was told and came so much later, so often: that is usual then.
     fn used_to(took: u64) -> (Lag, u64, u64) {
         let (mut lag, mut digest, mut now) = (Lag::default(), 0, 0);
-        for _ in 0..20 {
+        for _ in 0..40 {
             digest += 1;
             lag.told(W, 0, digest, digest - 1);
             assert!(lag.look(at(now), |_| 1, |_, _| digest - 1).is_empty());
             now += took;
-            lag.came(0);
+            lag.came(0, MIB);
             assert!(lag.look(at(now), |_| 1, |_, _| digest).is_empty());
             assert!(!lag.is_behind());
         }
         (lag, digest, now)
     }
 
+    /// When it is late that so many MiB come one by one, so many milliseconds apart; `None`: never.
+    fn late(lag: &mut Lag, (digest, start): (u64, u64), mibs: u64, apart: u64) -> Option<u64> {
+        lag.told(W, 0, digest + 1, digest);
+        (0..mibs * apart).step_by(20).find(|&after| {
+            if after > 0 && after % apart < 20 {
+                lag.came(0, MIB);
+            }
+            !lag.look(at(start + after), |_| 1, |_, _| digest).is_empty()
+        })
+    }
+
     #[test]
     fn what_comes_to_a_halt_is_late_and_sooner_near_the_home() {
         for (depth, late_after) in [(1, 601), (4, 1201)] {
-            let (mut lag, digest, start) = used_to(10);
+            let (mut lag, digest, start) = used_to(500);
             lag.told(W, 0, digest + 5, digest);
             let mut look = |after| lag.look(at(start + after), |_| depth, |_, _| digest);
             assert!(look(0).is_empty() && look(late_after - 1).is_empty());
@@ -164,14 +212,20 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_coming_is_late_only_if_it_takes_many_times_as_long_as_usual() {
-        let (mut lag, digest, start) = used_to(50);
-        lag.told(W, 0, digest + 100, digest);
-        let late = (0..).step_by(20).find(|&after| {
-            lag.came(0);
-            !lag.look(at(start + after), |_| 1, |_, _| digest + after / 20 / 10).is_empty()
-        });
-        assert!((1000..=1040).contains(&late.unwrap()), "8 times 50 ms, and 600 beside: {late:?}");
+    fn however_much_there_is_of_it_what_comes_as_it_usually_does_is_not_late() {
+        let (mut lag, digest, start) = used_to(40);
+        assert_eq!(late(&mut lag, (digest, start), 1000, 40), None);
+        assert_eq!(late(&mut lag, (digest, start + 40_000), 200, 200), None, "nor at a fifth of the rate");
+    }
+
+    #[test]
+    fn what_comes_at_a_tenth_of_the_usual_rate_is_late_as_soon_as_that_can_be_seen() {
+        let (mut lag, digest, start) = used_to(40);
+        let first = late(&mut lag, (digest, start), 1000, 380).unwrap();
+        assert!((600..1200).contains(&first), "{first}");
+        // If everything is so slow by now, nobody is left for it again and again.
+        lag.forget(Stripes::default().with(0));
+        assert_eq!(late(&mut lag, (digest, start + 10_000), 100, 380), None);
     }
 
     #[test]
@@ -179,10 +233,26 @@ mod tests {
         let mut lag = Lag::default();
         lag.told(W, 0, 1_000, 0);
         for after in (0..60_000).step_by(100) {
-            lag.came(0);
+            lag.came(0, 100);
             assert!(lag.look(at(after), |_| 1, |_, _| after / 100).is_empty());
         }
         assert!(!lag.look(at(62_300), |_| 1, |_, _| 600).is_empty());
+    }
+
+    #[test]
+    fn what_stood_in_a_buffer_makes_nothing_usual() {
+        let mut lag = Lag::default();
+        for digest in 1..100 {
+            lag.told(W, 0, digest, digest - 1);
+            lag.look(at(digest * 20), |_| 1, |_, _| digest - 1);
+            lag.came(0, 32 * 1024);
+            lag.look(at(digest * 20), |_| 1, |_, _| digest);
+        }
+        assert_eq!(
+            late(&mut lag, (99, 2_000), 100, 200),
+            None,
+            "a MiB in 200 ms may be all that the line carries"
+        );
     }
 
     #[test]
@@ -192,7 +262,7 @@ mod tests {
             // Always two behind.
             digest += 1;
             lag.told(W, 0, digest + 2, digest);
-            lag.came(0);
+            lag.came(0, MIB);
             assert!(lag.look(at(start + after), |_| 1, |_, _| digest).is_empty(), "after {after} ms");
         }
     }

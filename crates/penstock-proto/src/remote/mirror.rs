@@ -684,7 +684,6 @@ impl Mirror {
                     return Err(Broken::Baseless { chunk, held, got: base });
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.digests.stripe(local));
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
@@ -808,19 +807,14 @@ impl Mirror {
                     return Effect::Nothing;
                 }
                 let progress = mirrored.take(local, version, publication, content);
-                self.lag.came(mirrored.digests.stripe(local));
                 Effect::Publish { tensor, chunk, version, steps, progress }
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
-                let Ok(first) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 if mirrored.sum(chunk, count) != Some(contents) {
                     return Effect::Nothing;
                 }
                 match mirrored.raise(chunk, count, version) {
-                    Ok(progress) => {
-                        self.lag.came(mirrored.digests.stripe(first));
-                        Effect::Raise { tensor, chunk, count, version, steps, progress }
-                    }
+                    Ok(progress) => Effect::Raise { tensor, chunk, count, version, steps, progress },
                     Err(_) => Effect::Nothing,
                 }
             }
@@ -850,6 +844,13 @@ impl Mirror {
         let mirrored = self.tensors.get(tensor)?;
         let local = mirrored.chunks.binary_search(&chunk).ok()?;
         Some(mirrored.digests.stripe(local))
+    }
+
+    /// A notice came with so many bytes, by whatever way.
+    pub fn brought(&mut self, notice: &Notice, bytes: u64) {
+        if let Some(stripe) = self.stripe(notice) {
+            self.lag.came(stripe, bytes);
+        }
     }
 
     fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
