@@ -92,7 +92,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Arguments {
     fn scenario(&self, hosts: u32, shape: Shape) -> Result<Scenario, Failure> {
-        let chunk = self.chunk.unwrap_or_else(|| 4 << 10);
+        let chunk = self.chunk.unwrap_or(4 << 10);
         let wrong = |expected, got: String| Failure::Scenario { expected, got };
         let chunk =
             u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;
