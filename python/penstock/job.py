@@ -778,9 +778,9 @@ class Job(Sealed):
         -------
         dict of str to float
             pushed_bytes, pulled_bytes (of contributions and values); sent_bytes, received_bytes (of the
-            connections to servers by TCP, before encryption: what filters and encodings save is seen
-            there); pushes, pulls, waited_seconds, max_staleness (iterations), copies_retried, slack (the
-            largest in force, where it is adaptive), iteration.
+            connections by TCP to servers, and between workers that pass values on, before encryption:
+            what filters and encodings save is seen there); pushes, pulls, waited_seconds, max_staleness
+            (iterations), copies_retried, slack (the largest in force, where it is adaptive), iteration.
 
         Raises
         ------

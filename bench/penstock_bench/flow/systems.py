@@ -21,10 +21,13 @@ class System:
     """What it adds to the task's own for the script."""
     filtered: bool = False
     """Whether it sends little of each chunk, so that the task's size of a chunk is for it."""
+    tree: bool = False
+    """Whether workers pass values on."""
 
     def environment(self, task: Task) -> dict[str, str]:
         """Of servers and workers."""
-        return {"PENSTOCK_CHUNK_BYTES": task.chunk} if self.filtered else {}
+        chunk = {"PENSTOCK_CHUNK_BYTES": task.chunk} if self.filtered else {}
+        return {**chunk, **({"PENSTOCK_TREE": "auto"} if self.tree else {})}
 
     def missing(self, task: Task) -> str | None:
         """Why it cannot train this task here."""
@@ -44,6 +47,7 @@ SYSTEMS = {
         System(SPARSE, "sparse pushes, and pulls of what has changed", lambda _: ["--sparse"]),
         System("filters", "plain, with the task's filters", lambda task: task.tuned.arguments, filtered=True),
         System("ucc", "values are broadcast", lambda _: BROADCAST),
+        System("ucc+tree", "and workers pass them on", lambda _: BROADCAST, tree=True),
         System("ucc+low", "and DVF, low", lambda task: [*BROADCAST, *task.low.arguments], filtered=True),
         System("ucc+up", "and DVF, up", lambda task: [*BROADCAST, *task.up.arguments], filtered=True),
         System(
@@ -58,10 +62,17 @@ SYSTEMS = {
             lambda task: [*BROADCAST, *task.tuned.arguments],
             filtered=True,
         ),
+        System(
+            "ucc+tuned+tree",
+            "and both",
+            lambda task: [*BROADCAST, *task.tuned.arguments],
+            filtered=True,
+            tree=True,
+        ),
         System(GLOO, "all-reduces of dense gradients, and SGD on each worker"),
     )
 }
-"""By name, in the order of the table. A tree is a line more here."""
+"""By name, in the order of the table."""
 SHORT = (PLAIN, SPARSE, "ucc", TUNED, GLOO)
 """What is measured unless the user says."""
 

@@ -93,10 +93,10 @@ pub enum Sabotage {
     LosesWhatIsPassedOn,
     /// What a worker has changed is passed on under a seal that others believe.
     BelievesAnySeal,
-    /// A home takes what it has sent to a worker that others feed for what that holds.
+    /// A home takes it for granted that whoever has left its parents holds what stands.
     TrustsPositions,
-    /// A home takes a worker that stands at a parent of an earlier route for one that stands at its own.
-    TakesLateAnswers,
+    /// A home does not feed a worker that has left its parents.
+    ForgetsWhoStrayed,
 }
 
 impl Sabotage {
@@ -108,7 +108,7 @@ impl Sabotage {
 
     /// Whether only jobs show it in which workers feed each other.
     pub fn needs_trees(self) -> bool {
-        use Sabotage::{BelievesAnySeal, LosesWhatIsPassedOn, TakesLateAnswers, TrustsPositions};
-        matches!(self, BelievesAnySeal | LosesWhatIsPassedOn | TakesLateAnswers | TrustsPositions)
+        use Sabotage::{BelievesAnySeal, ForgetsWhoStrayed, LosesWhatIsPassedOn, TrustsPositions};
+        matches!(self, BelievesAnySeal | ForgetsWhoStrayed | LosesWhatIsPassedOn | TrustsPositions)
     }
 }

@@ -55,6 +55,17 @@ fn jobs_with_leases_have_seeds_of_their_own_and_are_broken_on_purpose_too() {
 }
 
 #[test]
+fn jobs_with_trees_have_seeds_of_their_own_and_are_broken_on_purpose_too() {
+    let output = run(&["--trees", "--seeds", "0..20"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stdout).contains(", attach "), "{output:?}");
+    let broken = text(&run(&["--trees", "--seeds", "0..60", "--sabotage", "believes-any-seal"]).stderr);
+    assert!(broken.contains("`penstock-sim --trees --sabotage believes-any-seal --seed "), "{broken}");
+    assert!(text(&run(&["--sabotage", "believes-any-seal"]).stderr).contains("hint: add --trees"));
+    assert!(!run(&["--trees", "--suspended"]).status.success());
+}
+
+#[test]
 fn seeds_that_are_no_range_are_refused() {
     for bad in ["5", "5..5", "9..3", "a..b"] {
         let output = run(&["--seeds", bad]);
@@ -80,6 +91,7 @@ fn the_page_explains_every_event_that_the_log_knows_and_no_other() {
     for seed in 0..80 {
         tally.merge(&Scenario::from_seed(seed).check().unwrap().tally);
         tally.merge(&Scenario::suspended(seed).check().unwrap().tally);
+        tally.merge(&Scenario::with_trees(seed).check().unwrap().tally);
     }
     assert_eq!(documented(), tally.words().collect::<Vec<_>>());
 }

@@ -33,6 +33,36 @@ fn is_seen_of_leases(sabotage: Sabotage, least: u64) {
     assert!(seen.get("losses").is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
+/// Likewise, in jobs in which workers feed each other.
+fn is_seen_of_trees(sabotage: Sabotage, checker: &str, least: u64) {
+    let seen = seen(sabotage, Scenario::with_trees, 240);
+    assert!(seen.get(checker).is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
+}
+
+/// S-5.
+#[test]
+fn what_a_worker_passes_on_to_nobody_and_nobody_misses_is_seen() {
+    is_seen_of_trees(Sabotage::LosesWhatIsPassedOn, "asked for", 8);
+}
+
+#[test]
+fn what_a_worker_has_changed_and_others_believe_is_seen() {
+    is_seen_of_trees(Sabotage::BelievesAnySeal, "asked for", 25);
+}
+
+/// E-1.
+#[test]
+fn a_home_that_believes_of_who_has_left_its_parents_that_it_holds_all_is_seen() {
+    is_seen_of_trees(Sabotage::TrustsPositions, "asked for", 8);
+    is_seen_of_trees(Sabotage::TrustsPositions, "protocol", 2);
+}
+
+/// S-5.
+#[test]
+fn a_home_that_does_not_feed_who_has_left_its_parents_is_seen() {
+    is_seen_of_trees(Sabotage::ForgetsWhoStrayed, "asked for", 6);
+}
+
 /// Likewise, in these words.
 fn is_said_by(sabotage: Sabotage, checker: &str, words: &str, least: usize) {
     let check = |seed| Scenario::from_seed(seed).sabotaged(sabotage).check().err();

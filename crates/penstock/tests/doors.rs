@@ -3,12 +3,14 @@
 mod common;
 
 use common::tenants::{EVIL, enter, service, train};
-use common::{Cluster, NO_SETTINGS, Way, at_once, bytes, declare, options, pull};
-use penstock::worker::{Error, Job};
+use common::{Cluster, NO_SETTINGS, Way, at_once, bytes, options, pull};
+use penstock::worker::{Declaration, Error, Job};
+use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::overlay::Stripes;
+use penstock_proto::propagation::Propagation;
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -36,9 +38,14 @@ fn listeners() -> usize {
 /// What three workers see in some iterations.
 fn values(cluster: &Cluster) -> Vec<Vec<f64>> {
     cluster.run(|job| {
-        let tensor = declare(job, "w", 3 * 512 + 7, Bsp);
+        let mut declaration = Declaration::new("w", &[3 * 512 + 7], Rule::Add);
+        declaration.spec.dtype = Dtype::F64;
+        declaration.spec.propagation = Propagation::Broadcast;
+        declaration.consistency = Some(Bsp);
+        let tensor = job.declare(declaration).unwrap();
+        tensor.initialize(None, None).unwrap();
         let mut seen = Vec::new();
-        for clock in 0..5 {
+        for clock in 0..20 {
             let value = 1.0 / f64::from(clock + 3 + job.rank());
             tensor.push(Some(&bytes(&[value; 3 * 512 + 7])), NO_SETTINGS, false, None).unwrap();
             seen.extend(pull(&tensor, None).unwrap().1);

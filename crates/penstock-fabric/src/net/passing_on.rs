@@ -2,8 +2,8 @@
 //!
 //! What is passed on is a frame of the home as it was, with the seal by which the child knows that it is the home's. It is kept once
 //! for all children, until the last has taken it. A child that takes less than comes holds its parent up: nothing more is read for
-//! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all is let
-//! go after a while, and asks the home.
+//! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all, or too
+//! little for long, is let go, and asks the home.
 
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
@@ -22,6 +22,8 @@ use std::time::Duration;
 const MOST_CHILDREN: usize = 64;
 /// Bytes that wait for one child before nothing more is read for it.
 const QUEUED: usize = 16 << 20;
+/// How long half of that may wait without an end: a child that is so slow would hold up all others.
+const CROWDED: Duration = Duration::from_secs(2);
 /// How long a child may take nothing of what waits for it.
 const STUCK: Duration = Duration::from_millis(500);
 /// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
@@ -66,6 +68,8 @@ struct Child<L> {
     /// Bytes that it took since the last look at the clock, and when it last had taken some, or nothing waited.
     taken: usize,
     moved: Option<Duration>,
+    /// Since when much has waited.
+    crowded: Option<Duration>,
 }
 
 impl<L: Link> Child<L> {
@@ -73,11 +77,16 @@ impl<L: Link> Child<L> {
         self.queued + self.writer.held()
     }
 
+    /// Whether anything waits to be sent: here, or in the link, which under TLS takes more than the socket does.
+    fn is_owed(&self) -> bool {
+        self.left() > 0 || self.link.holds_output()
+    }
+
     /// Sends what waits, as far as the link takes it; whether it took anything. An error ends it.
     fn send(&mut self) -> io::Result<bool> {
         let before = self.left();
-        while self.writable && self.left() > 0 {
-            if !self.writer.is_clear() {
+        while self.writable && self.is_owed() {
+            if !self.writer.is_clear() || self.link.holds_output() {
                 self.writable = self.writer.flush(&mut self.link)?;
                 continue;
             }
@@ -104,14 +113,17 @@ impl<L: Link> Child<L> {
         !matches!(self.link.read(&mut [IoSliceMut::new(&mut byte)]), Ok(Got::Nothing))
     }
 
-    /// Whether it has taken nothing of what waits for it for long, as of a moment of the owner's clock.
+    /// Whether it has taken nothing, or too little, of what waits for it for long, as of a moment of the owner's clock.
     fn is_stuck(&mut self, now: Duration) -> bool {
+        let crowded = self.queued > QUEUED / 2;
+        self.crowded = self.crowded.filter(|_| crowded).or(crowded.then_some(now));
         let left = self.left();
         let moved = self.moved.get_or_insert(now);
         if std::mem::take(&mut self.taken) > 0 || left == 0 {
             *moved = now;
         }
-        now.saturating_sub(*moved) > STUCK
+        let for_long = |since: Duration, most| now.saturating_sub(since) > most;
+        for_long(*moved, STUCK) || self.crowded.is_some_and(|since| for_long(since, CROWDED))
     }
 }
 
@@ -125,9 +137,23 @@ impl<L> Default for Children<L> {
 }
 
 impl<L: Link> Children<L> {
-    /// One comes to be fed these stripes. It has left what it was fed by before.
+    /// One comes to be fed these stripes. It has left what it was fed by before, but for other stripes of the same cut: to close that
+    /// would look as if this end had failed.
     pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
-        self.0.retain(|child| child.rank != rank || child.stripes.and(stripes).is_empty());
+        self.0.retain_mut(|child| {
+            if child.rank != rank || child.striping != striping {
+                return child.rank != rank || child.striping > striping;
+            }
+            // This end may know of a newer cut already.
+            let is_idle = child.stripes.is_empty();
+            child.stripes = child.stripes.without(stripes);
+            is_idle || !child.stripes.is_empty()
+        });
+        if self.0.len() == MOST_CHILDREN
+            && let Some(idle) = self.0.iter().position(|child| child.stripes.is_empty())
+        {
+            self.0.swap_remove(idle);
+        }
         if self.0.len() < MOST_CHILDREN {
             let (writer, queue) = (FrameWriter::default(), VecDeque::new());
             let (readable, writable, queued, taken, moved) = (true, true, 0, 0, None);
@@ -145,14 +171,18 @@ impl<L: Link> Children<L> {
                 writable,
                 taken,
                 moved,
+                crowded: None,
             });
         }
     }
 
-    /// Feeds those that speak of this cut into stripes. One of an older cut has nothing to wait for, one of a newer one waits until
-    /// that is known here too.
+    /// Feeds those that speak of this cut into stripes. One of an older cut gets nothing more, and hangs up when it hears of this one;
+    /// one of a newer one waits until that is known here too.
     pub(super) fn greet(&mut self, job: u64, striping: u32) {
-        self.0.retain(|child| child.striping >= striping);
+        for child in self.0.iter_mut().filter(|child| child.striping < striping) {
+            child.queue.clear();
+            (child.stripes, child.queued) = (Stripes::default(), 0);
+        }
         for child in self.0.iter_mut().filter(|child| child.striping == striping && !child.greeted) {
             child.greeted = true;
             let greeting = Arc::new(Passed::greeting(job));
@@ -187,7 +217,7 @@ impl<L: Link> Children<L> {
 
     /// Whether there may be something to do at once.
     pub(super) fn has_work(&self) -> bool {
-        self.0.iter().any(|child| child.readable || child.writable && child.left() > 0)
+        self.0.iter().any(|child| child.readable || child.writable && child.is_owed())
     }
 
     /// Sends what waits; whether anything was taken. Those that have hung up are let go.
@@ -209,7 +239,7 @@ impl<L: Link> Children<L> {
         busy
     }
 
-    /// Lets go those that have taken nothing for long.
+    /// Lets go those that have taken nothing, or too little, for long.
     pub(super) fn look(&mut self, now: Duration) {
         self.0.retain_mut(|child| !child.is_stuck(now));
     }
@@ -329,5 +359,281 @@ impl<L: Link> Feeder<L> {
 
     pub(super) fn link(&self) -> &L {
         &self.link
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::seal::{Scope, Sealer};
+
+    const JOB: u64 = 7;
+    const SCOPE: Scope = Scope { job: JOB, server: 1, shard: 2 };
+
+    /// A link in memory, which takes so many bytes in all and brings what it holds. One that `buffers` takes more, as TLS does, and
+    /// holds it until there is room.
+    #[derive(Default)]
+    struct Memory {
+        room: usize,
+        buffers: bool,
+        held: VecDeque<u8>,
+        went: Vec<u8>,
+        comes: VecDeque<u8>,
+        ended: bool,
+    }
+
+    impl Link for Memory {
+        fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            let room = parts.iter_mut().flat_map(|part| part.iter_mut());
+            let came = room.map_while(|byte| self.comes.pop_front().map(|came| *byte = came)).count();
+            Ok(match came {
+                0 if self.ended => Got::End,
+                0 => Got::Nothing,
+                came => Got::Bytes(came),
+            })
+        }
+
+        fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {
+            if self.buffers {
+                let bytes = Segment::copied(parts, 1 << 20);
+                self.held.extend(&bytes);
+                self.flush()?;
+                return Ok(bytes.len());
+            }
+            let bytes = Segment::copied(parts, self.room);
+            self.room -= bytes.len();
+            self.went.extend_from_slice(&bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<bool> {
+            let going = self.room.min(self.held.len());
+            self.room -= going;
+            self.went.extend(self.held.drain(..going));
+            Ok(self.held.is_empty())
+        }
+
+        fn holds_output(&self) -> bool {
+            !self.held.is_empty()
+        }
+
+        fn resize(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Anything;
+
+    impl Places for Anything {
+        type Place = Option<&'static dyn Codec>;
+
+        fn place(&mut self, _: &Header) -> Result<Self::Place, String> {
+            Ok(None)
+        }
+
+        fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
+            None
+        }
+    }
+
+    fn value(chunk: u32, payload: &[u8]) -> Header {
+        let (version, steps, publication, base, content) = (1, 1, 2, 0, 2);
+        let notice = Notice::Value { tensor: 0, chunk, version, steps, publication, base, content };
+        Header::bare(JOB, 99, Body::Notice(notice)).with_payload(payload)
+    }
+
+    fn sealed(chunk: u32, payload: &[u8]) -> Passed {
+        let (sealer, header) = (Sealer::new(&[1; 32], SCOPE), value(chunk, payload));
+        let mut seal = Vec::new();
+        sealer.seal(&[sealer.leaf(&header, payload)], |_, proof| seal = proof.to_vec());
+        Passed::new(JOB, &seal, &header, payload)
+    }
+
+    fn stripes<const N: usize>(of: [usize; N]) -> Stripes {
+        of.into_iter().collect()
+    }
+
+    fn children(links: impl IntoIterator<Item = Memory>) -> Children<Memory> {
+        let mut children = Children::default();
+        for (rank, link) in (0..).zip(links) {
+            children.take_in(rank, (3, stripes([rank as usize % 2])), link);
+        }
+        children.greet(JOB, 3);
+        children
+    }
+
+    fn endless() -> Memory {
+        Memory { room: usize::MAX, ..Memory::default() }
+    }
+
+    fn feeder(bytes: &[u8]) -> Feeder<Memory> {
+        let link = Memory { comes: bytes.to_vec().into(), ..Memory::default() };
+        let parent = Parent { rank: 4, address: "10.0.0.4:1".parse().unwrap() };
+        Feeder::new(parent, stripes([0]), link, 4096)
+    }
+
+    /// What a child that looks at seals makes of what comes.
+    fn heard(bytes: &[u8], key: &[u8; 32]) -> Result<Vec<u32>, String> {
+        let (mut feeder, mut chunks) = (feeder(bytes), Vec::new());
+        let mut verifier = Verifier::new(key, SCOPE).unwrap();
+        loop {
+            feeder.ready();
+            match feeder.hear(&mut Anything, &mut verifier) {
+                Fed::Nothing => return Ok(chunks),
+                Fed::Over(why) => return Err(why),
+                Fed::Frame(Header { body: Body::Notice(Notice::Value { chunk, .. }), .. }, _) => {
+                    chunks.push(chunk);
+                }
+                Fed::Frame(header, _) => return Err(format!("{header:?}")),
+                Fed::Greeting | Fed::Part => {}
+            }
+        }
+    }
+
+    #[test]
+    fn each_child_is_passed_its_stripe_as_it_was_sealed_whatever_it_takes_at_once() {
+        let key = Sealer::new(&[1; 32], SCOPE).key();
+        let mut children = children([endless(), endless(), Memory::default()]);
+        for chunk in 0..40 {
+            children.pass_on(chunk % 2, sealed(chunk as u32, &[chunk as u8; 1000]));
+        }
+        children.send();
+        for _ in 0..2000 {
+            children.0[2].link.room = 37;
+            children.ready();
+            children.send();
+        }
+        let heard: Vec<Vec<u32>> =
+            children.0.iter().map(|child| heard(&child.link.went, &key).unwrap()).collect();
+        let even: Vec<u32> = (0..40).filter(|chunk| chunk % 2 == 0).collect();
+        let odd: Vec<u32> = (0..40).filter(|chunk| chunk % 2 == 1).collect();
+        assert_eq!(heard, [even.clone(), odd, even]);
+        assert!(!children.has_due() && children.0.iter().all(|child| child.queued == 0));
+    }
+
+    // The last of a broadcast stayed in the TLS of a socket that was full just then, until the next broadcast or until the child had
+    // left.
+    #[test]
+    fn what_a_link_has_taken_and_holds_goes_when_it_can_though_nothing_comes_behind_it() {
+        let key = Sealer::new(&[1; 32], SCOPE).key();
+        let mut children = children([Memory { room: 50, buffers: true, ..Memory::default() }]);
+        children.pass_on(0, sealed(0, &[1; 1000]));
+        children.send();
+        assert!(!children.has_work());
+        assert!(children.links().all(|(_, interest)| interest.write), "it is waited for");
+        children.0[0].link.room = usize::MAX;
+        children.ready();
+        children.0[0].readable = false;
+        assert!(children.has_work());
+        children.send();
+        assert_eq!(heard(&children.0[0].link.went, &key), Ok(vec![0]));
+        assert!(!children.has_work());
+    }
+
+    #[test]
+    fn what_was_changed_on_the_way_or_is_anothers_is_refused_and_nothing_behind_it_is_taken() {
+        let key = Sealer::new(&[1; 32], SCOPE).key();
+        let mut children = children([endless()]);
+        let mut forged = sealed(1, &[5; 100]);
+        // As a parent would that knows how frames are made.
+        forged.0[1] = (value(1, &[6; 100]).encode(), [6; 100].into());
+        for passed in [sealed(0, &[1; 100]), forged, sealed(2, &[3; 100])] {
+            children.pass_on(0, passed);
+        }
+        children.send();
+        assert!(heard(&children.0[0].link.went, &key).is_err());
+        let honest = children_of_one(&[sealed(0, &[1; 100])]);
+        assert_eq!(heard(&honest, &key), Ok(vec![0]));
+        assert!(heard(&honest, &Sealer::new(&[2; 32], SCOPE).key()).is_err(), "another server's");
+        assert!(heard(&honest[HEADER_BYTES..], &key).is_err(), "it has to greet first");
+        let twice = [&honest[..HEADER_BYTES], &honest[..HEADER_BYTES]].concat();
+        assert!(heard(&twice, &key).is_err(), "and once");
+    }
+
+    fn children_of_one(passed: &[Passed]) -> Vec<u8> {
+        let mut children = children([endless()]);
+        passed.iter().for_each(|Passed(frames)| children.pass_on(0, Passed(frames.clone())));
+        children.send();
+        std::mem::take(&mut children.0[0].link.went)
+    }
+
+    #[test]
+    fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_is_let_go() {
+        let mut children = Children::default();
+        for striping in [2, 3, 4] {
+            children.take_in(striping, (striping, stripes([0])), endless());
+        }
+        children.greet(JOB, 3);
+        children.pass_on(0, sealed(0, &[1; 10]));
+        children.send();
+        let went = |children: &Children<Memory>| {
+            children.0.iter().map(|child| (child.rank, !child.link.went.is_empty())).collect::<Vec<_>>()
+        };
+        assert_eq!(went(&children), [(3, true), (4, false)]);
+        children.greet(JOB, 4);
+        children.send();
+        assert_eq!(went(&children), [(4, true)]);
+    }
+
+    #[test]
+    fn who_takes_nothing_for_long_is_let_go_and_who_takes_little_is_not() {
+        let mut children = children([Memory::default(), endless(), Memory::default()]);
+        children.pass_on(0, sealed(0, &[1; 100_000]));
+        for after in 0..20 {
+            children.0.iter_mut().filter(|child| child.rank == 2).for_each(|child| child.link.room = 10);
+            children.ready();
+            children.send();
+            children.look(Duration::from_millis(100 * after));
+        }
+        assert_eq!(children.0.iter().map(|child| child.rank).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn who_takes_less_than_comes_for_long_is_let_go_and_holds_nobody_up_any_more() {
+        let mut children = children([Memory::default(), endless()]);
+        for after in 0..40 {
+            while !children.is_full() {
+                children.pass_on(0, sealed(0, &[0; 1 << 20]));
+            }
+            children.0[0].link.room += 10_000;
+            children.ready();
+            children.send();
+            children.look(Duration::from_millis(100 * after));
+            assert_eq!(children.0.len(), if after <= 20 { 2 } else { 1 }, "after {after}");
+            if children.0.len() == 1 {
+                break;
+            }
+        }
+        assert!(!children.is_full());
+    }
+
+    #[test]
+    fn who_has_hung_up_is_let_go_and_who_comes_again_takes_its_own_place() {
+        let mut children = children([endless(), endless()]);
+        children.0[0].link.ended = true;
+        children.ready();
+        assert!(children.send());
+        assert_eq!(children.0.len(), 1);
+        children.take_in(1, (3, stripes([1, 2])), endless());
+        assert_eq!(children.0.len(), 1, "the old connection has a stripe in common with the new one");
+        children.take_in(1, (3, stripes([0])), endless());
+        assert_eq!(children.0.len(), 2);
+        (0..200).for_each(|rank| children.take_in(rank, (3, stripes([5])), endless()));
+        assert_eq!(children.0.len(), MOST_CHILDREN);
+    }
+
+    #[test]
+    fn as_long_as_too_much_waits_for_a_child_nothing_more_is_to_be_read() {
+        let mut children = children([Memory::default()]);
+        let mut passed = 0;
+        while !children.is_full() {
+            children.pass_on(0, sealed(passed, &[0; 1 << 20]));
+            passed += 1;
+            assert!(passed < 20);
+        }
+        children.0[0].link.room = usize::MAX;
+        children.ready();
+        children.send();
+        assert!(!children.is_full() && !children.has_due());
     }
 }

@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// One subscriber's.
 #[derive(Debug, Default)]
 pub(super) struct Feeding {
-    /// The route that was given out last, and the first on this connection: answers to earlier ones are of another.
+    /// The route that was given out last, and the first on this connection and of this cut into stripes: answers to earlier ones are
+    /// of another.
     epoch: u32,
     oldest: u32,
     /// Stripes for which the route names a parent.
@@ -44,13 +45,12 @@ impl Feeding {
 
     /// Values are cut into other stripes from now on: the home feeds all of them.
     pub(super) fn recut(&mut self) {
-        (self.parents, self.fed) = Default::default();
-        self.told.clear();
+        self.connect();
     }
 
-    /// Whether this route is the last.
-    pub(super) fn is_last(&self, epoch: u32) -> bool {
-        epoch == self.epoch
+    /// Whether a route is of this connection, and of this cut into stripes.
+    pub(super) fn is_of_these(&self, epoch: u32) -> bool {
+        (self.oldest..=self.epoch).contains(&epoch)
     }
 
     /// Whether there is a route that was not sent.
@@ -60,9 +60,10 @@ impl Feeding {
 
     /// The route, to be sent now.
     pub(super) fn take_route(&mut self) -> Option<Arc<[u8]>> {
+        let route = self.route.take()?;
         self.told.resize(MAX_STRIPES, 0);
         self.parents.iter().for_each(|stripe| self.told[stripe] = self.epoch);
-        self.route.take()
+        Some(route)
     }
 
     /// Stripes that others feed, or may.
@@ -85,7 +86,7 @@ impl Feeding {
     /// It has left its parents of these stripes, which the home feeds again. Those of which it says now what it holds: where a newer
     /// route is under way it may stand at other parents before it says so.
     pub(super) fn strayed(&mut self, epoch: u32, stripes: Stripes) -> Stripes {
-        if epoch < self.oldest {
+        if !self.is_of_these(epoch) {
             return Stripes::default();
         }
         let before = self.unsure();
@@ -149,6 +150,32 @@ mod tests {
         feeding.route(8, stripes([]), route());
         assert!(!feeding.is_unsure(0) && feeding.is_unsure(2), "it has not said that it has left that one");
         assert_eq!(feeding.strayed(6, stripes([2])), stripes([2]));
+    }
+
+    #[test]
+    fn who_may_stand_at_a_parent_that_was_named_since_it_left_is_known_again_when_it_has_left_that_too() {
+        let mut feeding = Feeding::default();
+        for (epoch, parents) in [(5, stripes([0])), (6, stripes([0])), (7, stripes([]))] {
+            feeding.route(epoch, parents, route());
+            feeding.take_route();
+        }
+        assert_eq!(feeding.strayed(5, stripes([0])), stripes([]), "it has not heard that the next is none");
+        assert!(!feeding.is_fed(0) && feeding.is_unsure(0));
+        assert_eq!(feeding.strayed(7, stripes([0])), stripes([0]));
+        assert!(!feeding.is_unsure(0));
+    }
+
+    #[test]
+    fn what_was_said_of_stripes_that_are_cut_otherwise_by_now_counts_no_more() {
+        let mut feeding = Feeding::default();
+        feeding.route(5, stripes([0]), route());
+        feeding.attached(5, stripes([0]));
+        feeding.recut();
+        feeding.route(6, stripes([0, 1]), route());
+        assert!(!feeding.is_of_these(5) && feeding.is_of_these(6));
+        feeding.attached(6, stripes([0]));
+        assert_eq!(feeding.strayed(5, stripes([0, 1])), stripes([]));
+        assert!(feeding.is_fed(0) && feeding.is_unsure(1));
     }
 
     #[test]

@@ -579,15 +579,15 @@ impl Subscriber {
         self.doubt(left, home);
     }
 
-    /// It holds these publications of chunks from `first` on, or newer ones that were sent since; or that others have fed it since, as
-    /// long as it does not know the last route.
+    /// It holds these publications of chunks from `first` on, or newer ones that were sent since; under a route of another cut into
+    /// stripes, or that others have fed it since.
     fn holds(&mut self, id: TensorId, first: u32, epoch: u32, positions: &[u64], home: &impl Chunks) {
         let Some(start) = home.local(id, first).filter(|_| self.owed.get(id).is_some()) else { return };
         for (local, &position) in (start..home.chunks(id)).zip(positions) {
             if position == NO_MORE {
                 break;
             }
-            let is_fed = !self.feeding.is_last(epoch) || self.feeding.is_unsure(home.stripe(id, local));
+            let is_fed = !self.feeding.is_of_these(epoch) || self.feeding.is_unsure(home.stripe(id, local));
             let chunk = &mut self.known(id).chunks[local];
             let published = home.publication(id, local);
             // More than was ever published is a lie, of which nothing is believed.

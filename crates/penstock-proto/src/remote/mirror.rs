@@ -666,12 +666,12 @@ impl Mirror {
                 if version > MAX_CLOCK {
                     return Err(Broken::TooNew { chunk, version });
                 }
+                let was = mirrored.versions[local];
                 // It has come by another way, or something newer has.
                 if is_routed && publication <= mirrored.positions[local] {
                     return Ok(Effect::Nothing);
                 }
-                let was = mirrored.versions[local];
-                // The same, of which a later version has come by another way.
+                // Or the same has, and was raised since.
                 if is_routed && version + 1 < was && content == mirrored.contents[local] {
                     mirrored.positions[local] = publication;
                     return Ok(Effect::Nothing);
@@ -795,14 +795,15 @@ impl Mirror {
             Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
                 let held = mirrored.positions[local];
-                let fell = version + 1 < mirrored.versions[local];
+                // What was held when another connection ended has no position any more.
+                let fell = version + 1 < mirrored.versions[local] || content < mirrored.contents[local];
                 if publication <= held || version > MAX_CLOCK || fell {
                     return Effect::Nothing;
                 }
                 if base > 0 && base != held {
                     // The home has sent this one something in between, and so has what it lacks.
                     if let Some(holds) = mirrored.asks_whole(local, tensor, epoch) {
-                        self.outbox.submit(holds, 1);
+                        self.tell(holds);
                     }
                     return Effect::Nothing;
                 }

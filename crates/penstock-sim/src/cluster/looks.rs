@@ -17,8 +17,8 @@ use penstock_fabric::net::remote_peer::{Heard, Homed as _, Taken};
 use penstock_fabric::net::remote_shard::{Looked, Over};
 use penstock_proto::encoding::Encoding;
 use penstock_proto::peer::PeerId;
-use penstock_proto::remote::home::Undeclared;
-use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::remote::home::{Chunks as _, Undeclared};
+use penstock_proto::submission::{NO_MORE, NO_TICKET, Submission};
 use penstock_proto::{Rank, TensorId};
 
 /// Frames of a look at most, as in a real job.
@@ -299,8 +299,22 @@ impl Cluster<'_> {
             {
                 Submission::FetchChunks { tensor, first, count: 1, version, ticket }
             }
-            Submission::Attached { stripes, .. } if sabotage == Some(Sabotage::TakesLateAnswers) => {
-                Submission::Attached { epoch: port.epoch, stripes }
+            Submission::Strayed { .. } | Submission::Holds { .. }
+                if sabotage == Some(Sabotage::ForgetsWhoStrayed) =>
+            {
+                return Ok(());
+            }
+            Submission::Holds { tensor, first, epoch, positions }
+                if sabotage == Some(Sabotage::TrustsPositions) =>
+            {
+                let local = memory.local(tensor, first).unwrap_or(0);
+                let stands = |at| memory.publication(tensor, local + at).sequence;
+                let trusted = |at: usize| match positions[at] {
+                    NO_MORE => NO_MORE,
+                    _ => stands(at),
+                };
+                let positions = std::array::from_fn(trusted);
+                Submission::Holds { tensor, first, epoch, positions }
             }
             submission => submission,
         };

@@ -227,7 +227,6 @@ impl<'a> Cluster<'a> {
 
     /// Tells a worker how values come to it, if that is not by this shard alone.
     pub(super) fn tell_route(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let trusts = self.scenario.sabotage == Some(Sabotage::TrustsPositions);
         let Server { memory, ports, routes, epoch, .. } = &mut self.servers[shard];
         let Some(port) = &mut ports.0[rank as usize] else { return Ok(()) };
         let member = routes.members.get(&rank).cloned().unwrap_or_default();
@@ -242,8 +241,7 @@ impl<'a> Cluster<'a> {
         let (striping, shares) = (routes.striping, routes.shares.clone());
         let route = Route { epoch: *epoch, striping, shares, feeds };
         port.peer.passes_on(member.passes_on);
-        let parents = if trusts { Default::default() } else { route.parents() };
-        port.peer.subscriber().route(route.epoch, parents, route.encode().into(), memory);
+        port.peer.subscriber().route(route.epoch, route.parents(), route.encode().into(), memory);
         let parents: Vec<Option<Rank>> =
             route.feeds.iter().map(|feed| feed.parent.as_ref().map(|parent| parent.rank)).collect();
         self.see(Observation::Routed { shard, rank, epoch: route.epoch, parents: &parents })
@@ -368,8 +366,11 @@ impl<'a> Cluster<'a> {
     pub(super) fn dial(&mut self, rank: Rank, shard: usize, wish: Wish) -> Result<(), Failure> {
         let parent = wish.parent.rank;
         let gone = self.workers[parent as usize].has_ended();
-        let Some(Grove { plan, .. }) = self.trees else { return Ok(()) };
-        if self.workers[rank as usize].has_ended() {
+        let Some(Grove { plan, tending, .. }) = &self.trees else { return Ok(()) };
+        // A newer wish for the same has taken its place.
+        let wished = tending[rank as usize][shard].wished.contains(&wish);
+        let plan = *plan;
+        if !wished || self.workers[rank as usize].has_ended() {
             return Ok(());
         }
         let unlucky = self.rng.once_in(plan.unlucky_once_in);

@@ -586,8 +586,7 @@ mod tests {
         let mut trees = joined("chain", 12);
         let mut routes = trees.routes(true).unwrap();
         let mut parent_of_last = || {
-            let parent = routes.members[&11].feeds[0].parent.as_ref().map(|parent| parent.rank);
-            let Some(parent) = parent else { return None };
+            let parent = routes.members[&11].feeds[0].parent.as_ref().map(|parent| parent.rank)?;
             trees.stray(11, parent, 0);
             routes = trees.routes(true)?;
             Some(parent)

@@ -46,7 +46,8 @@ pub struct Stats {
     pub pushed_bytes: u64,
     /// Bytes of values that were copied out or shown in place.
     pub pulled_bytes: u64,
-    /// Bytes that connections to servers by TCP took, before encryption: there is seen what filters and encodings save.
+    /// Bytes that connections by TCP to servers, and between workers that pass values on, took, before encryption: there is seen what
+    /// filters and encodings save.
     pub sent_bytes: u64,
     /// Bytes that these brought.
     pub received_bytes: u64,
