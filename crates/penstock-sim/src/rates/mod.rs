@@ -15,7 +15,8 @@
 //! | `tally.rs` | frames, counted where they are written |
 //! | `report.rs` | what came of it, as a table |
 //!
-//! What is not there: time that processors take, memory bandwidth, what TCP does beside filling a link, folds and pushes.
+//! What is not there: time that processors take, memory bandwidth, acknowledgements and losses of TCP, and folds; of pushes only
+//! the bytes that they take of an uplink.
 //!
 //! Memory: some kilobytes for each worker and connection, and what is under way. Time: a second for a gigabyte that is held, all
 //! workers together.
@@ -89,6 +90,8 @@ pub struct Scenario {
     pub versions: u64,
     /// Seconds from one chunk to the next that is published of a version.
     pub pace: f64,
+    /// Bytes that each worker's uplink sends beside each version: what it pushes.
+    pub push: u64,
     /// What befalls an inner node while the version before the last is on its way: it is slow from the first byte on, or hangs when a
     /// quarter of a transfer is over.
     pub trouble: Option<Trouble>,
@@ -109,6 +112,7 @@ impl Scenario {
             buffer: 4 << 20,
             versions: 2,
             pace: 0.0,
+            push: 0,
             trouble: None,
         }
     }
@@ -348,6 +352,9 @@ impl<'a> Run<'a> {
             self.troubled = self.trees.some_inner();
             let begins = if trouble == Trouble::Hangs { self.scenario.transfer() / 4.0 } else { 0.0 };
             self.after(nanos(begins), Due::Trouble(trouble));
+        }
+        for rank in 0..self.scenario.hosts {
+            self.net.borrow_mut().owe(host(rank), self.scenario.push);
         }
         let pace = nanos(self.scenario.pace);
         if pace == 0 {

@@ -64,6 +64,8 @@ struct Port {
     /// When the downlink is free again.
     free: Time,
     sent: u64,
+    /// Bytes of something else that it has to send, by turns with all that is sent here.
+    owes: f64,
     /// Whether it is to look, and at what.
     looks: bool,
     news: Vec<Number>,
@@ -175,6 +177,11 @@ impl Net {
     /// From now on a host's link has this rate.
     pub(super) fn set_rate(&mut self, host: Number, rate: f64) {
         self.ports[host].rate = rate;
+    }
+
+    /// A host's uplink has so many bytes more to send, of something that is not there.
+    pub(super) fn owe(&mut self, host: Number, bytes: u64) {
+        self.ports[host].owes += bytes as f64;
     }
 
     /// Bytes that each host's uplink has sent so far.
@@ -306,11 +313,14 @@ impl Net {
             // What goes with values is there as a whole, though not all of them is.
             let of_values = way.take(bytes);
             let bulk = of_values as f64 * self.scale + (bytes - of_values) as f64;
-            let takes = |rate: f64| (bulk * 1e9 / rate).round() as Time;
-            let sent = self.now + takes(self.ports[host].rate);
+            let takes = |rate: f64, bulk: f64| (bulk * 1e9 / rate).round() as Time;
+            let uplink = &mut self.ports[host];
+            let owed = bulk.min(uplink.owes);
+            uplink.owes -= owed;
+            let sent = self.now + takes(uplink.rate, bulk + owed);
             let downlink = &mut self.ports[to];
             let begins = downlink.free.max(self.now + self.hop);
-            downlink.free = (begins + takes(downlink.rate)).max(sent + self.hop);
+            downlink.free = (begins + takes(downlink.rate, bulk)).max(sent + self.hop);
             let comes = downlink.free;
             self.ports[host].sends = true;
             self.ports[host].sent += bulk.round() as u64;

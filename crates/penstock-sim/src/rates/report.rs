@@ -3,7 +3,7 @@
 use super::{Failure, Held, Left, Outcome, Scenario, Trouble};
 use penstock_proto::overlay::Shape;
 
-/// How long a value takes to all workers, along the planner's trees, over links with rates.
+/// What to run: all shapes for all hosts.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
     /// Hosts, with one worker each.
@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Microseconds from one chunk to the next that is published of a version.
     #[arg(long, default_value_t = 0.0)]
     pace: f64,
+    /// Bytes that each worker's uplink sends beside each version: what it pushes.
+    #[arg(long, value_parser = bytes, default_value = "0")]
+    push: u64,
     /// An inner node hangs while the version before the last is on its way.
     #[arg(long, conflicts_with = "slow")]
     hangs: bool,
@@ -89,7 +92,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Arguments {
     fn scenario(&self, hosts: u32, shape: Shape) -> Result<Scenario, Failure> {
-        let chunk = self.chunk.unwrap_or_else(|| 4 << 10);
+        let chunk = self.chunk.unwrap_or(4 << 10);
         let wrong = |expected, got: String| Failure::Scenario { expected, got };
         let chunk =
             u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;
@@ -109,6 +112,7 @@ impl Arguments {
             buffer: self.buffer,
             versions: if trouble.is_some() { self.versions.max(4) } else { self.versions.max(1) },
             pace: self.pace * 1e-6,
+            push: self.push,
             trouble,
         })
     }
