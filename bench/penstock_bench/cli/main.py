@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     OptionError
         The command line is wrong: nothing was started.
     """
-    from penstock_bench.cli import flow, items, network, training
+    from penstock_bench.cli import flow, items, network, training, tree
 
     benches: dict[str, Callable[[Sequence[str]], int]] = {
         "pushpull": _pushpull,
@@ -65,11 +65,13 @@ def main(arguments: Sequence[str]) -> int:
         "startup": _startup,
         **network.BENCHES,
         **flow.BENCHES,
+        **tree.BENCHES,
         **items.BENCHES,
         **training.BENCHES,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        examples = f"{_EXAMPLES}\n{network.EXAMPLES}\n{flow.EXAMPLES}\n{items.EXAMPLES}\n{training.EXAMPLES}"
+        benches_of = (network, flow, tree, items, training)
+        examples = "\n".join([_EXAMPLES, *(module.EXAMPLES for module in benches_of)])
         terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{examples}")
         return 0 if arguments else terminal.EXIT_USAGE
     name, rest = arguments[0], arguments[1:]

@@ -62,9 +62,7 @@ def _full(bsp: Sequence[Row]) -> str:
         )
     # A column for what was not measured says nothing.
     without = {at for at, there in ((5, sparse), (9, gloo)) if there is None}
-    return _markdown(
-        [[cell for at, cell in enumerate(line) if at not in without] for line in [heads, *lines]]
-    )
+    return markdown([[cell for at, cell in enumerate(line) if at not in without] for line in [heads, *lines]])
 
 
 def _short(measured: Sequence[Row], consistencies: Sequence[str]) -> str:
@@ -83,7 +81,7 @@ def _short(measured: Sequence[Row], consistencies: Sequence[str]) -> str:
                 fewer = _figure(_over(row, plain, "bytes"))
                 cells.append(f"{steps}, {fewer}, {_figure(_over(row, plain, 'seconds'), 2)}")
         lines.append(cells)
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def wanted(files: Mapping[str, tuple[str, Sequence[Row]]]) -> str:
@@ -93,7 +91,7 @@ def wanted(files: Mapping[str, tuple[str, Sequence[Row]]]) -> str:
         for want in wants(measured, TASKS[task]):
             said = "" if want.good else "**not reached**"
             lines.append([f"`{name}`", want.what, f"{want.wanted:g}", _figure(want.found, 2), said])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def put(page: str, name: str, table: str) -> str | None:
@@ -118,7 +116,8 @@ def _figure(ratio: float | None, digits: int = 1) -> str:
     return "-" if ratio is None else f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.{digits}f}"
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table: the first line is its head."""
     heads, *rest = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([heads, "|" + "---|" * len(lines[0]), *rest])
 

@@ -27,6 +27,7 @@
 //! | [`sabotage`] | promises broken on purpose, for the checkers to see |
 //! | [`items`] | tables of items: another run, with its own scenarios |
 //! | [`leases`] | which processes are said to be lost, and when: another run |
+//! | [`rates`] | how long a value takes to all workers, along the planner's trees: another run, with rates |
 //! | [`rng`] | chance, from a seed |
 //!
 //! Cost: some milliseconds a job of 5 workers, 8 iterations and 10 chunks.
@@ -43,6 +44,7 @@ pub mod leases;
 pub mod liar;
 pub mod marks;
 pub mod planner;
+pub mod rates;
 pub mod remote;
 pub mod rng;
 pub mod sabotage;

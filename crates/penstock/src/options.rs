@@ -8,6 +8,9 @@ use penstock_proto::overlay::{Rack, RackError, Shape, ShapeError};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Where Slurm says which switches a host is below.
+const SLURM_TOPOLOGY: [&str; 2] = ["SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"];
+
 /// What an option is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
@@ -135,7 +138,7 @@ pub const TABLE: [Row; 15] = [
         unit: "",
         minimum: "",
         maximum: "",
-        doc: "Where this host stands, for such trees: a rack, or zone/rack; empty: it is not known.",
+        doc: "Where this host stands, for such trees: a rack, or zone/rack; empty: as Slurm says (SLURM_TOPOLOGY_ADDR), if it does.",
     },
     Row {
         name: "ca",
@@ -289,6 +292,10 @@ impl Options {
             let at = at.ok_or_else(|| OptionError::Unknown { got: name.to_owned() })?;
             values[at] = value.to_owned();
         }
+        let by_slurm = || {
+            let (address, pattern) = SLURM_TOPOLOGY.map(|name| environment(name).unwrap_or_default()).into();
+            Rack::of_slurm(&address, &pattern).unwrap_or_default()
+        };
         let value = |name: &'static str| {
             let at = TABLE.iter().position(|row| row.name == name).expect("the name is in the table");
             Value { name, text: &values[at] }
@@ -310,7 +317,9 @@ impl Options {
             ])?,
             transport: value("transport").word(&[("auto", Transport::Auto), ("tcp", Transport::Tcp)])?,
             tree: value("tree").shape()?,
-            rack: value("rack").rack()?,
+            rack: Some(value("rack").rack()?)
+                .filter(|rack| *rack != Rack::default())
+                .unwrap_or_else(by_slurm),
             ca: value("ca").file()?,
             certificate: value("certificate").file()?,
             key: value("key").file()?,
@@ -469,6 +478,14 @@ mod tests {
         let environment = [("PENSTOCK_TREE", "striped:4"), ("PENSTOCK_RACK", "zone2/r7")];
         let options = read(&[], &environment).unwrap();
         assert_eq!((options.tree, &options.rack.zone[..]), (Shape::Striped { stripes: Some(4) }, "zone2"));
+        let slurm = |name: &str| match name {
+            "SLURM_TOPOLOGY_ADDR" => Some("s0.s4.tux1".to_owned()),
+            "SLURM_TOPOLOGY_ADDR_PATTERN" => Some("switch.switch.node".to_owned()),
+            _ => None,
+        };
+        for (given, rack) in [(&[][..], "s0/s4"), (&[("rack", "mine")], "mine")] {
+            assert_eq!(Options::read(given.iter().copied(), slurm).unwrap().rack.to_string(), rack);
+        }
         let told = read(&[("tree", "tree:degree=2,depth=0")], &environment).unwrap_err().to_string();
         let expected = "expected a depth of at least 1, as in tree:degree=2,depth=5, or none: the least for the option `tree`, got `tree:degree=2,depth=0`";
         assert_eq!(told, expected);

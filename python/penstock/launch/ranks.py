@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -94,6 +94,8 @@ class Ranks:
     ) -> None:
         self.name = name
         self.size = size
+        self.lost: Collection[int] = ()
+        """Ranks that have gone, or may go meanwhile: their answer is then {}."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
         self._peers: list[_Peer] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -159,10 +161,16 @@ class Ranks:
         answers: list[dict[str, Any]] = []
         rank = 0
         try:
-            for peer in self._peers:
-                peer.say(command)
             for rank, peer in enumerate(self._peers):
-                answer = peer.hear()
+                with contextlib.suppress(*([OSError] if rank in self.lost else [])):
+                    peer.say(command)
+            for rank, peer in enumerate(self._peers):
+                try:
+                    answer = peer.hear()
+                except (EOFError, ConnectionError):
+                    if rank not in self.lost:
+                        raise
+                    answer = {}
                 if "error" in answer:
                     raise self._failed(f"rank {rank}: {answer['error']}", answer["traceback"])
                 answers.append(answer)

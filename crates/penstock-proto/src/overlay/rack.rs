@@ -17,6 +17,21 @@ pub struct Rack {
     pub rack: String,
 }
 
+impl Rack {
+    /// Where Slurm says that this host stands: `address` names the switches above it, from the highest to its own, and the host, and
+    /// `pattern` says which is what (`SLURM_TOPOLOGY_ADDR` and its pattern). Its own switch is its rack, the one above that its zone.
+    /// `None`: no switch is named, or none that could be a rack.
+    pub fn of_slurm(address: &str, pattern: &str) -> Option<Self> {
+        let named = address.split('.').zip(pattern.split('.'));
+        let switches: Vec<&str> = named.filter(|(_, what)| *what == "switch").map(|(name, _)| name).collect();
+        match switches[..] {
+            [] => None,
+            [rack] => rack.parse().ok(),
+            [.., zone, rack] => format!("{zone}/{rack}").parse().ok(),
+        }
+    }
+}
+
 /// A text is no rack.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, got `{got}`", expected = Self::expected())]
@@ -58,6 +73,17 @@ impl FromStr for Rack {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slurm_names_the_switches_above_a_host() {
+        let of = |address, pattern| Rack::of_slurm(address, pattern).map(|rack| rack.to_string());
+        assert_eq!(of("s0.s4.tux1", "switch.switch.node").as_deref(), Some("s0/s4"));
+        assert_eq!(of("core.s0.s4.tux1", "switch.switch.switch.node").as_deref(), Some("s0/s4"));
+        assert_eq!(of("leaf.tux1", "switch.node").as_deref(), Some("leaf"));
+        for (address, pattern) in [("tux1", "node"), ("", ""), ("a/b.tux1", "switch.node"), ("s0", "")] {
+            assert_eq!(of(address, pattern), None, "{address} {pattern}");
+        }
+    }
 
     #[test]
     fn a_rack_stands_in_a_zone_or_in_one_that_is_not_known() {

@@ -4,6 +4,7 @@
 //! the home, or a parent, which is another subscriber that passes on. Until it stands at its parent, and again once it has lost
 //! it, the home feeds it: so a route is never needed for anything to come, it only says how.
 
+use super::forest::Overlay;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -154,6 +155,53 @@ pub struct Routes {
     pub members: BTreeMap<Rank, Member>,
 }
 
+impl Routes {
+    /// Those along the trees of one server. `ranks`: the subscribers at a node: the first is fed by the first at the node's parent, and
+    /// feeds the others there, if it `passes_on`; else the homes do. `parent`: a subscriber, as its children are told of it. None,
+    /// if nobody passes anything on.
+    pub fn along<'a>(
+        overlay: &Overlay,
+        ranks: impl Fn(u32) -> &'a [Rank],
+        passes_on: impl Fn(Rank) -> bool,
+        parent: impl Fn(Rank) -> Option<Parent>,
+    ) -> Self {
+        let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
+        let mut shares = Vec::new();
+        let (mut sum, mut cut) = (0.0, 0);
+        for stripe in overlay.stripes() {
+            sum += stripe.share();
+            // They add up, whatever each was rounded to.
+            let to = ((sum * f64::from(WHOLE)).round() as u32).min(WHOLE);
+            shares.push(to - cut);
+            cut = to;
+            for (number, depth) in (0..).zip(stripe.depths()).skip(1) {
+                let (Some(depth), Some((&first, others))) = (depth, ranks(number).split_first()) else {
+                    continue;
+                };
+                let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
+                let feeds = |rank: Rank, from: Option<Rank>, depth| {
+                    let depth = if from.is_some() { depth } else { 1 };
+                    (rank, Feed { parent: from.and_then(&parent), depth })
+                };
+                let near = Some(first).filter(|&first| passes_on(first));
+                let fed = [feeds(first, from, depth)].into_iter();
+                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, near, depth + 1))) {
+                    let from = feed.parent.as_ref().map(|parent| parent.rank);
+                    members.entry(rank).or_default().feeds.push(feed);
+                    if let Some(from) = from {
+                        members.entry(from).or_default().passes_on = true;
+                    }
+                }
+            }
+        }
+        if members.values().any(|member| member.passes_on) {
+            Self { striping: 0, shares, members }
+        } else {
+            Self::default()
+        }
+    }
+}
+
 /// One subscriber's place in the trees.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Member {
@@ -167,47 +215,61 @@ pub struct Member {
 /// subscribers work it out for themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Striping {
-    /// Chunks in a row of one stripe.
-    run: usize,
-    /// The stripe of each run.
+    /// The stripe of each chunk; none: all are of the first.
     stripes: Vec<u8>,
 }
 
 impl Striping {
-    /// For so many chunks of so many bytes each. Runs are dealt out so that after any number of them each stripe has had its share,
+    /// For so many chunks of so many bytes each. Each stripe has its share, to a chunk: half a run more would take an inner node of
+    /// small values as much longer as it has children. Runs are dealt out so that after any number of them each has had its share,
     /// as nearly as can be; the tensors' first runs go to different stripes.
     pub fn new(tensor: TensorId, chunks: usize, chunk_bytes: u64, shares: &[u32]) -> Self {
-        let count = shares.len().min(MAX_STRIPES);
-        if count < 2 || chunks == 0 {
-            return Self { run: chunks.max(1), stripes: vec![0; usize::from(chunks > 0)] };
+        let shares = &shares[..shares.len().min(MAX_STRIPES)];
+        let (count, whole) = (shares.len(), shares.iter().map(|&share| i128::from(share)).sum());
+        if count < 2 || whole == 0 {
+            return Self::default();
         }
         let longest = (RUN_BYTES / chunk_bytes.max(1)).max(1) as usize;
         // Some runs for each stripe, of a small tensor too.
         let run = (chunks / (4 * count)).clamp(1, longest);
-        let runs = chunks.div_ceil(run);
-        let whole: i64 = shares.iter().map(|&share| i64::from(share)).sum();
-        let mut due: Vec<i64> = vec![0; count];
-        let turn = tensor as usize % count;
-        let mut stripes = Vec::with_capacity(runs);
-        for _ in 0..runs {
-            for (due, &share) in due.iter_mut().zip(shares) {
-                *due += i64::from(share);
-            }
+        let mut left = parts(tensor, chunks, shares, whole);
+        let mut had: Vec<usize> = vec![0; count];
+        let mut stripes = Vec::with_capacity(chunks);
+        while stripes.len() < chunks {
             // The one that is behind most; of equals, a tensor begins with another than the tensor before it.
-            let next = (0..count)
-                .map(|at| (at + turn) % count)
-                .max_by_key(|&at| (due[at], std::cmp::Reverse((at + count - turn) % count)));
-            let next = next.unwrap_or(0);
-            due[next] -= whole;
-            stripes.push(next as u8);
+            let due = |&at: &usize| {
+                i128::from(shares[at]) * (stripes.len() + run) as i128 - whole * had[at] as i128
+            };
+            let next = in_turn(tensor, count).filter(|&at| left[at] > 0).rev().max_by_key(due);
+            let Some(next) = next else { break };
+            let run = run.min(left[next]);
+            (had[next], left[next]) = (had[next] + run, left[next] - run);
+            stripes.resize(stripes.len() + run, next as u8);
         }
-        Self { run, stripes }
+        Self { stripes }
     }
 
     /// The stripe of a chunk, by its place among those homed there.
     pub fn of(&self, local: usize) -> usize {
-        self.stripes.get(local / self.run.max(1)).map_or(0, |&stripe| stripe.into())
+        self.stripes.get(local).map_or(0, |&stripe| stripe.into())
     }
+}
+
+/// So many stripes, as it is their turn in a tensor.
+fn in_turn(tensor: TensorId, count: usize) -> impl DoubleEndedIterator<Item = usize> {
+    let turn = tensor as usize % count;
+    (turn..count).chain(0..turn)
+}
+
+/// How many of the chunks each stripe has. Those that are left over go to the stripes that lack most of one.
+fn parts(tensor: TensorId, chunks: usize, shares: &[u32], whole: i128) -> Vec<usize> {
+    let exact = |at: usize| i128::from(shares[at]) * chunks as i128;
+    let mut parts: Vec<usize> = (0..shares.len()).map(|at| (exact(at) / whole) as usize).collect();
+    let over = chunks - parts.iter().sum::<usize>();
+    let mut order: Vec<usize> = in_turn(tensor, shares.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(exact(at) % whole));
+    order.iter().take(over).for_each(|&at| parts[at] += 1);
+    parts
 }
 
 #[cfg(test)]
@@ -232,6 +294,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    // Three stripes of 256 chunks, in runs of 21: one had 42 chunks too many, and eight hosts took a quarter longer than planned.
+    #[test]
+    fn each_stripe_has_its_share_of_a_tensor_to_a_chunk() {
+        for (chunks, shares) in
+            [(256, &[3750, 3750, 2500][..]), (489, &[5000, 5000]), (7, &[1, 0, 2]), (2, &[1; 5])]
+        {
+            let whole: u32 = shares.iter().sum();
+            for tensor in 0..4 {
+                let striping = Striping::new(tensor, chunks, 32 * 1024, shares);
+                for (stripe, &share) in shares.iter().enumerate() {
+                    let had = (0..chunks).filter(|&local| striping.of(local) == stripe).count() as f64;
+                    let due = chunks as f64 * f64::from(share) / f64::from(whole);
+                    assert!((had - due).abs() < 1.0, "{had} of {due}");
+                }
+            }
+        }
+        assert_eq!(Striping::new(0, 9, 4096, &[0, 0]).of(8), 0);
     }
 
     #[test]

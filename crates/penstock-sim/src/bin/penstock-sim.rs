@@ -2,17 +2,19 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use penstock_sim::history::{Observation, Tally};
 use penstock_sim::sabotage::Sabotage;
-use penstock_sim::{Scenario, items, leases};
+use penstock_sim::{Scenario, items, leases, rates};
 use std::ops::Range;
 use std::process::ExitCode;
 
 /// Runs whole jobs on one thread, each from one seed, and checks what they promise.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Run this seed.
     #[arg(long, conflicts_with = "seeds", default_value_t = 0)]
     seed: u64,
@@ -40,6 +42,12 @@ struct Arguments {
     sabotage: Option<Sabotage>,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// How long a value takes to all workers, along the planner's trees, over links with rates.
+    Rates(rates::report::Arguments),
+}
+
 fn seeds(text: &str) -> Result<Range<u64>, String> {
     let ends = text.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
     match ends {
@@ -49,7 +57,17 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seed, seeds, verbose, tables, leases, suspended, trees, sabotage } = Arguments::parse();
+    let Arguments { command, seed, seeds, verbose, tables, leases, suspended, trees, sabotage } =
+        Arguments::parse();
+    if let Some(Command::Rates(arguments)) = command {
+        return match arguments.run(|line| println!("{line}")) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => {
+                eprintln!("error: {what}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     if let Some(sabotage) = sabotage.filter(|sabotage| sabotage.needs_leases() && !suspended) {
         eprintln!("error: --sabotage {} shows where leases decide\n\nhint: add --suspended", name(sabotage));
         return ExitCode::from(2);

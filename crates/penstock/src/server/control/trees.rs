@@ -19,8 +19,8 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::Joining;
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Member, Node, Overlay, Parent, Place, Rack,
-    Routes, Shape, Traffic, WHOLE, plan,
+    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Place, Rack, Routes,
+    Shape, Traffic, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -343,43 +343,8 @@ impl Trees {
         let parent = |rank: Rank| {
             self.subscribers.get(&rank).map(|subscriber| Parent { rank, address: subscriber.door })
         };
-        let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
-        let mut shares = Vec::new();
-        let (mut sum, mut cut) = (0.0, 0);
-        for stripe in planned.overlay.stripes() {
-            sum += stripe.share();
-            // They add up, whatever each was rounded to.
-            let to = ((sum * f64::from(WHOLE)).round() as u32).min(WHOLE);
-            shares.push(to - cut);
-            cut = to;
-            for (number, depth) in (0..).zip(stripe.depths()).skip(1) {
-                let (Some(depth), Some((&first, others))) = (depth, ranks(number).split_first()) else {
-                    continue;
-                };
-                let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
-                let feeds = |rank: Rank, from: Option<Rank>, depth| {
-                    (
-                        rank,
-                        Feed { parent: from.and_then(parent), depth: if from.is_some() { depth } else { 1 } },
-                    )
-                };
-                // Where nobody of a host may pass anything on, the shards feed all of them but the first.
-                let near = Some(first).filter(|&first| self.passes_on(first));
-                let fed = [feeds(first, from, depth)].into_iter();
-                for (rank, feed) in fed.chain(others.iter().map(|&rank| feeds(rank, near, depth + 1))) {
-                    let from = feed.parent.as_ref().map(|parent| parent.rank);
-                    members.entry(rank).or_default().feeds.push(feed);
-                    if let Some(from) = from {
-                        members.entry(from).or_default().passes_on = true;
-                    }
-                }
-            }
-        }
-        if members.values().any(|member| member.passes_on) {
-            Routes { striping: 0, shares, members }
-        } else {
-            Routes::default()
-        }
+        // Where nobody of a host may pass anything on, the shards feed all of them but the first.
+        Routes::along(&planned.overlay, ranks, |rank| self.passes_on(rank), parent)
     }
 }
 
@@ -389,6 +354,7 @@ static UNKNOWN: Rack = Rack { zone: String::new(), rack: String::new() };
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::overlay::{Member, WHOLE};
     use proptest::prelude::*;
 
     /// The only server, unless said otherwise.

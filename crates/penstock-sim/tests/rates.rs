@@ -1,0 +1,128 @@
+//! How long a value takes along trees, over links with rates: the numbers that docs/trees.md has, for fewer hosts.
+
+use penstock_proto::overlay::Shape;
+use penstock_sim::rates::{Failure, Outcome, Scenario, Trouble};
+
+fn shape(text: &str) -> Shape {
+    text.parse().unwrap()
+}
+
+fn run(hosts: u32, text: &str) -> Outcome {
+    Scenario::new(hosts, shape(text)).run().unwrap()
+}
+
+/// Of the last version: transfers of one link until all hold it, and what the busiest uplink sent.
+fn last(outcome: &Outcome) -> (f64, f64) {
+    let held = outcome.held.last().unwrap();
+    (held.ratio, held.busiest)
+}
+
+#[test]
+fn a_star_takes_as_many_transfers_as_there_are_hosts() {
+    for hosts in [1, 4, 9] {
+        let (ratio, busiest) = last(&run(hosts, "star"));
+        let hosts = f64::from(hosts);
+        assert!(
+            (ratio / hosts - 1.0).abs() < 0.02 && (busiest / hosts - 1.0).abs() < 0.01,
+            "{ratio} {busiest}"
+        );
+    }
+}
+
+#[test]
+fn chains_and_stripes_take_little_more_than_one_transfer_whatever_is_sent_to_how_many() {
+    for hosts in [4, 8, 15] {
+        for text in ["chain", "striped", "striped:3"] {
+            let (ratio, busiest) = last(&run(hosts, text));
+            assert!((1.0..1.1).contains(&ratio), "{hosts} hosts, {text}: {ratio}");
+            assert!((1.0..1.1).contains(&busiest), "{hosts} hosts, {text}: {busiest}");
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_as_long_as_it_has_hosts_and_stripes_are_not() {
+    let ratio = |text| last(&run(200, text)).0;
+    // A block for each host: 256 are a transfer.
+    assert!((ratio("chain") - (1.0 + 199.0 / 256.0)).abs() < 0.05);
+    assert!(ratio("striped") < 1.25);
+}
+
+#[test]
+fn a_tree_takes_as_many_transfers_as_it_has_branches() {
+    for degree in [2, 3] {
+        let (ratio, busiest) = last(&run(15, &format!("tree:degree={degree}")));
+        let degree = f64::from(degree);
+        assert!((degree..degree * 1.1).contains(&ratio) && (busiest / degree - 1.0).abs() < 0.02, "{ratio}");
+    }
+}
+
+#[test]
+fn the_planner_says_what_it_takes() {
+    for text in ["star", "chain", "striped", "striped:4", "tree:degree=2", "tree:degree=3"] {
+        for hosts in [3, 8, 40] {
+            let hosts = if text == "striped:4" { hosts.max(4) } else { hosts };
+            let outcome = run(hosts, text);
+            let off = last(&outcome).0 / outcome.prediction.ratio;
+            assert!((0.98..1.1).contains(&off), "{hosts} hosts, {text}: {off} times what was planned");
+        }
+    }
+}
+
+#[test]
+fn every_chunk_comes_once_and_where_it_is_passed_on_with_its_seal() {
+    for text in ["chain", "striped", "tree:degree=2"] {
+        let outcome = run(8, text);
+        let frames = outcome.held.last().unwrap().frames;
+        assert_eq!(frames.values, 8 * 256, "{text}");
+        // Who passes nothing on is sent none by the home.
+        assert!(frames.seals <= 8 * 256 && frames.seals > 4 * 256, "{text}: {}", frames.seals);
+        assert!(outcome.left.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn the_same_scenario_is_the_same_run() {
+    let hangs = || {
+        let scenario = Scenario::new(12, shape("striped:3"));
+        Scenario { trouble: Some(Trouble::Hangs), versions: 4, ..scenario }.run().unwrap()
+    };
+    assert_eq!(hangs(), hangs());
+    assert_eq!(run(12, "striped:3"), run(12, "striped:3"));
+}
+
+#[test]
+fn where_an_inner_node_hangs_the_others_have_the_version_soon_and_the_next_as_if_it_were_a_leaf() {
+    for text in ["chain", "striped", "tree:degree=2"] {
+        let scenario = Scenario::new(8, shape(text));
+        let outcome = Scenario { trouble: Some(Trouble::Hangs), versions: 4, ..scenario }.run().unwrap();
+        let [_, usual, troubled, next] = outcome.held[..] else { panic!("{outcome:?}") };
+        let blamed = outcome.troubled;
+        assert!(blamed.is_some() && !outcome.left.is_empty(), "{text}");
+        assert!(
+            outcome.left.iter().all(|left| left.parent == blamed && left.version == 2),
+            "{text}: {outcome:?}"
+        );
+        // Until its children lose patience, and what they missed comes from the home, which has others to feed.
+        assert!(troubled.seconds < usual.seconds + 3.0, "{text}: {troubled:?}");
+        assert!(next.ratio < usual.ratio * 1.3, "{text}: {next:?}");
+    }
+}
+
+#[test]
+fn an_inner_node_that_is_very_slow_is_left_too() {
+    let scenario = Scenario::new(8, shape("chain"));
+    let outcome = Scenario { trouble: Some(Trouble::Slow(0.05)), versions: 4, ..scenario }.run().unwrap();
+    let blamed = outcome.troubled;
+    assert!(outcome.left.iter().any(|left| left.parent == blamed), "{outcome:?}");
+}
+
+#[test]
+fn what_cannot_be_run_says_so() {
+    let wrong = |scenario: Scenario| matches!(scenario.run(), Err(Failure::Scenario { .. }));
+    let usual = Scenario::new(3, Shape::Chain);
+    assert!(wrong(Scenario { chunk: 5000, ..usual.clone() }));
+    assert!(wrong(Scenario { chunk: 2 << 20, ..usual.clone() }));
+    assert!(wrong(Scenario { bytes: 0, ..usual.clone() }));
+    assert!(matches!(Scenario { hosts: 0, ..usual }.run(), Err(Failure::Plan(_))));
+}
