@@ -600,22 +600,36 @@ mod tests {
         std::mem::take(&mut children.0[0].link.went)
     }
 
+    /// To hang up on it would look as if this end had failed: it does so itself when it hears of the new cut.
     #[test]
-    fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_is_let_go() {
+    fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_gets_nothing_more() {
         let mut children = Children::default();
         for striping in [2, 3, 4] {
             children.take_in(striping, (striping, stripes([0])), endless());
         }
-        children.greet(JOB, 3);
-        children.pass_on(0, sealed(0, &[1; 10]));
-        children.send();
-        let went = |children: &Children<Memory>| {
-            children.0.iter().map(|child| (child.rank, !child.link.went.is_empty())).collect::<Vec<_>>()
+        let mut went = |known| {
+            children.greet(JOB, known);
+            children.pass_on(0, sealed(0, &[1; 10]));
+            children.send();
+            let went = |child: &mut Child<Memory>| !std::mem::take(&mut child.link.went).is_empty();
+            children.0.iter_mut().map(|child| (child.rank, went(child))).collect::<Vec<_>>()
         };
-        assert_eq!(went(&children), [(3, true), (4, false)]);
-        children.greet(JOB, 4);
-        children.send();
-        assert_eq!(went(&children), [(4, true)]);
+        assert_eq!(went(3), [(2, false), (3, true), (4, false)]);
+        assert_eq!(went(4), [(2, false), (3, false), (4, true)]);
+    }
+
+    #[test]
+    fn who_comes_again_for_some_stripes_keeps_what_it_has_of_the_others() {
+        let mut children = Children::default();
+        children.take_in(1, (3, stripes([0, 1])), endless());
+        children.take_in(1, (3, stripes([1])), endless());
+        let fed =
+            |children: &Children<Memory>| children.0.iter().map(|child| child.stripes).collect::<Vec<_>>();
+        assert_eq!(fed(&children), [stripes([0]), stripes([1])]);
+        children.take_in(1, (3, stripes([0])), endless());
+        assert_eq!(fed(&children), [stripes([1]), stripes([0])]);
+        children.take_in(1, (4, stripes([0])), endless());
+        assert_eq!(fed(&children), [stripes([0])], "it has left all of the older cut");
     }
 
     #[test]
