@@ -202,6 +202,23 @@ impl Routes {
     }
 }
 
+impl Routes {
+    /// What a subscriber is told, and whether it passes anything on. Who is no member is fed by the homes.
+    pub fn of(&self, rank: Rank, epoch: u32) -> (Route, bool) {
+        let Member { mut feeds, passes_on } = self.members.get(&rank).cloned().unwrap_or_default();
+        feeds.resize_with(self.shares.len(), || Feed { parent: None, depth: 1 });
+        (Route { epoch, striping: self.striping, shares: self.shares.clone(), feeds }, passes_on)
+    }
+
+    /// Whether a tensor's values may go along them: all that pass anything on have asked for it. One that has not may know nothing of
+    /// the tensor.
+    pub fn may_carry(&self, asks: impl FnMut(Rank) -> bool) -> bool {
+        let mut relays =
+            self.members.iter().filter(|(_, member)| member.passes_on).map(|(&rank, _)| rank).peekable();
+        relays.peek().is_some() && relays.all(asks)
+    }
+}
+
 /// One subscriber's place in the trees.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Member {
@@ -325,6 +342,16 @@ mod tests {
         let first: Vec<usize> = (0..4).map(|tensor| Striping::new(tensor, 1, 4096, &shares).of(0)).collect();
         assert_eq!(first, [0, 1, 2, 3]);
         assert_eq!(Striping::new(7, 1024, 32 * 1024, &[]).of(1023), 0);
+    }
+
+    #[test]
+    fn values_go_along_routes_once_all_that_pass_on_have_asked_whoever_else_has_not() {
+        let member = |passes_on| Member { feeds: Vec::new(), passes_on };
+        let members = [(0, member(true)), (1, member(false)), (4, member(true))].into();
+        let routes = Routes { striping: 1, shares: vec![WHOLE], members };
+        assert!(routes.may_carry(|rank| rank != 1) && !routes.may_carry(|rank| rank != 4));
+        assert!(!Routes::default().may_carry(|_| true));
+        assert_eq!(routes.of(1, 7).0.feeds, [Feed { parent: None, depth: 1 }]);
     }
 
     #[test]

@@ -41,8 +41,7 @@ pub trait Chunks {
     fn broadcasts(&self, tensor: TensorId) -> bool;
     /// Whether a worker has declared the tensor, which gives it a lane here.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
-    /// Whether a tensor's values go by others too: all that routes name have asked for them. Until then whoever would pass them on
-    /// may know nothing of the tensor.
+    /// Whether a tensor's values go by others too ([`Routes::may_carry`](crate::overlay::Routes::may_carry)).
     fn goes_by_trees(&self, tensor: TensorId) -> bool;
     /// The stripe of a chunk.
     fn stripe(&self, tensor: TensorId, local: usize) -> usize;

@@ -17,7 +17,7 @@ use crate::socket::{Line, Socket};
 use crate::transport::{Break, Way, Wire};
 use crate::trees::Trees;
 use penstock_fabric::net::remote_shard::{Left, Wish};
-use penstock_proto::overlay::{Feed, Member, Route, Routes};
+use penstock_proto::overlay::Routes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::seal::{Scope, Sealer, Verifier};
 use penstock_proto::submission::Submission;
@@ -229,33 +229,28 @@ impl<'a> Cluster<'a> {
     pub(super) fn tell_route(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let Server { memory, ports, routes, epoch, .. } = &mut self.servers[shard];
         let Some(port) = &mut ports.0[rank as usize] else { return Ok(()) };
-        let member = routes.members.get(&rank).cloned().unwrap_or_default();
         // One that was never told of any gets everything from here as it is.
-        if member == Member::default() && port.epoch == 0 {
+        if !routes.members.contains_key(&rank) && port.epoch == 0 {
             return Ok(());
         }
         *epoch += 1;
         port.epoch = *epoch;
-        let mut feeds = member.feeds;
-        feeds.resize_with(routes.shares.len(), || Feed { parent: None, depth: 1 });
-        let (striping, shares) = (routes.striping, routes.shares.clone());
-        let route = Route { epoch: *epoch, striping, shares, feeds };
-        port.peer.passes_on(member.passes_on);
+        let (route, passes_on) = routes.of(rank, *epoch);
+        port.peer.passes_on(passes_on);
         port.peer.subscriber().route(route.epoch, route.parents(), route.encode().into(), memory);
         let parents: Vec<Option<Rank>> =
             route.feeds.iter().map(|feed| feed.parent.as_ref().map(|parent| parent.rank)).collect();
         self.see(Observation::Routed { shard, rank, epoch: route.epoch, parents: &parents })
     }
 
-    /// Finds out whether all that routes name have asked for a tensor's values, and tells those whom it concerns if that is new.
+    /// Finds out whether others may pass on a tensor's values, and tells those whom it concerns if that is new.
     pub(super) fn look_who_asks(&mut self, shard: usize, id: TensorId) {
         let Server { memory, ports, routes, .. } = &mut self.servers[shard];
-        let mut asks = |rank: &Rank| {
-            let port = ports.0[*rank as usize].as_mut();
+        let may = routes.may_carry(|rank| {
+            let port = ports.0[rank as usize].as_mut();
             port.is_none_or(|port| port.peer.subscriber().asks_for_each(id))
-        };
-        let all = !routes.members.is_empty() && routes.members.keys().all(&mut asks);
-        if memory.go_by_trees(id, all) {
+        });
+        if memory.go_by_trees(id, may) {
             for port in ports.0.iter_mut().flatten() {
                 port.peer.subscriber().turned(id, memory);
             }

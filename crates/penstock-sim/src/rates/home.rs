@@ -11,7 +11,7 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
-use penstock_proto::overlay::{Digests, Direct, Feed, Member, Route, Routes};
+use penstock_proto::overlay::{Digests, Direct, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication, Subscriber, Subscribers, tell};
@@ -290,27 +290,22 @@ impl Home {
 
     fn tell_route(&mut self, rank: usize) {
         let Self { routes, peers, memory, epoch, routed, .. } = self;
-        let member = routes.members.get(&(rank as Rank)).cloned().unwrap_or_default();
-        if member == Member::default() && !routed.contains(&(rank as Rank)) {
+        if !routes.members.contains_key(&(rank as Rank)) && !routed.contains(&(rank as Rank)) {
             return;
         }
         routed.insert(rank as Rank);
         *epoch += 1;
-        let mut feeds = member.feeds;
-        feeds.resize_with(routes.shares.len(), || Feed { parent: None, depth: 1 });
-        let (striping, shares) = (routes.striping, routes.shares.clone());
-        let route = Route { epoch: *epoch, striping, shares, feeds };
+        let (route, passes_on) = routes.of(rank as Rank, *epoch);
         let peer = &mut peers.0[rank];
-        peer.passes_on(member.passes_on);
+        peer.passes_on(passes_on);
         peer.subscriber().route(route.epoch, route.parents(), route.encode().into(), memory);
     }
 }
 
-/// Whether all that routes name have asked for the values: then others may pass them on.
+/// Whether others may pass the values on.
 fn look_who_asks(routes: &Routes, peers: &mut Peers, memory: &mut Memory) {
-    let mut asks = |&rank: &Rank| peers.0[rank as usize].subscriber().asks_for_each(TENSOR);
-    let all = !routes.members.is_empty() && routes.members.keys().all(&mut asks);
-    if std::mem::replace(&mut memory.by_trees, all) != all {
+    let may = routes.may_carry(|rank| peers.0[rank as usize].subscriber().asks_for_each(TENSOR));
+    if std::mem::replace(&mut memory.by_trees, may) != may {
         for peer in &mut peers.0 {
             peer.subscriber().turned(TENSOR, memory);
         }

@@ -25,7 +25,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::account::Exhausted;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
-use penstock_proto::overlay::{Direct, Feed, Member, Route, Routes};
+use penstock_proto::overlay::{Direct, Routes};
 use penstock_proto::peer::PeerId;
 use penstock_proto::pressure::Change;
 use penstock_proto::remote::home::{self, Chunks, Subscribers};
@@ -612,27 +612,22 @@ impl Loop {
     fn tell_route(&mut self, peer: PeerId) {
         let Self { routes, ports, memory, epoch, .. } = self;
         let Some((remote, rank)) = ports.remote(peer).zip(peer.rank()) else { return };
-        let member = routes.members.get(&rank).cloned().unwrap_or_default();
         // A peer that was never told of any gets everything from here as it is.
-        if member == Member::default() && !remote.was_routed() {
+        if !routes.members.contains_key(&rank) && !remote.was_routed() {
             return;
         }
         *epoch += 1;
-        let home = || Feed { parent: None, depth: 1 };
-        let mut feeds = member.feeds;
-        feeds.resize_with(routes.shares.len(), home);
-        let (striping, shares) = (routes.striping, routes.shares.clone());
-        let route = Route { epoch: *epoch, striping, shares, feeds };
-        remote.route(&route, member.passes_on, memory);
+        let (route, passes_on) = routes.of(rank, *epoch);
+        remote.route(&route, passes_on, memory);
     }
 
-    /// Finds out whether all that routes name have asked for a tensor's values, and tells those whom it concerns if that is new.
+    /// Finds out whether others may pass on a tensor's values, and tells those whom it concerns if that is new.
     fn look_who_asks(&mut self, id: TensorId) {
         let Self { routes, ports, memory, .. } = self;
-        let mut asks =
-            |rank: &Rank| ports.contributor(*rank).is_none_or(|subscriber| subscriber.asks_for_each(id));
-        let all = !routes.members.is_empty() && routes.members.keys().all(&mut asks);
-        if memory.go_by_trees(id, all) {
+        // One that is not here has left, or comes when its server has planned.
+        let may = routes
+            .may_carry(|rank| ports.contributor(rank).is_none_or(|subscriber| subscriber.asks_for_each(id)));
+        if memory.go_by_trees(id, may) {
             for (_, remote) in ports.remotes() {
                 remote.subscriber().turned(id, memory);
             }
