@@ -4,6 +4,9 @@
 //! for all children, until the last has taken it. A child that takes less than comes holds its parent up: nothing more is read for
 //! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all, or too
 //! little for long, is let go, and asks the home.
+//!
+//! Who gets another parent takes what the one before still has under way for a while: the new one passes on what comes to it from
+//! then on, and may have had that already.
 
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
@@ -28,6 +31,8 @@ const CROWDED: Duration = Duration::from_secs(2);
 const STUCK: Duration = Duration::from_millis(500);
 /// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
 const GREETS_WITHIN: Duration = Duration::from_secs(2);
+/// How long what the parent before has under way is still taken.
+const ENDS_WITHIN: Duration = Duration::from_millis(400);
 /// Values in one batch: with its seal each is two frames.
 const BATCH: usize = 8;
 
@@ -264,8 +269,10 @@ pub(super) struct Feeder<L> {
     /// Whether it has said that it does; since when it has been waited for.
     pub(super) greeted: bool,
     pub(super) since: Option<Duration>,
-    /// What it feeds.
+    /// What it feeds; what another feeds by now, of which it may have something that the other never had to pass on; since when.
     pub(super) stripes: Stripes,
+    ending: Stripes,
+    ends: Option<Duration>,
     link: L,
     reader: FrameReader<Option<&'static dyn Codec>>,
     /// Of the frame that comes next.
@@ -290,11 +297,47 @@ pub(super) enum Fed {
 impl<L: Link> Feeder<L> {
     pub(super) fn new(parent: Parent, stripes: Stripes, link: L, read: usize) -> Self {
         let reader = FrameReader::reading_ahead(read);
-        Self { parent, greeted: false, since: None, stripes, link, reader, seal: Vec::new(), readable: true }
+        let (greeted, since, seal, readable) = (false, None, Vec::new(), true);
+        let (ending, ends) = (Stripes::default(), None);
+        Self { parent, greeted, since, stripes, ending, ends, link, reader, seal, readable }
     }
 
     pub(super) fn stripes(&self) -> Stripes {
         self.stripes
+    }
+
+    /// Whether something of this stripe is taken of it.
+    pub(super) fn brings(&self, stripe: usize) -> bool {
+        self.stripes.or(self.ending).has(stripe)
+    }
+
+    /// It feeds these no more; whether anything is left.
+    pub(super) fn forget(&mut self, stripes: Stripes) -> bool {
+        (self.stripes, self.ending) = (self.stripes.without(stripes), self.ending.without(stripes));
+        !self.stripes.or(self.ending).is_empty()
+    }
+
+    /// Another feeds these from now on: what is under way still comes. Whether anything is left.
+    pub(super) fn hand_over(&mut self, stripes: Stripes) -> bool {
+        let ending = if self.greeted { self.stripes.and(stripes) } else { Stripes::default() };
+        self.stripes = self.stripes.without(stripes);
+        if !ending.is_empty() {
+            (self.ending, self.ends) = (self.ending.or(ending), None);
+        }
+        !self.stripes.or(self.ending).is_empty()
+    }
+
+    /// Whether something that was under way may still come.
+    pub(super) fn is_ending(&self) -> bool {
+        !self.ending.is_empty()
+    }
+
+    /// It is waited for no longer than for a while, as of a moment of the owner's clock; whether anything is left.
+    pub(super) fn end(&mut self, now: Duration) -> bool {
+        if self.is_ending() && now.saturating_sub(*self.ends.get_or_insert(now)) > ENDS_WITHIN {
+            self.ending = Stripes::default();
+        }
+        !self.stripes.or(self.ending).is_empty()
     }
 
     /// The next frame that it has, if it is the home's.
@@ -557,22 +600,36 @@ mod tests {
         std::mem::take(&mut children.0[0].link.went)
     }
 
+    /// To hang up on it would look as if this end had failed: it does so itself when it hears of the new cut.
     #[test]
-    fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_is_let_go() {
+    fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_gets_nothing_more() {
         let mut children = Children::default();
         for striping in [2, 3, 4] {
             children.take_in(striping, (striping, stripes([0])), endless());
         }
-        children.greet(JOB, 3);
-        children.pass_on(0, sealed(0, &[1; 10]));
-        children.send();
-        let went = |children: &Children<Memory>| {
-            children.0.iter().map(|child| (child.rank, !child.link.went.is_empty())).collect::<Vec<_>>()
+        let mut went = |known| {
+            children.greet(JOB, known);
+            children.pass_on(0, sealed(0, &[1; 10]));
+            children.send();
+            let went = |child: &mut Child<Memory>| !std::mem::take(&mut child.link.went).is_empty();
+            children.0.iter_mut().map(|child| (child.rank, went(child))).collect::<Vec<_>>()
         };
-        assert_eq!(went(&children), [(3, true), (4, false)]);
-        children.greet(JOB, 4);
-        children.send();
-        assert_eq!(went(&children), [(4, true)]);
+        assert_eq!(went(3), [(2, false), (3, true), (4, false)]);
+        assert_eq!(went(4), [(2, false), (3, false), (4, true)]);
+    }
+
+    #[test]
+    fn who_comes_again_for_some_stripes_keeps_what_it_has_of_the_others() {
+        let mut children = Children::default();
+        children.take_in(1, (3, stripes([0, 1])), endless());
+        children.take_in(1, (3, stripes([1])), endless());
+        let fed =
+            |children: &Children<Memory>| children.0.iter().map(|child| child.stripes).collect::<Vec<_>>();
+        assert_eq!(fed(&children), [stripes([0]), stripes([1])]);
+        children.take_in(1, (3, stripes([0])), endless());
+        assert_eq!(fed(&children), [stripes([1]), stripes([0])]);
+        children.take_in(1, (4, stripes([0])), endless());
+        assert_eq!(fed(&children), [stripes([0])], "it has left all of the older cut");
     }
 
     #[test]

@@ -754,10 +754,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Those that feed these stripes feed them no more.
     fn forget(&mut self, stripes: Stripes) {
-        self.parents.retain_mut(|feeder| {
-            feeder.stripes = feeder.stripes.without(stripes);
-            !feeder.stripes.is_empty()
-        });
+        self.parents.retain_mut(|feeder| feeder.forget(stripes));
     }
 
     /// Leaves the parents of these stripes, and says so.
@@ -783,9 +780,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     Fed::Nothing => break None,
                     Fed::Part => {}
                     Fed::Greeting => {
-                        // Its stripes are its own from now on.
+                        // Its stripes are its own from now on. What it had passed on before, others may have under way.
                         let mut feeder = self.parents.remove(at);
-                        self.forget(feeder.stripes);
+                        self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
                         feeder.greeted = true;
                         self.machine.attach(feeder.stripes);
                         at = self.parents.len();
@@ -807,8 +804,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 continue;
             };
             let Feeder { parent, stripes, .. } = self.parents.remove(at);
-            self.left.push(Left { parent: Some(parent.rank), what: why });
-            self.leave(stripes, Some(parent.rank));
+            if !stripes.is_empty() {
+                self.left.push(Left { parent: Some(parent.rank), what: why });
+                self.leave(stripes, Some(parent.rank));
+            }
             busy = true;
         }
         (busy, None)
@@ -827,7 +826,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         };
         // A parent that feeds other stripes here still passes on what it was left for. The home knows better by now what is held of
         // that.
-        if machine.stripe(&notice).is_none_or(|stripe| !feeder.stripes.has(stripe)) {
+        if machine.stripe(&notice).is_none_or(|stripe| !feeder.brings(stripe)) {
             return Ok(());
         }
         let is_news = machine.is_news(&notice);
@@ -846,6 +845,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
     pub fn tick(&mut self, now: Duration) {
         self.children.look(now);
+        self.parents.retain_mut(|feeder| feeder.end(now));
         while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
             let Feeder { parent, stripes, .. } = self.parents.remove(at);
             self.left.push(Left { parent: Some(parent.rank), what: "it says nothing".to_owned() });
@@ -866,7 +866,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
     pub fn awaits(&self) -> bool {
-        let awaited = self.parents.iter().any(|feeder| !feeder.greeted);
+        let awaited = self.parents.iter().any(|feeder| !feeder.greeted || feeder.is_ending());
         awaited || self.machine.is_behind() || self.children.has_due()
     }
 
