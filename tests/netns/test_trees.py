@@ -34,10 +34,13 @@ def test_an_inner_node_that_fails_in_a_broadcast_costs_its_iteration_some_time_a
     options = {"PENSTOCK_SHARDS": "1", **faults.options(fault)}
     system = Streaming(Place(testbed), WORKERS, BYTES, shape=shape, options=options)
     with Traffic(testbed) as traffic:
-        # Whoever waited for a lease would wait longer than a pull does, which would fail.
+        # Whoever waited for a lease in a broadcast would wait longer than a pull does, which would fail.
         outcome = faults.run(system, fault, testbed, traffic, lambda _: None, before=4, after=4)
     assert outcome.passed_on > 0.3, "it was an inner node"
     assert len(outcome.after) == 4
+    if fault == "kill":
+        # Its own is shorter: the iteration behind waits for it.
+        assert outcome.during < faults.LEASE_OF_KILLED
     if fault in ("hang", "cut"):
         assert outcome.itself is not None
         assert outcome.during < outcome.itself, "the others had the version before it came back"

@@ -39,6 +39,8 @@ HOLD = 4.0
 """Seconds: several times as long as a worker waits for one that passes nothing on."""
 LEASE = 600.0
 """Seconds without a sign of life after which a worker is lost: longer than a pull waits before it fails."""
+LEASE_OF_KILLED = 20.0
+"""The same where one is killed: the iteration behind waits for it that long, as under BSP with any tree."""
 _LOOK = 0.002
 """Seconds between two looks at the counters."""
 _PATIENCE = 60.0
@@ -85,8 +87,9 @@ class Outcome:
 
 def options(fault: str) -> dict[str, str]:
     """The job's environment."""
-    loss = {"PENSTOCK_ON_WORKER_LOSS": "continue"} if fault == "kill" else {}
-    return {"PENSTOCK_LEASE": f"{LEASE:g}", **loss}
+    if fault == "kill":
+        return {"PENSTOCK_LEASE": f"{LEASE_OF_KILLED:g}", "PENSTOCK_ON_WORKER_LOSS": "continue"}
+    return {"PENSTOCK_LEASE": f"{LEASE:g}"}
 
 
 def run(
