@@ -185,7 +185,7 @@ pub fn sealed(count: usize) -> (Vec<Sealed>, Verifier) {
     let frame = |chunk: u32| {
         let payload = vec![chunk as u8; chunk as usize % 3 * 20];
         let notice = if payload.is_empty() {
-            Notice::Raised { tensor: 1, chunk, count: 3, version, steps: 5, contents: 6 }
+            Notice::Raised { tensor: 1, chunk, count: 3, version, steps: 5, contents: [6, 1, 2, 3] }
         } else {
             Notice::Value { tensor: 1, chunk, version, steps: 4, publication: 6, base: 5, content: 6 }
         };

@@ -58,7 +58,7 @@ pub fn all() -> Vec<Seeds> {
         Notice::Folded { tensor: 1, count: 5 },
         Notice::Fetched { tensor: 1, ticket: 8 },
         Notice::Taken,
-        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 1 },
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [1, 1, 2, 3] },
         Notice::Seal,
         Notice::Standing { tensor: 1, stripe: 2, digest: 3 },
         Notice::Route,

@@ -430,7 +430,10 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("folded", Notice::Folded { tensor: 7, count: 9 }),
         ("fetched", Notice::Fetched { tensor: 7, ticket: 9 }),
         ("taken", Notice::Taken),
-        ("raised", Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: 14 }),
+        (
+            "raised",
+            Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: [14, 1, 2, 3] },
+        ),
         ("seal", Notice::Seal),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
         ("route", Notice::Route),

@@ -34,7 +34,7 @@ impl Batch {
             .zip(payloads)
             .map(|(chunk, payload)| {
                 let notice = if payload.is_empty() {
-                    Notice::Raised { tensor, chunk, count: 9, version, steps, contents: version }
+                    Notice::Raised { tensor, chunk, count: 9, version, steps, contents: [version, 1, 2, 3] }
                 } else {
                     let (publication, content) = (version, version);
                     Notice::Value { tensor, chunk, version, steps, publication, base: 0, content }

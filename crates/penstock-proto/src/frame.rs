@@ -12,6 +12,7 @@
 
 use crate::checksum;
 use crate::encoding::Encoding;
+use crate::remote::Contents;
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
 use penstock_kernels::codec::Base;
@@ -77,8 +78,9 @@ pub enum Notice {
         version: u64,
         /// Optimizer steps behind each.
         steps: u64,
-        /// The sum of their contents' numbers, modulo 2^64: who holds others has not received all that came before.
-        contents: u64,
+        /// What is held of them, as [`remote::contents`](crate::remote::contents) says it: who holds something else has not received
+        /// all that came before. Zeros to who is fed by the home alone.
+        contents: Contents,
     },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
@@ -194,7 +196,8 @@ impl Notice {
                 [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, content, 0]
             }
             Self::Raised { tensor, chunk, count, version, steps, contents } => {
-                [pack(RAISED, tensor), pack(chunk, count), version, steps, contents, 0, 0, 0]
+                let [a, b, c, d] = contents;
+                [pack(RAISED, tensor), pack(chunk, count), version, steps, a, b, c, d]
             }
             Self::Seal => [pack(SEAL, 0), 0, 0, 0, 0, 0, 0, 0],
             Self::Standing { tensor, stripe, digest } => {
@@ -218,7 +221,8 @@ impl Notice {
             }
             RAISED => {
                 let (chunk, count) = unpack(words[1]);
-                Self::Raised { tensor, chunk, count, version: words[2], steps: words[3], contents: words[4] }
+                let contents = [words[4], words[5], words[6], words[7]];
+                Self::Raised { tensor, chunk, count, version: words[2], steps: words[3], contents }
             }
             SEAL => Self::Seal,
             STANDING => Self::Standing { tensor, stripe: chunk, digest: words[2] },
@@ -386,7 +390,7 @@ mod tests {
     fn every_notice_reads_back_as_it_was_written() {
         for notice in [
             Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5, content: 4 },
-            Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 6 },
+            Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [6, 7, 8, 9] },
             Notice::Seal,
             Notice::Standing { tensor: 3, stripe: 2, digest: u64::MAX },
             Notice::Route,

@@ -994,9 +994,9 @@ fn what_rests_costs_one_frame_whatever_its_size_and_is_sent_whole_where_it_was_n
     (0..chunks.len()).for_each(|local| line.home.publish(local, 0));
     line.fetch(1, false, 0);
     line.exchange();
-    // Each was changed by its first publication.
+    // No other feeds it.
     let raised = |chunk, count: u32, version| {
-        let contents = u64::from(count);
+        let contents = [0; 4];
         Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents }
     };
     assert_eq!(told(&mut line, &|home, local| home.raise(local, 1)), [raised(0, 4, 1)]);
@@ -1033,7 +1033,7 @@ fn what_was_not_sent_cannot_be_raised() {
     let mut line = Line::new(&[2, 4]);
     (0..2).for_each(|local| line.home.publish(local, 3));
     let raise = |line: &mut Line, chunk, count, version| {
-        let notice = Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents: 1 };
+        let notice = Notice::Raised { tensor: W, chunk, count, version, steps: 0, contents: [1, 1, 2, 3] };
         line.mirror.hear(line.mirror.progress().0, &notice, |_| 0)
     };
     line.connect();

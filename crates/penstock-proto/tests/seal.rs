@@ -24,7 +24,7 @@ fn value(chunk: u32) -> Frame {
 }
 
 fn raised(chunk: u32) -> Frame {
-    frame(Notice::Raised { tensor: 1, chunk, count: 3, version: 4, steps: 5, contents: 6 }, &[])
+    frame(Notice::Raised { tensor: 1, chunk, count: 3, version: 4, steps: 5, contents: [6, 1, 2, 3] }, &[])
 }
 
 /// A batch of so many, each another.
@@ -158,12 +158,12 @@ fn raised_versions_that_are_told_otherwise_are_not_the_homes() {
     let mut known = verifier();
     assert_eq!(taken(&proofs[1], &(header, Vec::new()), &mut known), Ok(()));
     for notice in [
-        Notice::Raised { tensor: 1, chunk: 2, count: 4, version: 4, steps: 5, contents: 6 },
-        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 5, steps: 5, contents: 6 },
-        Notice::Raised { tensor: 1, chunk: 1, count: 3, version: 4, steps: 5, contents: 6 },
-        Notice::Raised { tensor: 0, chunk: 2, count: 3, version: 4, steps: 5, contents: 6 },
-        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 6, contents: 6 },
-        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: 7 },
+        Notice::Raised { tensor: 1, chunk: 2, count: 4, version: 4, steps: 5, contents: [6, 1, 2, 3] },
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 5, steps: 5, contents: [6, 1, 2, 3] },
+        Notice::Raised { tensor: 1, chunk: 1, count: 3, version: 4, steps: 5, contents: [6, 1, 2, 3] },
+        Notice::Raised { tensor: 0, chunk: 2, count: 3, version: 4, steps: 5, contents: [6, 1, 2, 3] },
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 6, contents: [6, 1, 2, 3] },
+        Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [7, 1, 2, 3] },
         Notice::Value { tensor: 1, chunk: 2, version: 4, steps: 5, publication: 6, base: 0, content: 0 },
     ] {
         assert_eq!(taken(&proofs[1], &frame(notice, &[]), &mut known), SIGNATURE, "{notice:?}");

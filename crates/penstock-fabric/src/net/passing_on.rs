@@ -13,6 +13,7 @@ use super::link::{Got, Interest, Link, Segment};
 use penstock_kernels::codec::Codec;
 use penstock_proto::Rank;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::message::MAX_WORKERS;
 use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::seal::Verifier;
 use smallvec::{SmallVec, smallvec};
@@ -21,16 +22,20 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Children of one proxy at most: a plan gives it fewer.
-const MOST_CHILDREN: usize = 64;
-/// Bytes that wait for one child before nothing more is read for it.
+/// Children of one proxy at most: a plan may give it all other workers.
+const MOST_CHILDREN: usize = MAX_WORKERS as usize;
+/// Bytes that wait for one child before nothing more is read for it of a parent.
 const QUEUED: usize = 16 << 20;
+/// Bytes at which it is let go. What the home itself sends is read whatever waits: it brings more than values.
+const MOST_QUEUED: usize = 4 * QUEUED;
 /// How long half of that may wait without an end: a child that is so slow would hold up all others.
 const CROWDED: Duration = Duration::from_secs(2);
 /// How long a child may take nothing of what waits for it.
 const STUCK: Duration = Duration::from_millis(500);
 /// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
 const GREETS_WITHIN: Duration = Duration::from_secs(2);
+/// How long a child may wait for a cut that is not known here.
+const WAITS_WITHIN: Duration = Duration::from_secs(10);
 /// How long what the parent before has under way is still taken.
 const ENDS_WITHIN: Duration = Duration::from_millis(400);
 /// Values in one batch: with its seal each is two frames.
@@ -73,8 +78,12 @@ struct Child<L> {
     /// Bytes that it took since the last look at the clock, and when it last had taken some, or nothing waited.
     taken: usize,
     moved: Option<Duration>,
+    /// When it came, if it waits for a cut that is not known here.
+    came: Option<Duration>,
     /// Since when much has waited.
     crowded: Option<Duration>,
+    /// More waits than may.
+    is_over: bool,
 }
 
 impl<L: Link> Child<L> {
@@ -106,6 +115,7 @@ impl<L: Link> Child<L> {
             self.writable = self.writer.send(&mut self.link, &frames)?;
         }
         self.taken += before - self.left();
+        self.crowded = self.crowded.filter(|_| self.queued > QUEUED / 2);
         Ok(self.left() < before)
     }
 
@@ -128,6 +138,9 @@ impl<L: Link> Child<L> {
             *moved = now;
         }
         let for_long = |since: Duration, most| now.saturating_sub(since) > most;
+        if !self.greeted {
+            return for_long(self.came.get_or_insert(now).to_owned(), WAITS_WITHIN);
+        }
         for_long(*moved, STUCK) || self.crowded.is_some_and(|since| for_long(since, CROWDED))
     }
 }
@@ -176,7 +189,9 @@ impl<L: Link> Children<L> {
                 writable,
                 taken,
                 moved,
+                came: None,
                 crowded: None,
+                is_over: false,
             });
         }
     }
@@ -206,13 +221,20 @@ impl<L: Link> Children<L> {
         let passed = Arc::new(passed);
         for child in self.0.iter_mut().filter(|child| child.greeted && child.stripes.has(stripe)) {
             child.queued += passed.bytes();
+            child.is_over |= child.queued > MOST_QUEUED;
             child.queue.push_back(Arc::clone(&passed));
         }
     }
 
-    /// Whether more waits for one than may.
-    pub(super) fn is_full(&self) -> bool {
-        self.0.iter().any(|child| child.queued > QUEUED)
+    /// Whether so much waits for one that is fed some of these stripes that nothing more of them is to be read of a parent. Trees have
+    /// no circles, and no stripe waits for another.
+    pub(super) fn is_full(&self, stripes: Stripes) -> bool {
+        self.0.iter().any(|child| child.queued > QUEUED && !child.stripes.and(stripes).is_empty())
+    }
+
+    /// Whether one waits for a cut that is not known here.
+    pub(super) fn awaits_cut(&self) -> bool {
+        self.0.iter().any(|child| !child.greeted)
     }
 
     /// Whether something waits for one.
@@ -229,7 +251,7 @@ impl<L: Link> Children<L> {
     pub(super) fn send(&mut self) -> bool {
         let mut busy = false;
         self.0.retain_mut(|child| {
-            if child.has_ended() {
+            if child.is_over || child.has_ended() {
                 busy = true;
                 return false;
             }
@@ -275,8 +297,9 @@ pub(super) struct Feeder<L> {
     ends: Option<Duration>,
     link: L,
     reader: FrameReader<Option<&'static dyn Codec>>,
-    /// Of the frame that comes next.
+    /// Of the frame that comes next, if it has come.
     seal: Vec<u8>,
+    is_sealed: bool,
     readable: bool,
 }
 
@@ -290,6 +313,8 @@ pub(super) enum Fed {
     Part,
     /// Nothing now.
     Nothing,
+    /// The connection has ended.
+    Ended(String),
     /// It feeds no more: why.
     Over(String),
 }
@@ -299,7 +324,8 @@ impl<L: Link> Feeder<L> {
         let reader = FrameReader::reading_ahead(read);
         let (greeted, since, seal, readable) = (false, None, Vec::new(), true);
         let (ending, ends) = (Stripes::default(), None);
-        Self { parent, greeted, since, stripes, ending, ends, link, reader, seal, readable }
+        let is_sealed = false;
+        Self { parent, greeted, since, stripes, ending, ends, link, reader, seal, is_sealed, readable }
     }
 
     pub(super) fn stripes(&self) -> Stripes {
@@ -360,9 +386,15 @@ impl<L: Link> Feeder<L> {
                     return Fed::Greeting;
                 }
                 if header.body == Body::Notice(Notice::Seal) {
+                    if std::mem::replace(&mut self.is_sealed, true) {
+                        return Fed::Over("it sent two seals for one frame".to_owned());
+                    }
                     self.seal.clear();
                     self.seal.extend_from_slice(self.reader.payload());
                     return Fed::Part;
+                }
+                if !std::mem::take(&mut self.is_sealed) {
+                    return Fed::Over("it sent a frame without a seal".to_owned());
                 }
                 match verifier.check(&self.seal, &header, self.reader.payload()) {
                     Ok(()) => Fed::Frame(header, codec),
@@ -374,7 +406,8 @@ impl<L: Link> Feeder<L> {
                 self.readable = false;
                 Fed::Nothing
             }
-            Step::Ended(why) | Step::Broke(why) => Fed::Over(why),
+            Step::Ended(why) => Fed::Ended(why),
+            Step::Broke(why) => Fed::Over(why),
         }
     }
 
@@ -523,7 +556,7 @@ mod tests {
             feeder.ready();
             match feeder.hear(&mut Anything, &mut verifier) {
                 Fed::Nothing => return Ok(chunks),
-                Fed::Over(why) => return Err(why),
+                Fed::Over(why) | Fed::Ended(why) => return Err(why),
                 Fed::Frame(Header { body: Body::Notice(Notice::Value { chunk, .. }), .. }, _) => {
                     chunks.push(chunk);
                 }
@@ -649,7 +682,7 @@ mod tests {
     fn who_takes_less_than_comes_for_long_is_let_go_and_holds_nobody_up_any_more() {
         let mut children = children([Memory::default(), endless()]);
         for after in 0..40 {
-            while !children.is_full() {
+            while !children.is_full(stripes([0])) {
                 children.pass_on(0, sealed(0, &[0; 1 << 20]));
             }
             children.0[0].link.room += 10_000;
@@ -661,7 +694,7 @@ mod tests {
                 break;
             }
         }
-        assert!(!children.is_full());
+        assert!(!children.is_full(stripes([0])));
     }
 
     #[test]
@@ -675,7 +708,7 @@ mod tests {
         assert_eq!(children.0.len(), 1, "the old connection has a stripe in common with the new one");
         children.take_in(1, (3, stripes([0])), endless());
         assert_eq!(children.0.len(), 2);
-        (0..200).for_each(|rank| children.take_in(rank, (3, stripes([5])), endless()));
+        (0..2000).for_each(|rank| children.take_in(rank, (3, stripes([5])), endless()));
         assert_eq!(children.0.len(), MOST_CHILDREN);
     }
 
@@ -683,14 +716,19 @@ mod tests {
     fn as_long_as_too_much_waits_for_a_child_nothing_more_is_to_be_read() {
         let mut children = children([Memory::default()]);
         let mut passed = 0;
-        while !children.is_full() {
+        while !children.is_full(stripes([0])) {
             children.pass_on(0, sealed(passed, &[0; 1 << 20]));
             passed += 1;
             assert!(passed < 20);
         }
+        assert!(!children.is_full(stripes([1])), "no stripe waits for another");
         children.0[0].link.room = usize::MAX;
         children.ready();
         children.send();
-        assert!(!children.is_full() && !children.has_due());
+        assert!(!children.is_full(stripes([0])) && !children.has_due());
+        children.0[0].link.room = 0;
+        (0..70).for_each(|chunk| children.pass_on(0, sealed(chunk, &[0; 1 << 20])));
+        children.send();
+        assert!(children.0.is_empty(), "what the home sends is read whatever waits");
     }
 }

@@ -21,7 +21,7 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
 use penstock_proto::remote::judge::{self, FactorPart, Incoming, Lane, LanePart, Made};
-use penstock_proto::seal::{Leaf, Sealer};
+use penstock_proto::seal::{Leaf, MOST_LEAVES, Sealer};
 use penstock_proto::shard::{Judged, Shard};
 use smallvec::SmallVec;
 use std::io;
@@ -201,9 +201,10 @@ impl<L: Link> RemotePeer<L> {
         &mut self.subscriber
     }
 
-    /// Whether it passes on what it is sent, from now on.
+    /// Whether it passes on what it is sent. Who once has does so on the same connection as long as it feeds anybody who has not
+    /// found another.
     pub fn passes_on(&mut self, passes_on: bool) {
-        self.passes_on = passes_on;
+        self.passes_on |= passes_on;
     }
 
     /// How far ahead of the others' folds its contributions are.
@@ -240,6 +241,7 @@ impl<L: Link> RemotePeer<L> {
             paused: false,
             watched: Interest { read: true, write: false },
         });
+        self.passes_on = false;
         self.subscriber.connect();
     }
 
@@ -450,6 +452,7 @@ impl<L: Link> RemotePeer<L> {
 
 /// Frames of a batch that are sealed, at most: as many seals are sent with them.
 const SEALED: usize = 8;
+const _: () = assert!(SEALED <= MOST_LEAVES);
 
 /// The seals of one batch.
 #[derive(Default)]

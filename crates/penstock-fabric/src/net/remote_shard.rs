@@ -31,6 +31,7 @@ use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
 use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -244,6 +245,9 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
     }
 }
 
+/// So many connections of one parent that end by themselves are its fault.
+const ENDS: u32 = 3;
+
 /// Does what a notice asks for.
 fn carry_out<M: Mirrored>(
     effect: Effect,
@@ -305,6 +309,15 @@ pub struct Wish {
     pub parent: Parent,
     /// What it is to feed.
     pub stripes: Stripes,
+}
+
+/// Why there is no connection to a parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreached {
+    /// What happened.
+    pub why: String,
+    /// Whether that is its fault: nobody answers, or not as one of the job does. That it is busy, or this end lacks something, is not.
+    pub is_its: bool,
 }
 
 /// A parent that was left, which feeds this worker no more.
@@ -377,6 +390,8 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     children: Children<L>,
     wishes: Vec<Wish>,
     left: Vec<Left>,
+    /// By parent, how many of its connections have ended by themselves.
+    ends: BTreeMap<Rank, u32>,
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
@@ -396,6 +411,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children: Children::default(),
             wishes: Vec::new(),
             left: Vec::new(),
+            ends: BTreeMap::new(),
         }
     }
 
@@ -478,8 +494,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// What has to be waited for, as long as neither is known to be ready.
     fn interest_of(&self, wire: &Wire<L>) -> Interest {
         let due = self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0);
-        let Interest { read, write } = wire.link.interest(due || !wire.writer.is_clear());
-        Interest { read: read && !self.children.is_full(), write }
+        wire.link.interest(due || !wire.writer.is_clear())
     }
 
     /// What has to be waited for now.
@@ -507,10 +522,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Whether there may be something to take or to send at once.
     pub fn has_work(&self) -> bool {
-        let reads = !self.children.is_full();
-        let ready =
-            |wire: &Wire<L>| wire.readable && reads || (wire.writable && self.interest_of(wire).write);
-        let feeds = self.children.has_work() || reads && self.parents.iter().any(Feeder::is_readable);
+        let ready = |wire: &Wire<L>| wire.readable || (wire.writable && self.interest_of(wire).write);
+        let reads = |feeder: &Feeder<L>| feeder.is_readable() && !self.children.is_full(feeder.stripes());
+        let feeds = self.children.has_work() || self.parents.iter().any(reads);
         feeds || (self.has_room() && !self.submitter.is_empty()) || self.wire.as_ref().is_none_or(ready)
     }
 
@@ -592,9 +606,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Takes the next frame, if it has come.
     pub fn hear(&mut self) -> Heard {
-        let reads = !self.children.is_full();
-        let wire = self.wire.as_mut().filter(|wire| wire.readable && reads);
-        let Some(wire) = wire else { return Heard::Nothing };
+        let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let over = match wire.reader.next(&mut wire.link, &mut self.mirrors) {
             Step::Frame(header, codec) => match self.take(&header, codec) {
                 Ok(()) => return Heard::Frame,
@@ -720,7 +732,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// A connection to a parent that was wished for, or why there is none.
-    pub fn parent_came(&mut self, wish: &Wish, link: Result<L, String>) {
+    pub fn parent_came(&mut self, wish: &Wish, link: Result<L, Unreached>) {
         let Wish { parent, stripes, .. } = wish;
         let Some(route) = self.machine.way() else { return };
         let is_its = |stripe: &usize| {
@@ -736,10 +748,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             Ok(link) => {
                 self.parents.push(Feeder::new(parent.clone(), wanted, link, self.limits.read));
             }
-            Err(why) => {
+            Err(Unreached { why, is_its }) => {
                 let what = format!("it cannot be reached: {why}");
                 self.left.push(Left { parent: Some(parent.rank), what });
-                self.leave(wanted, Some(parent.rank));
+                self.leave(wanted, is_its.then_some(parent.rank));
             }
         }
     }
@@ -763,6 +775,23 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.stray(stripes, parent);
     }
 
+    /// A parent feeds no more, by its fault or not.
+    fn lost(&mut self, at: usize, what: String, is_its: bool) {
+        let Feeder { parent, stripes, .. } = self.parents.remove(at);
+        let route = self.machine.way();
+        let names = |stripe: &usize| {
+            let feed = route.and_then(|route| route.feeds.get(*stripe));
+            feed.is_some_and(|feed| feed.parent.as_ref() == Some(&parent))
+        };
+        let named: Stripes = stripes.iter().filter(names).collect();
+        if !stripes.is_empty() {
+            self.left.push(Left { parent: Some(parent.rank), what });
+        }
+        // For the others a newer parent is on its way.
+        self.machine.lost(stripes.without(named));
+        self.leave(named, is_its.then_some(parent.rank));
+    }
+
     /// Takes what parents have passed on.
     fn hear_parents(&mut self, most: usize) -> (bool, Option<Over>) {
         let mut busy = false;
@@ -770,15 +799,15 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         while at < self.parents.len() {
             let mut taken = 0;
             let over = loop {
-                if taken == most || self.children.is_full() {
-                    break None;
-                }
                 let (Some(feeder), Some(verifier)) = (self.parents.get_mut(at), &mut self.verifier) else {
                     break None;
                 };
+                if taken == most || self.children.is_full(feeder.stripes()) {
+                    break None;
+                }
                 match feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier) {
                     Fed::Nothing => break None,
-                    Fed::Part => {}
+                    Fed::Part => taken += 1,
                     Fed::Greeting => {
                         // Its stripes are its own from now on. What it had passed on before, others may have under way.
                         let mut feeder = self.parents.remove(at);
@@ -789,7 +818,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                         self.parents.push(feeder);
                         busy = true;
                     }
-                    Fed::Over(why) => break Some(why),
+                    Fed::Ended(why) => break Some((why, false)),
+                    Fed::Over(why) => break Some((why, true)),
                     Fed::Frame(header, codec) => {
                         (taken, busy) = (taken + 1, true);
                         if let Err(what) = self.take_passed(at, &header, codec) {
@@ -799,15 +829,15 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     }
                 }
             };
-            let Some(why) = over else {
+            let Some((why, is_its)) = over else {
                 at += 1;
                 continue;
             };
-            let Feeder { parent, stripes, .. } = self.parents.remove(at);
-            if !stripes.is_empty() {
-                self.left.push(Left { parent: Some(parent.rank), what: why });
-                self.leave(stripes, Some(parent.rank));
-            }
+            // It may have had reason to hang up. Whether it is there, the next attempt shows; what ends again and again is of no use.
+            let ends = self.ends.entry(self.parents[at].parent.rank).or_default();
+            *ends += 1;
+            let is_its = is_its || *ends % ENDS == 0;
+            self.lost(at, why, is_its);
             busy = true;
         }
         (busy, None)
@@ -847,19 +877,25 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.children.look(now);
         self.parents.retain_mut(|feeder| feeder.end(now));
         while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
-            let Feeder { parent, stripes, .. } = self.parents.remove(at);
-            self.left.push(Left { parent: Some(parent.rank), what: "it says nothing".to_owned() });
-            self.leave(stripes, Some(parent.rank));
+            self.lost(at, "it says nothing".to_owned(), true);
         }
         let mut late = self.machine.late(now);
         while let Some(stripe) = late.iter().next() {
-            let feeder = self.parents.iter().find(|feeder| feeder.stripes.has(stripe));
-            let (stripes, parent) = match feeder {
-                Some(feeder) => (feeder.stripes, Some(feeder.parent.rank)),
-                None => (Stripes::default().with(stripe), None),
-            };
-            self.left.push(Left { parent, what: "what it passes on is late".to_owned() });
-            self.leave(stripes, parent);
+            let what = "what it passes on is late".to_owned();
+            let stripes =
+                match self.parents.iter().position(|feeder| feeder.greeted && feeder.stripes.has(stripe)) {
+                    Some(at) => {
+                        let stripes = self.parents[at].stripes;
+                        self.lost(at, what, true);
+                        stripes
+                    }
+                    None => {
+                        let stripes = Stripes::default().with(stripe);
+                        self.left.push(Left { parent: None, what });
+                        self.leave(stripes, None);
+                        stripes
+                    }
+                };
             late = late.without(stripes);
         }
     }
@@ -867,16 +903,14 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
     pub fn awaits(&self) -> bool {
         let awaited = self.parents.iter().any(|feeder| !feeder.greeted || feeder.is_ending());
-        awaited || self.machine.is_behind() || self.children.has_due()
+        awaited || self.machine.is_behind() || self.children.has_due() || self.children.awaits_cut()
     }
 
     /// The links of parents and children, with what has to be waited for.
     pub fn links(&self) -> impl Iterator<Item = (&L, Interest)> {
-        let reads = !self.children.is_full();
-        let parents = self.parents.iter().map(move |feeder| {
-            let Interest { read, write } = feeder.link().interest(false);
-            (feeder.link(), Interest { read: read && reads, write })
-        });
+        // A link that is not to be read is not asked for: where its other end has hung up, a wait would not wait.
+        let read = self.parents.iter().filter(|feeder| !self.children.is_full(feeder.stripes()));
+        let parents = read.map(|feeder| (feeder.link(), feeder.link().interest(false)));
         parents.chain(self.children.links())
     }
 
@@ -890,8 +924,6 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     pub fn feeders(&self) -> impl Iterator<Item = (Rank, Stripes)> {
         self.parents.iter().map(|feeder| (feeder.parent.rank, feeder.stripes))
     }
-
-    // Sending
 
     // Sending
 

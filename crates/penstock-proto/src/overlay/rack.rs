@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(of("s0.s4.tux1", "switch.switch.node").as_deref(), Some("s0/s4"));
         assert_eq!(of("core.s0.s4.tux1", "switch.switch.switch.node").as_deref(), Some("s0/s4"));
         assert_eq!(of("leaf.tux1", "switch.node").as_deref(), Some("leaf"));
-        for (address, pattern) in [("tux1", "node"), ("", ""), ("a/b.tux1", "switch.node"), ("s0", "")] {
+        for (address, pattern) in [("tux1", "node"), ("", ""), ("a//b.tux1", "switch.node"), ("s0", "")] {
             assert_eq!(of(address, pattern), None, "{address} {pattern}");
         }
     }

@@ -53,6 +53,16 @@ impl Feeding {
         (self.oldest..=self.epoch).contains(&epoch)
     }
 
+    /// Whether this route is the last.
+    pub(super) fn is_last(&self, epoch: u32) -> bool {
+        epoch == self.epoch
+    }
+
+    /// Whether it was told of a route on this connection.
+    pub(super) fn was_routed(&self) -> bool {
+        !self.told.is_empty()
+    }
+
     /// Whether there is a route that was not sent.
     pub(super) fn has_route(&self) -> bool {
         self.route.is_some()

@@ -4,6 +4,7 @@
 //! not read costs a shard a few bytes a chunk and one batch of frames, however slow it is (S-4).
 
 use super::awaited::Awaited;
+use super::contents::{self, Contents};
 use super::feeding::Feeding;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
@@ -13,7 +14,6 @@ use crate::shard::Shard;
 use crate::submission::{NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// What stands published of a chunk.
@@ -97,11 +97,6 @@ pub fn tell(event: Event, overlay: &Direct, subscribers: &mut impl Subscribers, 
     }
 }
 
-/// The sum of the publications that last changed what is seen of some chunks.
-fn contents(id: TensorId, locals: Range<usize>, home: &impl Chunks) -> u64 {
-    locals.fold(0, |sum, local| sum.wrapping_add(home.publication(id, local).changed))
-}
-
 /// A worker names a tensor that it has not declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Undeclared {
@@ -162,8 +157,8 @@ pub enum Owing {
         version: u64,
         /// Optimizer steps behind each.
         steps: u64,
-        /// The sum of the publications that last changed what is seen of each.
-        contents: u64,
+        /// What it is to hold of them; zeros if no other feeds it.
+        contents: Contents,
     },
     /// A chunk's optimizer state, as it stands.
     State {
@@ -306,8 +301,9 @@ pub struct Subscriber {
     /// Of all tensors, those that wait and may be skips.
     skips: u64,
     left: bool,
-    /// Who else feeds it.
+    /// Who else feeds it, and whom it has left.
     feeding: Feeding,
+    blames: Option<Rank>,
 }
 
 impl Subscriber {
@@ -385,7 +381,7 @@ impl Subscriber {
                 }
             }
             Submission::Attached { epoch, stripes } => self.attached(epoch, stripes, home),
-            Submission::Strayed { epoch, stripes, .. } => self.strayed(epoch, stripes, home),
+            Submission::Strayed { epoch, stripes, parent } => self.strayed(epoch, stripes, parent, home),
             Submission::Holds { tensor, first, epoch, positions } => {
                 self.holds(tensor, first, epoch, &positions, home);
             }
@@ -531,13 +527,18 @@ impl Subscriber {
         if stripes.is_empty() {
             return;
         }
-        for (id, owed) in self.owed.iter_mut() {
+        for (id, owed) in self.owed.iter_mut().filter(|(_, owed)| owed.each) {
             for (local, chunk) in owed.chunks.iter_mut().enumerate() {
                 if stripes.has(home.stripe(id, local)) {
                     (chunk.unsure, chunk.seen) = (true, 0);
                 }
             }
         }
+    }
+
+    /// Which parent it has left since this was asked last, for its fault; [`Rank::MAX`]: for nobody's.
+    pub fn take_blame(&mut self) -> Option<Rank> {
+        self.blames.take()
     }
 
     fn attached(&mut self, epoch: u32, stripes: Stripes, home: &impl Chunks) {
@@ -573,8 +574,12 @@ impl Subscriber {
     }
 
     /// It says what it holds behind this.
-    fn strayed(&mut self, epoch: u32, stripes: Stripes, home: &impl Chunks) {
+    fn strayed(&mut self, epoch: u32, stripes: Stripes, parent: Rank, home: &impl Chunks) {
         let left = self.feeding.strayed(epoch, stripes);
+        // Of an earlier route it knows nothing better by now; and what it says again, it has said.
+        if self.feeding.is_last(epoch) && !left.is_empty() {
+            self.blames = Some(parent);
+        }
         self.doubt(left, home);
     }
 
@@ -681,14 +686,21 @@ impl Subscriber {
             match due {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
-                    let is_fed = self.feeding.is_unsure(home.stripe(tensor, local));
+                    let each = self.known(tensor).each;
+                    let is_fed = each && self.feeding.is_unsure(home.stripe(tensor, local));
                     let chunk = &mut self.known(tensor).chunks[local];
                     if chunk.has(&publication) {
                         // What others feed may have other versions: each is told by itself.
                         let alone = chunk.unsure || is_fed;
                         let count = self.raise(tensor, local, &publication, alone, home);
                         let Publication { version, steps, .. } = publication;
-                        let contents = contents(tensor, local..local + count, home);
+                        let held =
+                            (local..local + count).map(|local| home.publication(tensor, local).changed);
+                        let contents = if self.feeding.was_routed() {
+                            contents::contents(held)
+                        } else {
+                            Contents::default()
+                        };
                         return Some(Owing::Raised { tensor, local, count, version, steps, contents });
                     }
                     chunk.tell(&publication);

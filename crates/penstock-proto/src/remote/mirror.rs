@@ -5,6 +5,7 @@
 //! on where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
 use super::awaited::Awaited;
+use super::contents::{Contents, contents};
 use super::lag::Lag;
 use crate::clock::MAX_CLOCK;
 use crate::factors::{self, LowRank};
@@ -358,11 +359,11 @@ impl Mirrored {
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
-    /// The sum of what is held of so many of the chunks, from this one on; `None`: they are not all here.
-    fn sum(&self, chunk: u32, count: u32) -> Option<u64> {
+    /// What is held of so many of the chunks, from this one on; `None`: they are not all here.
+    fn contents(&self, chunk: u32, count: u32) -> Option<Contents> {
         let first = self.chunks.binary_search(&chunk).ok()?;
         let held = self.contents.get(first..first.checked_add(count as usize)?)?;
-        Some(held.iter().fold(0, |sum, &content| sum.wrapping_add(content)))
+        Some(contents(held.iter().copied()))
     }
 
     /// What is held of a chunk, and of those beside it, to be told once until something of it comes.
@@ -688,7 +689,7 @@ impl Mirror {
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
                 // Something newer has come by another way.
-                if is_routed && mirrored.sum(chunk, count).is_some_and(|held| held != contents) {
+                if is_routed && mirrored.contents(chunk, count).is_some_and(|held| held != contents) {
                     return Ok(Effect::Nothing);
                 }
                 let progress = match mirrored.raise(chunk, count, version) {
@@ -780,6 +781,17 @@ impl Mirror {
         self.tell_held(epoch, stripes);
     }
 
+    /// Those that fed these stripes, for which the route names others by now, feed them no more: the home does until those do.
+    pub fn lost(&mut self, stripes: Stripes) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
+            return;
+        };
+        self.fed = self.fed.without(stripes);
+        self.lag.forget(stripes);
+        self.tell(Submission::Strayed { epoch: epoch - 1, stripes, parent: Rank::MAX });
+        self.tell_held(epoch, stripes);
+    }
+
     /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference
     /// against something else than what is held, is left alone: what is missing then is late at some time.
     pub fn hear_passed(&mut self, notice: &Notice) -> Effect {
@@ -810,7 +822,7 @@ impl Mirror {
                 Effect::Publish { tensor, chunk, version, steps, progress }
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
-                if mirrored.sum(chunk, count) != Some(contents) {
+                if mirrored.contents(chunk, count) != Some(contents) {
                     return Effect::Nothing;
                 }
                 match mirrored.raise(chunk, count, version) {
@@ -861,8 +873,13 @@ impl Mirror {
         }
     }
 
-    /// Stripes that others feed and that are late, as of a moment of the owner's clock.
+    /// Stripes that others feed and that are late, as of a moment of the owner's clock. Of those of which it has not been seen for long
+    /// that all has come, the home is told what is held.
     pub fn late(&mut self, now: Duration) -> Stripes {
+        let doubtful = self.lag.doubtful(now);
+        if let Some(epoch) = self.route.as_ref().map(|route| route.epoch) {
+            self.tell_held(epoch, doubtful.and(self.fed));
+        }
         let Self { lag, route, tensors, .. } = self;
         let depth = |stripe: usize| {
             route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)

@@ -22,8 +22,11 @@
 
 pub mod asking;
 mod awaited;
+mod contents;
 mod feeding;
 pub mod home;
 pub mod judge;
 mod lag;
 pub mod mirror;
+
+pub use contents::{Contents, contents};

@@ -171,6 +171,8 @@ enum Event {
     Shake(usize),
     /// A server hears that a worker has left its parent; it forgives the parent.
     Blame(usize, Rank, Rank),
+    /// A shard tells a worker of its route again.
+    RouteAgain(Rank, usize),
     Forgive(usize, Rank),
     /// A shard hears how values go from now on.
     Routes(usize, Arc<Routes>),
@@ -549,6 +551,7 @@ impl<'a> Cluster<'a> {
                 self.shake(server);
                 Ok(())
             }
+            Event::RouteAgain(rank, shard) => self.route_again(rank, shard),
             Event::Blame(server, rank, parent) => {
                 self.blame(server, rank, parent);
                 Ok(())

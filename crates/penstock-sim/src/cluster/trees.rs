@@ -16,7 +16,7 @@ use crate::scenario::Scenario;
 use crate::socket::{Line, Socket};
 use crate::transport::{Break, Way, Wire};
 use crate::trees::Trees;
-use penstock_fabric::net::remote_shard::{Left, Wish};
+use penstock_fabric::net::remote_shard::{Left, Unreached, Wish};
 use penstock_proto::overlay::Routes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::seal::{Scope, Sealer, Verifier};
@@ -46,6 +46,8 @@ impl Branch<'_> {
 /// What a proxy's thread keeps beside its machine.
 #[derive(Debug, Default)]
 struct Tending {
+    /// How often the worker was told of its route again.
+    again: u32,
     /// Parents that the door was asked to dial.
     wished: Vec<Wish>,
     /// When it looks again whether something is late, and whether it will be woken for that.
@@ -273,12 +275,30 @@ impl<'a> Cluster<'a> {
                 self.see(Observation::Attached { shard, rank, epoch, stripes: stripes.0 })
             }
             Submission::Strayed { epoch, stripes, parent } => {
+                let blame = self.servers[shard].ports.0[rank as usize].as_mut();
+                let blame = blame.and_then(|port| port.peer.subscriber().take_blame());
                 let (delay, server) = (self.delay(), self.server_of(shard));
-                self.later(delay, Event::Blame(server, rank, parent));
+                match blame {
+                    Some(Rank::MAX) => self.later(20 * delay, Event::RouteAgain(rank, shard)),
+                    Some(parent) => self.later(delay, Event::Blame(server, rank, parent)),
+                    None => {}
+                }
                 self.see(Observation::Strayed { shard, rank, epoch, stripes: stripes.0, parent })
             }
             _ => Ok(()),
         }
+    }
+
+    /// A worker that has left a parent by nobody's fault is told of its route again: so often, that a job comes to an end.
+    pub(super) fn route_again(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
+        let Some(Grove { tending, .. }) = &mut self.trees else { return Ok(()) };
+        let again = &mut tending[rank as usize][shard].again;
+        *again += 1;
+        if *again > ROUTES_AGAIN {
+            return Ok(());
+        }
+        self.tell_route(rank, shard)?;
+        self.answer_all(shard)
     }
 
     // A worker's proxy
@@ -416,8 +436,8 @@ impl<'a> Cluster<'a> {
     ) -> Result<(), Failure> {
         let ended = self.workers[rank as usize].has_ended();
         let Some(Grove { branches, tending, .. }) = &mut self.trees else { return Ok(()) };
-        let held = branch.map(|number| branches[number].held.take().ok_or_else(|| "it is gone".to_owned()));
-        let link = held.unwrap_or_else(|| Err("nobody is there".to_owned()));
+        let held = branch.map(|number| branches[number].held.take().ok_or_else(|| unreached("it is gone")));
+        let link = held.unwrap_or_else(|| Err(unreached("nobody is there")));
         let wished = &mut tending[rank as usize][shard].wished;
         let asked = |other: &Wish| {
             (other.epoch, other.parent.rank, other.stripes) == (wish.epoch, wish.parent.rank, wish.stripes)
@@ -546,4 +566,11 @@ impl Scenario {
         let shards = self.topology.shards;
         Scope { job: JOB, server: shard as u32 / shards, shard: shard as u32 % shards }
     }
+}
+
+/// How often a worker is told of its route again by one shard, at most.
+const ROUTES_AGAIN: u32 = 4;
+
+fn unreached(why: &str) -> Unreached {
+    Unreached { why: why.to_owned(), is_its: true }
 }

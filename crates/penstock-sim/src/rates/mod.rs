@@ -34,7 +34,7 @@ pub use tally::Tally;
 use home::{Home, Stray};
 use model::Model;
 use net::{Event, Net, Number, Speed, Time};
-use penstock_fabric::net::remote_shard::Wish;
+use penstock_fabric::net::remote_shard::{Unreached, Wish};
 use penstock_proto::Rank;
 use penstock_proto::overlay::{BLOCK_BYTES, PlanError, Prediction, Shape, Traffic};
 use penstock_proto::seal::{Scope, Sealer, Verifier};
@@ -497,7 +497,10 @@ impl<'a> Run<'a> {
         let parent = wish.parent.rank;
         if self.workers[parent as usize].hangs {
             let child = &mut self.workers[rank as usize];
-            child.shard.parent_came(wish, Err("nobody answers at its door".to_owned()));
+            child.shard.parent_came(
+                wish,
+                Err(Unreached { why: "nobody answers at its door".to_owned(), is_its: true }),
+            );
         } else {
             let [down, up] = Net::connect(&self.net, host(parent), host(rank));
             let (striping, stripes) = (wish.striping, wish.stripes);

@@ -23,6 +23,9 @@ const UNDER_WAY: u64 = MAX_CHUNK_BYTES as u64 + (2 << 20);
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
 const LEAD: u64 = 32;
+/// How long after it has left a parent by nobody's fault a worker is told of its route again; twice as long each time, so many times.
+const ROUTE_AGAIN: Duration = Duration::from_secs(1);
+const MOST_DOUBLED: u32 = 6;
 /// How long ago a worker must have sent something to count as sending.
 const SENDING: Duration = Duration::from_millis(20);
 
@@ -59,6 +62,8 @@ pub(super) struct Remote<L = Stream> {
     watched: bool,
     /// Whether it was told of a route.
     routed: bool,
+    /// How often it has left a parent by nobody's fault.
+    left: u32,
 }
 
 impl<L: Link> Remote<L> {
@@ -74,6 +79,7 @@ impl<L: Link> Remote<L> {
             ending: false,
             watched: false,
             routed: false,
+            left: 0,
         }
     }
 
@@ -105,6 +111,13 @@ impl<L: Link> Remote<L> {
         self.connection.passes_on(passes_on);
         let bytes = route.encode().into();
         self.subscriber().route(route.epoch, route.parents(), bytes, memory);
+    }
+
+    /// How long after it has left a parent by nobody's fault it is told of its route again: longer each time.
+    pub(super) fn next_route_in(&mut self) -> Duration {
+        let doubled = self.left.min(MOST_DOUBLED);
+        self.left += 1;
+        ROUTE_AGAIN * (1 << doubled)
     }
 
     /// Whether it was ever told so.

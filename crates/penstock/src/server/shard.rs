@@ -232,6 +232,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         overlay: Direct::default(),
         routes: Arc::default(),
         epoch: 0,
+        again: Vec::new(),
         memory,
         networked: false,
         generation: 0,
@@ -267,6 +268,8 @@ struct Loop {
     /// Who else feeds them; the last route's number.
     routes: Arc<Routes>,
     epoch: u32,
+    /// Who is to be told of its route again, and when.
+    again: Vec<(Instant, PeerId)>,
     memory: Memory,
     /// Whether some peer is on another host: then the poll is asked at every look.
     networked: bool,
@@ -377,6 +380,7 @@ impl Loop {
             busy |= self.send();
             self.tell_ends();
             self.look_at_network();
+            self.tell_again();
             // A thread that always finds something to do never comes to sleep.
             if self.now >= self.next_vigil {
                 self.keep_vigil();
@@ -621,6 +625,27 @@ impl Loop {
         remote.route(&route, passes_on, memory);
     }
 
+    /// A worker has left one that fed it. If that was nobody's fault it is told of its route again, later each time.
+    fn look_who_is_blamed(&mut self, peer: PeerId) {
+        let Some(remote) = self.ports.remote(peer) else { return };
+        match (remote.subscriber().take_blame(), peer.rank()) {
+            (Some(Rank::MAX), _) => {
+                let at = Instant::now() + remote.next_route_in();
+                self.again.push((at, peer));
+            }
+            (Some(parent), Some(rank)) => self.report(Report::Strayed { rank, parent }),
+            _ => {}
+        }
+    }
+
+    /// Tells those of their routes again for whom it is time.
+    fn tell_again(&mut self) {
+        let now = self.now;
+        let due: Vec<PeerId> =
+            self.again.extract_if(.., |(at, _)| *at <= now).map(|(_, peer)| peer).collect();
+        due.into_iter().for_each(|peer| self.tell_route(peer));
+    }
+
     /// Finds out whether others may pass on a tensor's values, and tells those whom it concerns if that is new.
     fn look_who_asks(&mut self, id: TensorId) {
         let Self { routes, ports, memory, .. } = self;
@@ -808,17 +833,7 @@ impl Loop {
             Submission::Fetch { tensor, state: false, .. } if memory.broadcasts(tensor) => {
                 self.look_who_asks(tensor);
             }
-            Submission::Strayed { stripes, parent, .. } => {
-                if let Some(rank) = peer.rank() {
-                    tracing::info!(
-                        rank,
-                        parent,
-                        ?stripes,
-                        "a worker has left one that passed values on to it"
-                    );
-                    self.report(Report::Strayed { rank, parent });
-                }
-            }
+            Submission::Strayed { .. } => self.look_who_is_blamed(peer),
             _ => {}
         }
         let memory = &self.memory;

@@ -26,12 +26,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// Most parents that a worker may have left because of them.
+/// Most parents that a worker may have left because of them in ten minutes.
 const MOST_STRAYS: usize = 8;
 /// How long a worker passes nothing on for which others have left it, in milliseconds; twice as long each time that it comes to that
 /// again, so many times.
 const OUT_FOR_MS: u64 = 60_000;
 const MOST_DOUBLED: u32 = 6;
+/// How long it counts that a worker has left a parent, in milliseconds.
+const BELIEVED_AGAIN_MS: u64 = 600_000;
 /// Bytes a second of every uplink. Only how they compare counts, and a hop's time beside what a block takes.
 const RATE: f64 = 1.25e9;
 /// What is planned for: bytes of all servers together.
@@ -96,8 +98,8 @@ pub(super) struct Trees {
     /// Those that take part, and those among them that pass nothing on because of what others have said of them.
     subscribers: BTreeMap<Rank, Subscriber>,
     out: BTreeMap<Rank, Out>,
-    /// By worker, the parents that it has left because of them.
-    strays: BTreeMap<Rank, BTreeSet<Rank>>,
+    /// By worker, the parents that it has left because of them, and when.
+    strays: BTreeMap<Rank, BTreeMap<Rank, u64>>,
     planned: Option<Planned>,
     /// What the shards were told.
     routes: Arc<Routes>,
@@ -192,7 +194,8 @@ impl Trees {
             return;
         }
         let left = self.strays.entry(rank).or_default();
-        left.insert(parent);
+        left.retain(|_, at| now.saturating_sub(*at) < BELIEVED_AGAIN_MS);
+        left.insert(parent, now);
         let out = if left.len() > MOST_STRAYS { rank } else { parent };
         tracing::warn!(
             worker = rank,

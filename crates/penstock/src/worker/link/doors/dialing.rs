@@ -9,8 +9,10 @@ use crate::wire::dial::{DialError, Dialer};
 use crate::worker::fate::Fate;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::remote_shard::Unreached;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
+use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Purpose;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -92,7 +94,9 @@ impl Dialing {
             let shared = Arc::clone(&self.shared);
             match thread::spawn(format!("penstock-doors-{}", self.rank), move || shared.run()) {
                 Ok(started) => *thread = Some(started),
-                Err(error) => return self.shared.answer(&request, Err(format!("no thread dials: {error}"))),
+                Err(error) => {
+                    return self.shared.answer(&request, Err(ours(format!("no thread dials: {error}"))));
+                }
             }
         }
         lock(&self.shared.requests).put(request);
@@ -158,7 +162,7 @@ impl Shared {
         self.dialer.by(address).dial(purpose, Instant::now() + WITHIN, &gives_up)
     }
 
-    fn answer(&self, request: &Request, stream: Result<Stream, String>) {
+    fn answer(&self, request: &Request, stream: Result<Stream, Unreached>) {
         let &Request { server, shard, epoch, rank, stripes, .. } = request;
         if let Some(proxy) = lock(&self.proxies).get(&(server, shard)) {
             proxy.teller.send(Command::Parent { epoch, rank, stripes, stream });
@@ -166,11 +170,20 @@ impl Shared {
     }
 }
 
-fn why(error: DialError) -> String {
+/// Why one was not reached that is not to blame for it.
+fn ours(why: String) -> Unreached {
+    Unreached { why, is_its: false }
+}
+
+fn why(error: DialError) -> Unreached {
     match error {
-        DialError::Refused(refusal) | DialError::Unproved(refusal) => refusal.to_string(),
-        DialError::Untrusted(why) | DialError::Lacking(why) => why,
-        DialError::Unreachable(error) => error.to_string(),
-        DialError::GivenUp => "it was given up".to_owned(),
+        // It is busy, has only just begun, or says why not otherwise: it is there.
+        DialError::Refused(refusal) => ours(refusal.to_string()),
+        DialError::Unproved(Refusal::Busy) => ours(Refusal::Busy.to_string()),
+        DialError::Lacking(why) => ours(why),
+        DialError::GivenUp => ours("it was given up".to_owned()),
+        DialError::Unproved(refusal) => Unreached { why: refusal.to_string(), is_its: true },
+        DialError::Untrusted(why) => Unreached { why, is_its: true },
+        DialError::Unreachable(error) => Unreached { why: error.to_string(), is_its: true },
     }
 }

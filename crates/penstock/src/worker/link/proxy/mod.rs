@@ -24,7 +24,7 @@ use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::link::Link as _;
-use penstock_fabric::net::remote_shard::{Left, Limits, Looked, Over, RemoteShard, Wish};
+use penstock_fabric::net::remote_shard::{Left, Limits, Looked, Over, RemoteShard, Unreached, Wish};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -113,7 +113,7 @@ pub(super) enum Command {
         epoch: u32,
         rank: Rank,
         stripes: Stripes,
-        stream: Result<Stream, String>,
+        stream: Result<Stream, Unreached>,
     },
     /// Say so when everything that was submitted was taken.
     Drain {
@@ -398,7 +398,7 @@ impl Proxy {
         }
         for Left { parent, what } in self.remote.take_left() {
             let (server, shard) = (self.setup.server, self.setup.shard);
-            tracing::info!(server, shard, parent, what, "a worker feeds this one no more");
+            tracing::warn!(server, shard, parent, what, "a worker feeds this one no more");
         }
         for wish in self.remote.take_wishes() {
             let Wish { epoch, striping, ref parent, stripes } = wish;
