@@ -324,8 +324,8 @@ impl Rig {
         self.settle();
         let child = &mut self.readers.0[CHILD as usize];
         let mut late = Stripes::default();
-        for seconds in 0..10 {
-            late = late.or(child.mirror.late(Duration::from_secs(seconds)));
+        for millis in (0..10_000).step_by(20) {
+            late = late.or(child.mirror.late(Duration::from_millis(millis)));
         }
         if !late.is_empty() {
             self.lose();
