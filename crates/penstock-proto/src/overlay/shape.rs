@@ -91,13 +91,17 @@ impl WrongShape {
 }
 
 impl Shape {
-    /// The same for so many hosts: a depth that was left open is the least that reaches all of them.
+    /// The same for so many hosts: a depth that was left open is the least that reaches all of them, and there are no more stripes than
+    /// hosts.
     #[must_use]
     pub fn settled(self, hosts: usize) -> Self {
         match self {
             Self::Tree { limits: Limits { degree, depth: LEAST_DEPTH }, leaf_penalty } => {
                 let depth = Limits::least_depth(hosts, degree).unwrap_or(LEAST_DEPTH);
                 Self::Tree { limits: Limits { degree, depth }, leaf_penalty }
+            }
+            Self::Striped { stripes: Some(stripes) } => {
+                Self::Striped { stripes: Some(stripes.min(hosts.max(1) as u32)) }
             }
             other => other,
         }

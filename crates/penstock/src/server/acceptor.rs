@@ -3,7 +3,7 @@
 use super::fair_share::Shares;
 use super::{Order, Shared, StartError};
 use crate::options::Options;
-use crate::wire::acceptor::{Acceptor as Entrance, Arrival, Behind};
+use crate::wire::acceptor::{AT_SERVERS, Acceptor as Entrance, Arrival, Behind};
 use penstock_fabric::net::endpoint::Address;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Purpose;
@@ -22,7 +22,7 @@ pub(crate) struct Acceptor {
 impl Acceptor {
     /// Listens on these addresses, and lets no connection in before it [is open](Self::open).
     pub(crate) fn new(listen: &[Address], options: &Options) -> Result<Self, StartError> {
-        Ok(Self { entrance: Entrance::new(listen, options)?, shares: Arc::default() })
+        Ok(Self { entrance: Entrance::new(listen, options, AT_SERVERS)?, shares: Arc::default() })
     }
 
     /// Lets in workers of its jobs, from now on until it is dropped.

@@ -34,7 +34,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// For connections that have not proved who they are.
-const PLACES: Places = Places { a_host: 256, all: 2048, few: 64 };
+pub(crate) const AT_SERVERS: Places = Places { a_host: 256, all: 2048, few: 64 };
+/// The same at a worker, whose descriptors are its program's.
+pub(crate) const AT_WORKERS: Places = Places { a_host: 32, all: 64, few: 16 };
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -99,7 +101,7 @@ impl std::fmt::Debug for Acceptor {
 
 impl Acceptor {
     /// Listens on these addresses, and lets no connection in before it [is open](Self::open).
-    pub(crate) fn new(listen: &[Address], options: &Options) -> Result<Self, StartError> {
+    pub(crate) fn new(listen: &[Address], options: &Options, places: Places) -> Result<Self, StartError> {
         let files = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
             (None, None) => None,
@@ -130,7 +132,7 @@ impl Acceptor {
         }
         let run = Loop {
             state: Arc::clone(&state),
-            gate: Gate::new(listeners, PLACES),
+            gate: Gate::new(listeners, places),
             strangers: Strangers {
                 epoll,
                 patience: options.lease,

@@ -16,7 +16,7 @@ use super::proxy::Command;
 use crate::options::Options;
 use crate::server::StartError;
 use crate::thread::Teller;
-use crate::wire::acceptor::Acceptor;
+use crate::wire::acceptor::{AT_WORKERS, Acceptor};
 use crate::wire::dial::Dialer;
 use crate::worker::Error;
 use crate::worker::fate::Fate;
@@ -65,7 +65,7 @@ impl Doors {
     /// Opens a door at an address of this host, of which `dialer` has reached a server.
     fn open(who: &Newcomer<'_>, at: SocketAddr, dialer: &Dialer) -> Result<Self, StartError> {
         let listen = Address { host: at.ip().to_canonical().to_string(), port: 0 };
-        let acceptor = Acceptor::new(&[listen], who.options)?;
+        let acceptor = Acceptor::new(&[listen], who.options, AT_WORKERS)?;
         let address = acceptor.addresses()[0];
         let proxies = Proxies::default();
         let children = Children {
