@@ -204,7 +204,7 @@ impl Rig {
                 }
             }
             Said::Route(bytes) => {
-                let before = reader.mirror.way().map_or(Stripes::default(), Route::parents);
+                let before = reader.mirror.way().map_or_else(Stripes::default, Route::parents);
                 let before = before.or(reader.mirror.fed());
                 let route = Route::decode(&bytes).unwrap();
                 let named = route.parents();
@@ -230,7 +230,7 @@ impl Rig {
     /// The child connects to its parent, if the home has named it.
     fn attach(&mut self) {
         let mirror = &mut self.readers.0[CHILD as usize].mirror;
-        let named = mirror.way().map_or(Stripes::default(), Route::parents);
+        let named = mirror.way().map_or_else(Stripes::default, Route::parents);
         if self.link.is_none() && !named.is_empty() {
             self.link = Some(VecDeque::new());
             mirror.attach(named);

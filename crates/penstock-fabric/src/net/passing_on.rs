@@ -42,7 +42,10 @@ const ENDS_WITHIN: Duration = Duration::from_millis(400);
 const BATCH: usize = 8;
 
 /// A frame that is passed on, with its seal.
-pub(super) struct Passed(SmallVec<[([u8; HEADER_BYTES], Box<[u8]>); 2]>);
+pub(super) struct Passed(SmallVec<[Frame; 2]>);
+
+/// A header and its payload.
+type Frame = ([u8; HEADER_BYTES], Box<[u8]>);
 
 impl Passed {
     /// `header`: as it came. Its number was its connection's.
@@ -131,7 +134,7 @@ impl<L: Link> Child<L> {
     /// Whether it has taken nothing, or too little, of what waits for it for long, as of a moment of the owner's clock.
     fn is_stuck(&mut self, now: Duration) -> bool {
         let crowded = self.queued > QUEUED / 2;
-        self.crowded = self.crowded.filter(|_| crowded).or(crowded.then_some(now));
+        self.crowded = self.crowded.filter(|_| crowded).or_else(|| crowded.then_some(now));
         let left = self.left();
         let moved = self.moved.get_or_insert(now);
         if std::mem::take(&mut self.taken) > 0 || left == 0 {

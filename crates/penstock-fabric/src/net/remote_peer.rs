@@ -454,12 +454,15 @@ impl<L: Link> RemotePeer<L> {
 const SEALED: usize = 8;
 const _: () = assert!(SEALED <= MOST_LEAVES);
 
+/// Where a seal is among those of its batch, and its header.
+type Seal = (Range<usize>, [u8; HEADER_BYTES]);
+
 /// The seals of one batch.
 #[derive(Default)]
 struct Seals {
     bytes: Vec<u8>,
     /// Of each frame that has one: where its seal begins in them, and the header of that.
-    of: SmallVec<[Option<(Range<usize>, [u8; HEADER_BYTES])>; SEALED]>,
+    of: SmallVec<[Option<Seal>; SEALED]>,
 }
 
 impl Seals {
@@ -483,7 +486,7 @@ impl Seals {
             match payload {
                 Segment::Own(payload) => Some((sealer.leaf(&header, payload), header.sequence)),
                 // Values stand in memory of our own.
-                Segment::Foreign(_) => return None,
+                Segment::Foreign(_) => None,
             }
         };
         let leaves: SmallVec<[Option<(Leaf, u64)>; SEALED]> = frames.iter().map(leaf).collect();

@@ -683,13 +683,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     fn reroute(&mut self, route: Route) {
         let named = route.parents();
         let striping = route.striping;
-        let before = self.machine.way().map_or((striping, Stripes::default()), |before| {
-            (before.striping, before.parents().or(self.machine.fed()))
-        });
+        let before = self.machine.way().map(|before| (before.striping, before.parents()));
+        let (cut_before, named_before) = before.unwrap_or_default();
+        let fed_before = named_before.or(self.machine.fed());
         self.machine.route(route);
         self.children.greet(self.mirrors.job, striping);
-        if before.0 == striping {
-            self.leave(before.1.without(named), None);
+        if cut_before == striping {
+            self.leave(fed_before.without(named), None);
         } else {
             self.parents.clear();
         }
@@ -836,7 +836,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             // It may have had reason to hang up. Whether it is there, the next attempt shows; what ends again and again is of no use.
             let ends = self.ends.entry(self.parents[at].parent.rank).or_default();
             *ends += 1;
-            let is_its = is_its || *ends % ENDS == 0;
+            let is_its = is_its || ends.is_multiple_of(ENDS);
             self.lost(at, why, is_its);
             busy = true;
         }
