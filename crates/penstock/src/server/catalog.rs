@@ -555,7 +555,7 @@ const ENTRY_BYTES: u64 = 2048;
 /// What a shard keeps of a tensor beside its memory, at most; for each worker; and for each chunk.
 const BOOK_BYTES: u64 = 2048;
 const BOOK_BYTES_A_WORKER: u64 = 320;
-const CHUNK_BYTES: u64 = 104;
+const CHUNK_BYTES: u64 = 112;
 /// What a shard notes of a chunk for a worker on another host: what is owed, and its place in a queue that grows by doubling.
 const NOTE_BYTES: u64 = 64;
 
