@@ -708,11 +708,11 @@ fn who_is_not_let_in_is_answered_once_and_hung_up_on() {
     assert!(is_over(&mut refused), "it stays open");
     // This one would be let in, and names requests as a worker does that has been.
     let mut long = stranger();
-    say(&mut long, &hello(256, 2));
+    say(&mut long, &hello(1000, 2));
     assert!(is_over(&mut long), "a hello of any length is taken");
     // What has come of it would be kept until it is whole.
     let mut begun = stranger();
-    begun.write_all(&length_bytes(257)).unwrap();
+    begun.write_all(&length_bytes(1001)).unwrap();
     assert!(is_over(&mut begun), "a hello of any length is waited for");
     evil_worker(address);
 }

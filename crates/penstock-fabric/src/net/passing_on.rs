@@ -1,12 +1,9 @@
 //! What workers pass on of a home's values, over any link: a worker's *children*, which it feeds, and its *parents*, which feed it.
 //!
 //! What is passed on is a frame of the home as it was, with the seal by which the child knows that it is the home's. It is kept once
-//! for all children, until the last has taken it. A child that takes less than comes holds its parent up: nothing more is read for
-//! it meanwhile, and so on up to the home, which sends what is newest when there is room again. One that takes nothing at all, or too
+//! for all children, until the last has taken it. Where much waits for a child, nothing more of its stripes is read of a parent, and
+//! so on up that tree; what the home itself sends is read all the same. A child for which too much waits, or that takes nothing or too
 //! little for long, is let go, and asks the home.
-//!
-//! Who gets another parent takes what the one before still has under way for a while: the new one passes on what comes to it from
-//! then on, and may have had that already.
 
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
@@ -27,7 +24,7 @@ const MOST_CHILDREN: usize = MAX_WORKERS as usize;
 /// Bytes that wait for one child before nothing more is read for it of a parent.
 const QUEUED: usize = 16 << 20;
 /// Bytes at which it is let go. What the home itself sends is read whatever waits: it brings more than values.
-const MOST_QUEUED: usize = 4 * QUEUED;
+const MOST_QUEUED: usize = 16 * QUEUED;
 /// How long half of that may wait without an end: a child that is so slow would hold up all others.
 const CROWDED: Duration = Duration::from_secs(2);
 /// How long a child may take nothing of what waits for it.
@@ -229,8 +226,8 @@ impl<L: Link> Children<L> {
         }
     }
 
-    /// Whether so much waits for one that is fed some of these stripes that nothing more of them is to be read of a parent. Trees have
-    /// no circles, and no stripe waits for another.
+    /// Whether so much waits for one that is fed some of these stripes that nothing more of them is to be read of a parent. A tree has
+    /// no circles, and other stripes go on.
     pub(super) fn is_full(&self, stripes: Stripes) -> bool {
         self.0.iter().any(|child| child.queued > QUEUED && !child.stripes.and(stripes).is_empty())
     }
@@ -730,7 +727,7 @@ mod tests {
         children.send();
         assert!(!children.is_full(stripes([0])) && !children.has_due());
         children.0[0].link.room = 0;
-        (0..70).for_each(|chunk| children.pass_on(0, sealed(chunk, &[0; 1 << 20])));
+        (0..260).for_each(|chunk| children.pass_on(0, sealed(chunk, &[0; 1 << 20])));
         children.send();
         assert!(children.0.is_empty(), "what the home sends is read whatever waits");
     }

@@ -31,7 +31,6 @@ use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
 use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -245,9 +244,6 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
     }
 }
 
-/// So many connections of one parent that end by themselves are its fault.
-const ENDS: u32 = 3;
-
 /// Does what a notice asks for.
 fn carry_out<M: Mirrored>(
     effect: Effect,
@@ -390,8 +386,6 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     children: Children<L>,
     wishes: Vec<Wish>,
     left: Vec<Left>,
-    /// By parent, how many of its connections have ended by themselves.
-    ends: BTreeMap<Rank, u32>,
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
@@ -411,7 +405,6 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children: Children::default(),
             wishes: Vec::new(),
             left: Vec::new(),
-            ends: BTreeMap::new(),
         }
     }
 
@@ -632,7 +625,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let wanted = |id| tensors.get(id).map_or(0, M::wanted);
         let effect =
             self.machine.hear(header.sequence, &notice, wanted).map_err(|broken| broken.to_string())?;
-        self.machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
+        if effect != Effect::Nothing {
+            self.machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
+        }
         match notice {
             Notice::Seal => {
                 self.seal.clear();
@@ -833,10 +828,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 at += 1;
                 continue;
             };
-            // It may have had reason to hang up. Whether it is there, the next attempt shows; what ends again and again is of no use.
-            let ends = self.ends.entry(self.parents[at].parent.rank).or_default();
-            *ends += 1;
-            let is_its = is_its || ends.is_multiple_of(ENDS);
+            // One that has hung up may have had reason to. Whether it is there, the next attempt shows.
             self.lost(at, why, is_its);
             busy = true;
         }
@@ -861,7 +853,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let is_news = machine.is_news(&notice);
         let effect = machine.hear_passed(&notice);
-        machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
+        // What it repeats is nothing that was waited for.
+        if effect != Effect::Nothing {
+            machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
+        }
         let payload = feeder.payload();
         if is_news
             && let Some(stripe) = machine.stripe(&notice)

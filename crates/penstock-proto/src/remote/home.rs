@@ -527,7 +527,7 @@ impl Subscriber {
         if stripes.is_empty() {
             return;
         }
-        for (id, owed) in self.owed.iter_mut().filter(|(_, owed)| owed.each) {
+        for (id, owed) in self.owed.iter_mut().filter(|(id, _)| home.broadcasts(*id)) {
             for (local, chunk) in owed.chunks.iter_mut().enumerate() {
                 if stripes.has(home.stripe(id, local)) {
                     (chunk.unsure, chunk.seen) = (true, 0);
@@ -686,8 +686,8 @@ impl Subscriber {
             match due {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
-                    let each = self.known(tensor).each;
-                    let is_fed = each && self.feeding.is_unsure(home.stripe(tensor, local));
+                    let is_fed =
+                        home.broadcasts(tensor) && self.feeding.is_unsure(home.stripe(tensor, local));
                     let chunk = &mut self.known(tensor).chunks[local];
                     if chunk.has(&publication) {
                         // What others feed may have other versions: each is told by itself.

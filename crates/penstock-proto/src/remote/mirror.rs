@@ -185,6 +185,8 @@ struct Mirrored {
     singles: BTreeMap<usize, Single>,
     /// By chunk: the last publication that changed what is held of it.
     contents: Vec<u64>,
+    /// By chunk: whether something of it has come since it was last doubted that all does.
+    fresh: Vec<bool>,
     /// Whether the home was asked for it whole, as a difference did not fit that others passed on.
     misfits: Vec<bool>,
     /// How the route cuts it, and what is held of each stripe.
@@ -356,6 +358,7 @@ impl Mirrored {
     /// Notes what is held of a chunk by now.
     fn holds(&mut self, local: usize, version: u64, content: u64) {
         self.digests.count(local, version, content);
+        self.fresh[local] = true;
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
@@ -498,6 +501,7 @@ impl Mirror {
             awaited,
             open,
             singles,
+            fresh: vec![false; contents.len()],
             misfits: vec![false; contents.len()],
             contents,
             digests,
@@ -742,6 +746,23 @@ impl Mirror {
         }
     }
 
+    /// Tells the home what is held of those chunks of which nothing has come for long, though others of their stripes go on coming.
+    fn tell_doubtful(&mut self, stripes: Stripes) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
+        for (tensor, mirrored) in self.tensors.iter_mut() {
+            if !mirrored.broadcast || !mirrored.asked {
+                continue;
+            }
+            for start in (0..mirrored.chunks.len()).step_by(HELD) {
+                let mut locals = start..(start + HELD).min(mirrored.chunks.len());
+                if locals.any(|local| !mirrored.fresh[local] && stripes.has(mirrored.digests.stripe(local))) {
+                    self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
+                }
+            }
+            mirrored.fresh.fill(false);
+        }
+    }
+
     /// Tells the home of parents, unless the worker has said goodbye: nothing may follow that.
     fn tell(&mut self, submission: Submission) {
         if !self.left {
@@ -877,8 +898,8 @@ impl Mirror {
     /// that all has come, the home is told what is held.
     pub fn late(&mut self, now: Duration) -> Stripes {
         let doubtful = self.lag.doubtful(now);
-        if let Some(epoch) = self.route.as_ref().map(|route| route.epoch) {
-            self.tell_held(epoch, doubtful.and(self.fed));
+        if !doubtful.is_empty() {
+            self.tell_doubtful(doubtful.and(self.fed));
         }
         let Self { lag, route, tensors, .. } = self;
         let depth = |stripe: usize| {

@@ -120,6 +120,11 @@ impl<L: Link> Remote<L> {
         ROUTE_AGAIN * (1 << doubled)
     }
 
+    /// It stands at a parent again.
+    pub(super) fn stands(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
     /// Whether it was ever told so.
     pub(super) fn was_routed(&self) -> bool {
         self.routed

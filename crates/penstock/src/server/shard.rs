@@ -629,6 +629,8 @@ impl Loop {
     fn look_who_is_blamed(&mut self, peer: PeerId) {
         let Some(remote) = self.ports.remote(peer) else { return };
         match (remote.subscriber().take_blame(), peer.rank()) {
+            // Of several stripes at once, once.
+            (Some(Rank::MAX), _) if self.again.iter().any(|(_, other)| *other == peer) => {}
             (Some(Rank::MAX), _) => {
                 let at = Instant::now() + remote.next_route_in();
                 self.again.push((at, peer));
@@ -834,6 +836,11 @@ impl Loop {
                 self.look_who_asks(tensor);
             }
             Submission::Strayed { .. } => self.look_who_is_blamed(peer),
+            Submission::Attached { .. } => {
+                if let Some(remote) = self.ports.remote(peer) {
+                    remote.stands();
+                }
+            }
             _ => {}
         }
         let memory = &self.memory;

@@ -12,9 +12,9 @@ use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::remote_shard::Unreached;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
-use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Purpose;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -123,7 +123,7 @@ impl Shared {
     fn run(&self) {
         while let Some(request) = self.next() {
             let dialed = self.reach(&request);
-            let is_nobody_there = matches!(dialed, Err(DialError::Unreachable(_)));
+            let is_nobody_there = matches!(&dialed, Err(DialError::Unreachable(error)) if is_nobody(error));
             let ended = lock(&self.requests).end(request, is_nobody_there);
             match dialed {
                 Ok(stream) => {
@@ -170,6 +170,12 @@ impl Shared {
     }
 }
 
+/// Whether nobody answers at an address.
+fn is_nobody(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut)
+}
+
 /// Why one was not reached that is not to blame for it.
 fn ours(why: String) -> Unreached {
     Unreached { why, is_its: false }
@@ -177,9 +183,9 @@ fn ours(why: String) -> Unreached {
 
 fn why(error: DialError) -> Unreached {
     match error {
-        // It is busy, has only just begun, or says why not otherwise: it is there.
+        // It is busy, has only just begun, has no place for one more, or says why not otherwise: it is there.
         DialError::Refused(refusal) => ours(refusal.to_string()),
-        DialError::Unproved(Refusal::Busy) => ours(Refusal::Busy.to_string()),
+        DialError::Unreachable(error) if !is_nobody(&error) => ours(error.to_string()),
         DialError::Lacking(why) => ours(why),
         DialError::GivenUp => ours("it was given up".to_owned()),
         DialError::Unproved(refusal) => Unreached { why: refusal.to_string(), is_its: true },
