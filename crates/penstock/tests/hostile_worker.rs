@@ -547,7 +547,7 @@ fn a_hello_with_a_rank_that_there_is_not_is_refused_as_often_as_it_is_said() {
         assert_eq!(connection.receive(&mut buffer, RecvFlags::empty()), Ok(0), "it is heard once");
     }
     // This one would be let in, and names requests as a worker does that has been.
-    let long = Request { id: 1, settled: 256, open: (0..256).collect(), body: hello(0, 1) };
+    let long = Request { id: 1, settled: 1000, open: (0..1000).collect(), body: hello(0, 1) };
     let answer = exchange(&enter(&cluster, 0), &encode(&long).unwrap());
     assert!(answer.is_empty(), "a hello of any length is taken");
     assert_eq!(honest(&cluster.join(0)), vec![10.0; 3000]);
