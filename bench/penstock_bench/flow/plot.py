@@ -13,9 +13,12 @@ from penstock_bench.flow.systems import GLOO, PLAIN, SYSTEMS
 from penstock_bench.flow.training import Point
 
 _COMPUTING = "#bbbbbb"
-# Okabe and Ito's colours, and one of Tol's, told apart by people who see colours differently; dashes tell
+# Okabe and Ito's colours, and three of Tol's, told apart by people who see colours differently; dashes tell
 # the rest.
-_COLOURS = ("#222222", "#56B4E9", "#CC79A7", "#F0E442", "#E69F00", "#D55E00", "#882255", "#009E73", "#0072B2")
+_COLOURS = (
+    *("#222222", "#56B4E9", "#CC79A7", "#F0E442", "#DDCC77", "#E69F00"),
+    *("#D55E00", "#882255", "#009E73", "#117733", "#0072B2"),
+)
 _OWN = ("#666666", "#88CCEE", "#AA4499", "#999933")
 _STYLES = dict(zip(SYSTEMS, _COLOURS, strict=True))
 _DASHES = {PLAIN: "--", GLOO: ":"}
