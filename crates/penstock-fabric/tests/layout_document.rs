@@ -432,7 +432,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("taken", Notice::Taken),
         (
             "raised",
-            Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: [14, 1, 2, 3] },
+            Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: [14; 4] },
         ),
         ("seal", Notice::Seal),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
