@@ -122,6 +122,26 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([heads, "|" + "---|" * len(lines[0]), *rest])
 
 
+def show(made: Mapping[str, str], into: Path | None) -> int:
+    """
+    Prints the tables, or puts each into its place of the page `into`. Returns the exit status: 1 when the
+    page has no place for one of them, which is named.
+    """
+    if into is None:
+        terminal.say("\n\n".join(f"{name}\n\n{table}" for name, table in made.items()))
+        return 0
+    page, without = into.read_text(), []
+    for name, table in made.items():
+        changed = put(page, name, table)
+        if changed is None:
+            without.append(name)
+        page = changed or page
+    into.write_text(page)
+    if without:
+        terminal.error(f"{into} has no place for {', '.join(without)}")
+    return int(bool(without))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the tables, or puts them into a page."""
     parser = argparse.ArgumentParser(prog="python -m penstock_bench.flow.pages", allow_abbrev=False)
@@ -141,19 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     if any(wants(measured, TASKS[task]) for task, measured in own.values()):
         made[WANTED] = wanted(own)
-    if given.into is None:
-        terminal.say("\n\n".join(f"{name}\n\n{table}" for name, table in made.items()))
-        return 0
-    page, without = given.into.read_text(), []
-    for name, table in made.items():
-        changed = put(page, name, table)
-        if changed is None:
-            without.append(name)
-        page = changed or page
-    given.into.write_text(page)
-    if without:
-        terminal.error(f"{given.into} has no place for {', '.join(without)}")
-    return int(bool(without))
+    return show(made, given.into)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli import terminal
 from penstock.units import format_time
-from penstock_bench.flow.pages import markdown, put
+from penstock_bench.flow.pages import markdown, show
 from penstock_bench.streaming.report import who
 
 
@@ -87,19 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--into", type=Path, metavar="PAGE", help="default: they are printed")
     given = parser.parse_args(arguments)
     made = {path.stem: tables(json.loads(path.read_text())) for path in given.files}
-    if given.into is None:
-        terminal.say("\n\n".join(f"{name}\n\n{table}" for name, table in made.items()))
-        return 0
-    page, without = given.into.read_text(), []
-    for name, table in made.items():
-        changed = put(page, name, table)
-        if changed is None:
-            without.append(name)
-        page = changed or page
-    given.into.write_text(page)
-    if without:
-        terminal.error(f"{given.into} has no place for {', '.join(without)}")
-    return int(bool(without))
+    return show(made, given.into)
 
 
 if __name__ == "__main__":
