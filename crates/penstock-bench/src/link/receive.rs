@@ -185,7 +185,9 @@ mod tests {
             assert_eq!(receiver.messages().len(), sent.messages as usize);
             assert!(receiver.messages().iter().all(|message| message.datagrams == together as u32));
             assert!(receiver.messages().is_sorted_by(|one, next| one.sent_ns < next.sent_ns));
-            assert!(receiver.messages().is_sorted_by_key(|message| message.came_ns));
+            // The clock of the day may be put back meanwhile, though hardly twice.
+            let came = receiver.messages().windows(2).filter(|two| two[0].came_ns > two[1].came_ns);
+            assert!(came.count() <= 1, "{:?}", receiver.messages());
             assert_eq!(to.dropped().unwrap(), 0);
         }
     }
