@@ -26,6 +26,7 @@ use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::placement::Extent;
 use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES, record};
+use penstock_proto::remote::Holding;
 use penstock_proto::submission::{Submission, WORDS};
 use std::collections::BTreeMap;
 
@@ -72,7 +73,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
     });
     let read = [
         ("Submission", 14),
-        ("Frame", 10 + 3 + 9),
+        ("Frame", 10 + 3 + 10),
         // Read beside its code.
         ("Seal", 2 + 4),
         ("Record", 4),
@@ -437,6 +438,10 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("seal", Notice::Seal),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
         ("route", Notice::Route),
+        (
+            "expected",
+            Notice::Expected { tensor: 7, first: 8, held: [Holding { content: 15, version: 9 }; 3] },
+        ),
     ];
     let raised = bare(Body::Notice(notices[5].1));
     assert_eq!(halves(&raised, 7), (8, 13));
@@ -448,6 +453,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         let got = [kind, tensor, chunk, version, steps, publication, base];
         for (cell, got) in rows[name].iter().zip(got) {
             let expected = match *cell {
+                "content" => 15,
                 "tensor" => 7,
                 "chunk" | "stripe" => 8,
                 "version" | "contributions folded" | "ticket" | "digest" => 9,

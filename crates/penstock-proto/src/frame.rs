@@ -12,7 +12,7 @@
 
 use crate::checksum;
 use crate::encoding::Encoding;
-use crate::remote::Contents;
+use crate::remote::{Contents, Holding};
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
 use penstock_kernels::codec::Base;
@@ -44,6 +44,9 @@ pub enum Body {
     /// A sign of life from a worker that has nothing to submit. Such a frame has no number, and does not count as taken.
     Alive,
 }
+
+/// Chunks of which one frame says what is to be held.
+pub const EXPECTED_CHUNKS: usize = 3;
 
 /// What a shard says to a worker of another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +119,16 @@ pub enum Notice {
         /// The sum.
         digest: u64,
     },
+    /// What the receiver is to hold, before the next ticket counts, of some chunks that are homed there, from this one on. Others bring
+    /// it.
+    Expected {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk.
+        first: u32,
+        /// Of each; [`Holding::NONE`] of those behind the last.
+        held: [Holding; EXPECTED_CHUNKS],
+    },
     /// The payload is a [`Route`](crate::overlay::Route): how values come to the receiver from now on.
     Route,
     /// Nothing but how far the worker's frames were taken. The first frame of every connection is one.
@@ -187,6 +200,7 @@ const RAISED: u32 = 6;
 const SEAL: u32 = 7;
 const STANDING: u32 = 8;
 const ROUTE: u32 = 9;
+const EXPECTED: u32 = 10;
 
 impl Notice {
     /// Its words.
@@ -203,6 +217,16 @@ impl Notice {
             Self::Standing { tensor, stripe, digest } => {
                 [pack(STANDING, tensor), u64::from(stripe), digest, 0, 0, 0, 0, 0]
             }
+            Self::Expected { tensor, first, held: [a, b, c] } => [
+                pack(EXPECTED, tensor),
+                u64::from(first),
+                a.content,
+                a.version,
+                b.content,
+                b.version,
+                c.content,
+                c.version,
+            ],
             Self::Route => [pack(ROUTE, 0), 0, 0, 0, 0, 0, 0, 0],
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
@@ -226,6 +250,10 @@ impl Notice {
             }
             SEAL => Self::Seal,
             STANDING => Self::Standing { tensor, stripe: chunk, digest: words[2] },
+            EXPECTED => {
+                let held = [2, 4, 6].map(|at| Holding { content: words[at], version: words[at + 1] });
+                Self::Expected { tensor, first: chunk, held }
+            }
             ROUTE => Self::Route,
             STATE => Self::State { tensor, chunk },
             FOLDED => Self::Folded { tensor, count: words[2] },
@@ -388,11 +416,13 @@ mod tests {
 
     #[test]
     fn every_notice_reads_back_as_it_was_written() {
+        let one = Holding { content: 8, version: 4 };
         for notice in [
             Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5, content: 4 },
             Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [6, 7, 8, 9] },
             Notice::Seal,
             Notice::Standing { tensor: 3, stripe: 2, digest: u64::MAX },
+            Notice::Expected { tensor: 3, first: 7, held: [one, Holding::NONE, Holding::NONE] },
             Notice::Route,
             Notice::State { tensor: 1, chunk: u32::MAX },
             Notice::Folded { tensor: 9, count: u64::MAX },

@@ -264,7 +264,9 @@ impl Line {
         let bare = |notice| Header::bare(1, 0, Body::Notice(notice));
         let (mut bytes, payload) = match owing {
             Some(Owing::Raised { .. }) => unreachable!("here each publication changes something"),
-            Some(Owing::Standing { .. } | Owing::Route(_)) => unreachable!("no other feeds it"),
+            Some(Owing::Standing { .. } | Owing::Expected { .. } | Owing::Route(_)) => {
+                unreachable!("no other feeds it")
+            }
             None => (bare(Notice::Taken), Vec::new()),
             Some(Owing::Fetched { tensor, ticket }) => (bare(Notice::Fetched { tensor, ticket }), Vec::new()),
             Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),

@@ -87,6 +87,9 @@ struct Reader {
     contents: BTreeMap<(u32, u64), u64>,
     /// Values that it was sent by the home.
     values: usize,
+    /// Tickets that have not come back: the last that was drawn, and what stood at the home of each chunk when it took the fetch.
+    tickets: u64,
+    open: BTreeMap<u64, Vec<(u64, u64)>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -103,7 +106,8 @@ impl Reader {
         subscriber.connect();
         let held = vec![(0, 0); CHUNKS];
         let (to_mirror, contents) = (VecDeque::new(), BTreeMap::new());
-        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0 }
+        let (tickets, open) = (NO_TICKET, BTreeMap::new());
+        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0, tickets, open }
     }
 
     /// Publishes what came. A difference that is against something else is caught here.
@@ -125,7 +129,25 @@ impl Reader {
                     held.1 = version;
                 }
             }
+            (_, Effect::Fetched { ticket, .. }) => self.returned(ticket),
             _ => {}
+        }
+        if let Some(ticket) = self.mirror.take_returned(W) {
+            self.returned(ticket);
+        }
+    }
+
+    fn fetch(&mut self) {
+        self.tickets += 1;
+        self.mirror.submit(Submission::Fetch { tensor: W, state: false, version: 0, ticket: self.tickets });
+    }
+
+    /// S-3.
+    fn returned(&mut self, ticket: u64) {
+        let rest = self.open.split_off(&(ticket + 1));
+        for (ticket, stood) in std::mem::replace(&mut self.open, rest) {
+            let lacks = self.held.iter().zip(&stood).position(|(held, at)| held.0 < at.0 || held.1 < at.1);
+            assert_eq!(lacks, None, "ticket {ticket} came back before chunk {stood:?}: {:?}", self.held);
         }
     }
 }
@@ -262,6 +284,11 @@ impl Rig {
         reader.subscriber.take().unwrap();
         let peer = PeerId::worker(reader.rank);
         let at_home = (&self.machine, &mut self.overlay);
+        if let Submission::Fetch { ticket: ticket @ 1.., .. } = frame.submission {
+            reader
+                .open
+                .insert(ticket, self.home.published.iter().map(|it| (it.changed, it.version)).collect());
+        }
         reader.subscriber.ask(peer, &frame.submission, false, at_home, &self.home).unwrap();
         true
     }
@@ -298,6 +325,10 @@ impl Rig {
             Some(Owing::Standing { tensor, stripe, digest }) => {
                 Said::Notice(Notice::Standing { tensor, stripe, digest })
             }
+            Some(Owing::Expected { tensor, local, held }) => {
+                Said::Notice(Notice::Expected { tensor, first: chunk(local), held })
+            }
+            Some(Owing::Fetched { tensor, ticket }) => Said::Notice(Notice::Fetched { tensor, ticket }),
             Some(Owing::Route(route)) => Said::Route(route.to_vec()),
             Some(other) => panic!("nobody asked for {other:?}"),
         };
@@ -329,9 +360,10 @@ impl Rig {
         }
         if !late.is_empty() {
             self.lose();
-            self.settle();
         }
+        self.settle();
         for reader in &self.readers.0 {
+            assert!(reader.open.is_empty(), "worker {} waits for {:?}", reader.rank, reader.open);
             for (local, (it, held)) in self.home.published.iter().zip(&reader.held).enumerate() {
                 assert!(
                     held.0 == it.changed && held.1 == it.version,
@@ -361,6 +393,52 @@ fn who_stands_at_its_parent_is_sent_no_value_by_the_home_until_it_has_left() {
     rig.lose();
     rig.settle();
     assert_eq!(child(&rig).0, CHUNKS + 2, "what it lacks, and nothing else");
+    rig.end();
+}
+
+#[test]
+fn a_ticket_waits_for_what_the_parent_brings_and_the_home_sends_nothing_for_it() {
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    let before = rig.readers.0[1].values;
+    rig.publish(0, true);
+    rig.publish(4, true);
+    rig.readers.0[1].fetch();
+    // The home has said everything, and the parent nothing so far.
+    while rig.submit(CHILD) | rig.say(CHILD) | rig.hear(CHILD) {}
+    assert_eq!(rig.readers.0[1].open.len(), 1);
+    rig.settle();
+    assert!(rig.readers.0[1].open.is_empty() && rig.readers.0[1].values == before);
+    // One that is not to be had of the parent comes from the home in the end.
+    rig.publish(1, true);
+    while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+    rig.link.as_mut().unwrap().clear();
+    rig.readers.0[1].fetch();
+    rig.settle();
+    assert_eq!(rig.readers.0[1].open.len(), 1);
+    rig.end();
+}
+
+#[test]
+fn what_is_fetched_for_the_first_time_comes_from_the_home_whoever_feeds_it_otherwise() {
+    let mut rig = Rig::new();
+    rig.publish(0, true);
+    rig.settle();
+    let child = &mut rig.readers.0[CHILD as usize];
+    (child.mirror, child.subscriber) = {
+        let fresh = Reader::new(CHILD);
+        (fresh.mirror, fresh.subscriber)
+    };
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    rig.readers.0[1].fetch();
+    rig.settle();
+    assert!(rig.readers.0[1].open.is_empty());
     rig.end();
 }
 
@@ -432,6 +510,7 @@ enum Step {
     Attach,
     Lose,
     Drop,
+    Fetch(Rank),
     Submit(Rank),
     Say(Rank),
     Hear(Rank),
@@ -446,6 +525,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Attach),
         1 => Just(Step::Lose),
         1 => Just(Step::Drop),
+        2 => rank().prop_map(Step::Fetch),
         6 => rank().prop_map(Step::Submit),
         8 => rank().prop_map(Step::Say),
         8 => rank().prop_map(Step::Hear),
@@ -454,7 +534,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// S-5 and E-1, by whatever way: differences fit, nothing falls, and in the end both hold what stands at the home.
+    /// S-3, S-5 and E-1, by whatever way: differences fit, nothing falls, and in the end both hold what stands at the home.
     #[test]
     fn whatever_becomes_of_the_parent_the_child_gets_everything_and_no_difference_against_something_else(
         steps in prop::collection::vec(step(), 0..200)
@@ -468,6 +548,7 @@ proptest! {
                 Step::Lose => rig.lose(),
                 // A parent that loses something: it never got it, or is no honest one.
                 Step::Drop => _ = rig.link.as_mut().and_then(VecDeque::pop_front),
+                Step::Fetch(rank) => rig.readers.0[rank as usize].fetch(),
                 Step::Submit(rank) => _ = rig.submit(rank),
                 Step::Say(rank) => _ = rig.say(rank),
                 Step::Hear(rank) => _ = rig.hear(rank),

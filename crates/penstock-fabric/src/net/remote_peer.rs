@@ -540,6 +540,9 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
             (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
         }
         Owing::Standing { tensor, stripe, digest } => (Notice::Standing { tensor, stripe, digest }, None),
+        Owing::Expected { tensor, local, held } => {
+            (Notice::Expected { tensor, first: memory.chunk(tensor, local), held }, None)
+        }
         Owing::Route(_) => (Notice::Route, None),
         Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
         Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),

@@ -208,6 +208,7 @@ impl<M: Mirrored> Places for Mirrors<M> {
             | Notice::Fetched { .. }
             | Notice::Seal
             | Notice::Standing { .. }
+            | Notice::Expected { .. }
             | Notice::Route
             | Notice::Taken => None,
         })
@@ -244,21 +245,14 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
     }
 }
 
-/// Does what a notice asks for.
+/// Does what a notice asks for, and what was waiting for that.
 fn carry_out<M: Mirrored>(
     effect: Effect,
     value: &Value<'_>,
-    tensors: &mut Numbered<M>,
+    (machine, tensors): (&mut Mirror, &mut Numbered<M>),
     submitter: &impl Submitter,
 ) -> Result<(), String> {
-    let (Effect::Publish { tensor, .. }
-    | Effect::Raise { tensor, .. }
-    | Effect::State { tensor, .. }
-    | Effect::Folded { tensor, .. }
-    | Effect::Fetched { tensor, .. }) = effect
-    else {
-        return Ok(());
-    };
+    let Some(tensor) = effect.tensor() else { return Ok(()) };
     let Some(mirrored) = tensors.get_mut(tensor) else { return Ok(()) };
     // Who waits for all of it is told where that may be over, who waits for some of its chunks always.
     let mut tell_all = true;
@@ -286,6 +280,10 @@ fn carry_out<M: Mirrored>(
         }
         Effect::Folded { count, .. } => mirrored.folded(count),
         Effect::Fetched { ticket, .. } => mirrored.fetched(ticket),
+    }
+    if let Some(ticket) = machine.take_returned(tensor) {
+        mirrored.fetched(ticket);
+        tell_all = true;
     }
     if tell_all {
         submitter.tell(tensor + 1);
@@ -654,7 +652,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             seal.clear();
         }
         let value = Value { header, payload: wire.reader.payload(), codec };
-        carry_out(effect, &value, &mut mirrors.tensors, submitter)
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), submitter)
     }
 
     // Parents and children
@@ -864,7 +862,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         {
             children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
-        carry_out(effect, &Value { header, payload, codec }, &mut mirrors.tensors, submitter)
+        let value = Value { header, payload, codec };
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), submitter)
     }
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.

@@ -6,6 +6,8 @@
 use super::awaited::Awaited;
 use super::contents::{self, Contents};
 use super::feeding::Feeding;
+use super::returning::Holding;
+use crate::frame::EXPECTED_CHUNKS;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
 use crate::overlay::{Direct, MAX_STRIPES, Stripes};
@@ -183,6 +185,15 @@ pub enum Owing {
         /// The [digest](Chunks::digest).
         digest: u64,
     },
+    /// What it is to hold of some chunks before the next ticket counts, which others bring.
+    Expected {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk's place among those homed here.
+        local: usize,
+        /// Of each; [`Holding::NONE`] of those behind the last.
+        held: [Holding; EXPECTED_CHUNKS],
+    },
     /// Its route, as it travels.
     Route(Arc<[u8]>),
     /// What was fetched with this ticket or before has been sent, as new as it was then.
@@ -235,8 +246,9 @@ struct Owed {
     held: Option<Held>,
     /// Tickets that are next to be returned, and those behind them.
     batches: [Option<Batch>; 2],
-    /// The chunk whose state is sent next, when one is.
+    /// The chunk whose state is sent next, when one is; and the first of those of which it is told next what others bring.
     next_state: usize,
+    next_expected: usize,
     /// Contributions that were folded, and whether that is due to be told.
     count: u64,
     folded: bool,
@@ -253,8 +265,10 @@ struct Owed {
 #[derive(Debug)]
 struct Held {
     folded: u64,
-    /// The least version that was asked for of all chunks, if one was: those that have it are sent.
+    /// The least version that was asked for of all chunks, if one was: those that have it are sent. Also those that others feed it,
+    /// where it asks for the first time.
     version: Option<u64>,
+    is_first: bool,
     /// Chunks that were asked for by themselves, each once.
     locals: Vec<usize>,
     ticket: u64,
@@ -268,6 +282,8 @@ struct Batch {
     ticket: u64,
     /// Chunks of the optimizer's state that are sent before it.
     states: usize,
+    /// Whether others bring some of what was asked for.
+    is_fed: bool,
     /// Whether it stands in the queue, behind the values that were asked for with it.
     queued: bool,
 }
@@ -317,6 +333,7 @@ impl Subscriber {
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
             (owed.each, owed.held, owed.batches) = (false, None, [None; 2]);
+            owed.next_expected = 0;
             (owed.folded, owed.standing) = (true, Stripes::default());
             self.due.push_back(Due::Folded { tensor: id });
         }
@@ -424,7 +441,7 @@ impl Subscriber {
     /// published from now on, too.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
         let owed = self.owed(id, home);
-        owed.each = home.broadcasts(id);
+        let is_first = !std::mem::replace(&mut owed.each, home.broadcasts(id));
         owed.asked |= owed.each;
         for local in 0..home.chunks(id) {
             let published = home.publication(id, local);
@@ -436,10 +453,11 @@ impl Subscriber {
             && let Some(held) = self.hold(id, ticket, folded)
         {
             held.version = Some(held.version.map_or(version, |before| before.min(version)));
+            held.is_first |= is_first;
             return;
         }
-        self.renew(id, version, home);
-        self.join(id, ticket, 0);
+        let is_fed = self.renew(id, version, is_first, home);
+        self.join(id, ticket, 0, is_fed);
     }
 
     /// The same of some of the chunks. Also with [`NO_TICKET`] it is as they stand once the contributions were folded: so several
@@ -474,7 +492,7 @@ impl Subscriber {
             }
         }
         if !holds {
-            self.join(id, ticket, 0);
+            self.join(id, ticket, 0, false);
         }
     }
 
@@ -484,8 +502,8 @@ impl Subscriber {
         if owed.count >= folded {
             return None;
         }
-        let held =
-            owed.held.get_or_insert(Held { folded, version: None, locals: Vec::new(), ticket: NO_TICKET });
+        let none = Held { folded, version: None, is_first: false, locals: Vec::new(), ticket: NO_TICKET };
+        let held = owed.held.get_or_insert(none);
         (held.folded, held.ticket) = (folded.max(held.folded), ticket.max(held.ticket));
         Some(held)
     }
@@ -493,7 +511,7 @@ impl Subscriber {
     /// It wants the optimizer's state, as it is now, then the ticket.
     pub fn fetch_state(&mut self, id: TensorId, ticket: u64, home: &impl Chunks) {
         self.owed(id, home);
-        self.join(id, ticket, home.chunks(id));
+        self.join(id, ticket, home.chunks(id), false);
     }
 
     // Who else feeds it
@@ -642,15 +660,13 @@ impl Subscriber {
             self.due.push_back(Due::Folded { tensor: id });
         }
         let held = self.known(id).held.take_if(|held| held.folded <= count);
-        if let Some(Held { version, locals, ticket, .. }) = held {
-            if let Some(version) = version {
-                self.renew(id, version, home);
-            }
+        if let Some(Held { version, is_first, locals, ticket, .. }) = held {
+            let is_fed = version.is_some_and(|version| self.renew(id, version, is_first, home));
             for local in locals {
                 let version = std::mem::take(&mut self.known(id).chunks[local].held) - 1;
                 self.renew_one(id, local, version, home);
             }
-            self.join(id, ticket, 0);
+            self.join(id, ticket, 0, is_fed);
         }
     }
 
@@ -727,6 +743,10 @@ impl Subscriber {
                     return Some(Owing::Standing { tensor, stripe, digest });
                 }
                 Due::Fetched { tensor } => {
+                    if let Some((local, held)) = self.next_expected(tensor, home) {
+                        self.due.push_front(due);
+                        return Some(Owing::Expected { tensor, local, held });
+                    }
                     if let Some(ticket) = self.end_batch(tensor) {
                         return Some(Owing::Fetched { tensor, ticket });
                     }
@@ -791,9 +811,41 @@ impl Subscriber {
         }
     }
 
-    /// Queues each chunk that has the version and has changed since it was sent.
-    fn renew(&mut self, id: TensorId, version: u64, home: &impl Chunks) {
-        (0..home.chunks(id)).for_each(|local| self.renew_one(id, local, version, home));
+    /// Queues each chunk that has the version and has changed since it was sent. Not those that others feed it, unless it asks for the
+    /// first time: of these nobody has brought it what was published before. Whether there are any.
+    fn renew(&mut self, id: TensorId, version: u64, is_first: bool, home: &impl Chunks) -> bool {
+        let is_fed = |local| self.feeding.is_fed(home.stripe(id, local));
+        let by_others =
+            !is_first && self.owed.get(id).is_some_and(|owed| owed.each) && home.goes_by_trees(id);
+        let (fed, own): (Vec<usize>, Vec<usize>) =
+            (0..home.chunks(id)).partition(|&local| by_others && is_fed(local));
+        own.into_iter().for_each(|local| self.renew_one(id, local, version, home));
+        !fed.is_empty()
+    }
+
+    /// What it is to hold of some chunks before the ticket that is next to be returned, if others bring some of what was fetched with it
+    /// and it has not been told of all. Also of those that it is sent: what is fed by whom may have changed since.
+    fn next_expected(
+        &mut self,
+        id: TensorId,
+        home: &impl Chunks,
+    ) -> Option<(usize, [Holding; EXPECTED_CHUNKS])> {
+        let owed = self.known(id);
+        let first = owed.next_expected;
+        if !owed.batches[0].is_some_and(|batch| batch.is_fed) || first >= owed.chunks.len() {
+            owed.next_expected = 0;
+            return None;
+        }
+        let mut expected = [Holding::NONE; EXPECTED_CHUNKS];
+        for (expected, local) in expected.iter_mut().zip(first..owed.chunks.len()) {
+            let Publication { version, sequence, changed, .. } = home.publication(id, local);
+            *expected = match sequence {
+                0 => Holding::UNPUBLISHED,
+                _ => Holding { content: changed.min(sequence), version },
+            };
+        }
+        owed.next_expected = first + EXPECTED_CHUNKS;
+        Some((first, expected))
     }
 
     fn renew_one(&mut self, id: TensorId, local: usize, version: u64, home: &impl Chunks) {
@@ -809,8 +861,9 @@ impl Subscriber {
         }
     }
 
-    /// The ticket is returned with the first batch that does not stand in the queue by now, behind so many chunks of the state.
-    fn join(&mut self, id: TensorId, ticket: u64, states: usize) {
+    /// The ticket is returned with the first batch that does not stand in the queue by now, behind so many chunks of the state, and
+    /// `is_fed`, behind what others bring by now.
+    fn join(&mut self, id: TensorId, ticket: u64, states: usize, is_fed: bool) {
         if (ticket, states) == (NO_TICKET, 0) {
             return;
         }
@@ -819,10 +872,11 @@ impl Subscriber {
         // A newly requested state is not the one that is under way.
         let fits = |batch: &Batch| !batch.queued && states == 0 && second.is_none();
         let batch = if first.as_ref().is_none_or(fits) { first } else { second };
-        let before = batch.unwrap_or(Batch { ticket, states, queued: false });
+        let before = batch.unwrap_or(Batch { ticket, states, is_fed, queued: false });
         *batch = Some(Batch {
             ticket: ticket.max(before.ticket),
             states: states.max(before.states),
+            is_fed: is_fed || before.is_fed,
             queued: false,
         });
         match begins {

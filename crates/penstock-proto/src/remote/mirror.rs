@@ -7,6 +7,7 @@
 use super::awaited::Awaited;
 use super::contents::{Contents, contents};
 use super::lag::Lag;
+use super::returning::{Holding, Returning};
 use crate::clock::MAX_CLOCK;
 use crate::factors::{self, LowRank};
 use crate::frame::Notice;
@@ -16,7 +17,7 @@ use crate::overlay::{Digests, MAX_STRIPES, Route, Stripes};
 use crate::progress::Progress;
 use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -117,6 +118,20 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// The tensor that it is on.
+    pub fn tensor(&self) -> Option<TensorId> {
+        match *self {
+            Self::Nothing => None,
+            Self::Publish { tensor, .. }
+            | Self::Raise { tensor, .. }
+            | Self::State { tensor, .. }
+            | Self::Folded { tensor, .. }
+            | Self::Fetched { tensor, .. } => Some(tensor),
+        }
+    }
+}
+
 /// The shard broke the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
@@ -191,6 +206,8 @@ struct Mirrored {
     misfits: Vec<bool>,
     /// How the route cuts it, and what is held of each stripe.
     digests: Digests,
+    /// Tickets that wait for what others bring.
+    returning: Returning,
 }
 
 /// What was asked for of one chunk by itself.
@@ -358,6 +375,7 @@ impl Mirrored {
     /// Notes what is held of a chunk by now.
     fn holds(&mut self, local: usize, version: u64, content: u64) {
         self.digests.count(local, version, content);
+        self.returning.holds(local, Holding { content, version });
         self.fresh[local] = true;
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
@@ -442,6 +460,19 @@ impl Mirrored {
         self.low_rank.map_or(0, |low_rank| factors::pieces(low_rank.right(rank)))
     }
 
+    /// This is to be held, of the chunks from `first` on, before the ticket that comes next is returned.
+    fn expects(&mut self, first: u32, all: impl IntoIterator<Item = Holding>) {
+        let Ok(start) = self.chunks.binary_search(&first) else { return };
+        let all = all.into_iter().take_while(|&one| one != Holding::NONE);
+        for (local, expected) in (start..self.chunks.len()).zip(all) {
+            let held = self.versions[local].checked_sub(1);
+            let held = held.map(|version| Holding { content: self.contents[local], version });
+            if expected != Holding::UNPUBLISHED && held.is_none_or(|held| !held.reaches(expected)) {
+                self.returning.expect(local, expected);
+            }
+        }
+    }
+
     /// Places of the chunks among `first..first + count`.
     fn locals(&self, first: u32, count: u32) -> Range<usize> {
         let at = |chunk: u32| self.chunks.partition_point(|&homed| homed < chunk);
@@ -477,6 +508,8 @@ pub struct Mirror {
     /// Stripes of which they come from others.
     fed: Stripes,
     lag: Lag,
+    /// Tensors of which tickets wait for what others bring.
+    keeping: BTreeSet<TensorId>,
 }
 
 impl Mirror {
@@ -505,6 +538,7 @@ impl Mirror {
             misfits: vec![false; contents.len()],
             contents,
             digests,
+            returning: Returning::default(),
         };
         self.tensors.insert(id, mirrored);
     }
@@ -520,9 +554,11 @@ impl Mirror {
     pub fn connect(&mut self) {
         self.resumed = false;
         (self.route, self.fed) = (None, Stripes::default());
+        self.keeping.clear();
         self.lag.clear();
         for (_, mirrored) in self.tensors.iter_mut() {
             mirrored.positions.fill(0);
+            mirrored.returning.clear();
         }
     }
 
@@ -661,6 +697,12 @@ impl Mirror {
                 self.stands(tensor, stripe, digest);
                 return Ok(Effect::Nothing);
             }
+            Notice::Expected { tensor, first, held } => {
+                if let Some(mirrored) = self.tensors.get_mut(tensor) {
+                    mirrored.expects(first, held);
+                }
+                return Ok(Effect::Nothing);
+            }
             Notice::Taken | Notice::Seal | Notice::Route => return Ok(Effect::Nothing),
         };
         let is_routed = self.route.is_some();
@@ -705,11 +747,30 @@ impl Mirror {
             Notice::State { tensor, chunk } => Ok(Effect::State { tensor, chunk }),
             Notice::Folded { tensor, count } => Ok(Effect::Folded { tensor, count }),
             Notice::Fetched { tensor, ticket } => {
+                if !mirrored.returning.came_back(ticket) {
+                    self.keeping.insert(tensor);
+                    return Ok(Effect::Nothing);
+                }
                 mirrored.fetched(ticket);
                 Ok(Effect::Fetched { tensor, ticket })
             }
-            Notice::Taken | Notice::Seal | Notice::Standing { .. } | Notice::Route => Ok(Effect::Nothing),
+            Notice::Taken
+            | Notice::Seal
+            | Notice::Standing { .. }
+            | Notice::Expected { .. }
+            | Notice::Route => Ok(Effect::Nothing),
         }
+    }
+
+    /// Behind an effect on a tensor: the newest ticket that came back before, and of which everything is published now.
+    pub fn take_returned(&mut self, tensor: TensorId) -> Option<u64> {
+        let mirrored = self.tensors.get_mut(tensor).filter(|_| self.keeping.contains(&tensor))?;
+        let ticket = mirrored.returning.take()?;
+        if !mirrored.returning.keeps() {
+            self.keeping.remove(&tensor);
+        }
+        mirrored.fetched(ticket);
+        Some(ticket)
     }
 
     // What others pass on
@@ -760,6 +821,19 @@ impl Mirror {
                 }
             }
             mirrored.fresh.fill(false);
+        }
+    }
+
+    /// Tells the home what is held of those chunks for which a ticket has been waiting for long.
+    fn tell_overdue(&mut self, now: Duration) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
+        for &tensor in &self.keeping {
+            let Some(mirrored) = self.tensors.get_mut(tensor) else { continue };
+            let Some(overdue) = mirrored.returning.overdue(now) else { continue };
+            let starts: BTreeSet<usize> = overdue.keys().map(|local| local / HELD * HELD).collect();
+            for start in starts {
+                self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
+            }
         }
     }
 
@@ -901,6 +975,7 @@ impl Mirror {
         if !doubtful.is_empty() {
             self.tell_doubtful(doubtful.and(self.fed));
         }
+        self.tell_overdue(now);
         let Self { lag, route, tensors, .. } = self;
         let depth = |stripe: usize| {
             route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
@@ -912,7 +987,7 @@ impl Mirror {
 
     /// Whether something is missing that others feed: then it is to be looked at again soon whether it is late.
     pub fn is_behind(&self) -> bool {
-        self.lag.is_behind()
+        self.lag.is_behind() || !self.keeping.is_empty()
     }
 
     /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.

@@ -7,6 +7,7 @@
 //! | `awaited` | versions that were asked for and are not there |
 //! | [`judge`] | at both: what a frame may be, before its payload is let in |
 //! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
+//! | `returning` | at the subscriber: tickets that came before what others bring |
 //!
 //! Frames and bytes are left to others: to the server and the worker over sockets, and to the simulator over links that break.
 //! What the two promise together:
@@ -28,5 +29,7 @@ pub mod home;
 pub mod judge;
 mod lag;
 pub mod mirror;
+mod returning;
 
 pub use contents::{Contents, contents};
+pub use returning::Holding;
