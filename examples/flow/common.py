@@ -340,6 +340,8 @@ class Record:
         told = job.tensor("a tensor's consistency", shape=(), consistency=given.consistency)
         self._consistency = str(told.consistency)
         job.barrier(timeout=max(LOADING, job.deadline), what="the start of training")
+        # What joining and loading took is not training.
+        self._layers = job.layers() if job.rank == 0 else {}
         # All processes of a host share this clock, so that others can say when something happened here.
         self._start = time.monotonic()
 
@@ -372,6 +374,13 @@ class Record:
             flush=True,
         )
 
+    def _spent(self) -> dict[str, dict[str, float]]:
+        """Seconds in each layer since the start: this worker's, and each server's."""
+        return {
+            who: {layer: seconds - self._layers[who][layer] for layer, seconds in layers.items()}
+            for who, layers in self._job.layers().items()
+        }
+
     def finish(self, **about: object) -> None:
         """Writes what the command line asked for; `about` is what the workload adds to the file."""
         if self._job.rank != 0:
@@ -386,6 +395,7 @@ class Record:
             **about,
             "started": self._start,
             "measuring_seconds": self._measuring,
+            "layers": self._spent(),
             "trajectory": self._trajectory,
         }
         if given.json is not None:

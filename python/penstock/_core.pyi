@@ -150,6 +150,9 @@ class Job:
         waited_seconds, max_staleness, copies_retried, slack, iteration; all by this worker.
         """
 
+    def spent(self, timeout: float | None) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """Seconds that each layer has taken: this worker's, and each server's."""
+
     def clocks(self) -> list[int]:
         """
         The clock of each worker as the first server last saw it, by rank; -1 for one that has left, was

@@ -816,6 +816,45 @@ class Job(Sealed):
         """
         return self._core.balance()
 
+    def layers(self, timeout: float | None = None) -> dict[str, dict[str, float]]:
+        """
+        Where time goes between a push and a pull: seconds since the start that threads have spent in each
+        layer, of this worker (`"worker"`) and of each server (`"server0"` and so on, for all workers of the
+        job). It is time by the clock on the wall: a thread that has lost its core meanwhile counts that too,
+        and threads that work side by side count each for itself.
+
+        Returns
+        -------
+        dict of str to dict of str to float
+            filter (what is sent now is chosen: of pushes by the worker, of values by the server), encode
+            (chunks are made into payloads), send (frames are encrypted and handed to the kernel), receive
+            (they are taken from it, decrypted and checked), decode, fold (the optimizer's rule, by servers);
+            of the worker also wait (its pulls, for the others). Of values that go by shared memory there is
+            nothing but filter and fold.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the servers. Default: the job's `deadline`.
+
+        Raises
+        ------
+        JobClosed
+            The job has ended.
+        ServerLost
+            A server does not answer.
+
+        Examples
+        --------
+        >>> sorted(job.layers()["server0"])
+        ['decode', 'encode', 'filter', 'fold', 'receive', 'send']
+        """
+        own, servers = self._core.spent(timeout)
+        # Only servers fold.
+        del own["fold"]
+        own["wait"] = self._core.stats()["waited_seconds"]
+        return {"worker": own} | {f"server{index}": layers for index, layers in enumerate(servers)}
+
     def clocks(self) -> list[int]:
         """
         The clock of each worker, by rank, as the first server last saw it; -1 for a worker that has left, was

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -39,7 +40,12 @@ Inter-|   Receive                             |  Transmit
 """
 
 
-def trained(*objectives: float, seconds: float = 1.0, nbytes: float = 100.0) -> Trained:
+def trained(
+    *objectives: float,
+    seconds: float = 1.0,
+    nbytes: float = 100.0,
+    layers: dict[str, dict[str, float]] | None = None,
+) -> Trained:
     """A training that was measured at every tenth step."""
     return Trained(
         [
@@ -47,6 +53,7 @@ def trained(*objectives: float, seconds: float = 1.0, nbytes: float = 100.0) -> 
             for at, objective in enumerate(objectives)
         ],
         processor=1.0,
+        layers=layers or {},
     )
 
 
@@ -455,3 +462,37 @@ def test_all_reduces_train_as_servers_do(tmp_path: Path, script: str, options: l
     found, expected = ([point["objective"] for point in report] for report in reports)
     assert found == pytest.approx(expected, rel=1e-4)
     assert expected[-1] < expected[0], "it trains"
+
+
+# -- layers
+
+
+def layers(of: Sequence[str], seconds: float) -> dict[str, float]:
+    return dict.fromkeys(of, seconds)
+
+
+def test_a_layers_time_is_that_of_a_step_and_of_all_servers_together() -> None:
+    counted = {
+        "worker": {**layers(report.OF_THE_WORKER, 2.0), "wait": 4.0},
+        "server0": layers(report.OF_THE_SERVERS, 1.0),
+        "server1": {**layers(report.OF_THE_SERVERS, 1.0), "fold": 5.0},
+    }
+    runs = {(PLAIN, "bsp"): [trained(9, 2, 1, layers=counted)] * 2, (TUNED, "bsp"): [trained(9, 2, 1)]}
+    (plain,) = report.overheads(runs)
+    assert (plain.system, plain.consistency) == (PLAIN, "bsp")
+    # 20 steps, of a tenth of a second.
+    assert (plain.step, plain.computing) == pytest.approx((0.1, 0.025))
+    assert plain.worker == pytest.approx({**layers(report.OF_THE_WORKER, 0.1), "wait": 0.2})
+    assert plain.servers == pytest.approx({**layers(report.OF_THE_SERVERS, 0.1), "fold": 0.3})
+    table = report.layers_table([plain])
+    assert table is not None
+    heads, line = table.splitlines()
+    assert line.split()[heads.split().index("s.fold")] == "300.000"
+    assert "300.00" in pages.layers([plain])
+
+
+def test_where_nothing_was_counted_nothing_is_said_of_layers() -> None:
+    runs = {(PLAIN, "bsp"): [trained(9, 2, 1)]}
+    assert report.overheads(runs) == []
+    assert report.layers_table([]) is None
+    assert pages.layers([]) == ""

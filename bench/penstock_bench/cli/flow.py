@@ -80,6 +80,8 @@ def run(arguments: Sequence[str]) -> int:
     if wishes := report.wishes(rows, TASKS[task]):
         terminal.say("\n" + wishes)
     terminal.say("\n" + report.LEGEND)
+    if layers := report.layers_table(report.overheads(measured.runs)):
+        terminal.say(f"\n{layers}\n\n{report.LAYERS_LEGEND}")
     if measured.absent:
         terminal.say(_absent(measured))
     if given.plot:

@@ -104,6 +104,7 @@ class Experiment:
             "setting": asdict(self.setting),
             "objective": report.objective(self.runs) if measured else None,
             "rows": report.entries(measured),
+            "overheads": [asdict(one) for one in report.overheads(self.runs)],
             "absent": self.absent,
             "runs": [
                 {

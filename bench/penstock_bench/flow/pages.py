@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.cli import terminal
 from penstock.units import format_size, format_time
-from penstock_bench.flow.report import Row, find, times, wants
+from penstock_bench.flow.report import OF_THE_SERVERS, OF_THE_WORKER, Overhead, Row, find, times, wants
 from penstock_bench.flow.systems import GLOO, PLAIN, SPARSE
 from penstock_bench.flow.tasks import TASKS
 
@@ -82,6 +82,25 @@ def _short(measured: Sequence[Row], consistencies: Sequence[str]) -> str:
                 cells.append(f"{steps}, {fewer}, {_figure(_over(row, plain, 'seconds'), 2)}")
         lines.append(cells)
     return markdown(lines)
+
+
+def layers(overheads: Sequence[Overhead]) -> str:
+    """Where a step's time goes under BSP, in milliseconds; nothing where it was not counted."""
+    bsp = [one for one in overheads if one.consistency == "bsp"]
+    if not bsp:
+        return ""
+    heads = [
+        "system",
+        "a step",
+        "compute",
+        *OF_THE_WORKER,
+        *(f"servers' {layer}" for layer in OF_THE_SERVERS),
+    ]
+    lines = [heads]
+    for one in bsp:
+        every = (one.step, one.computing, *one.worker.values(), *one.servers.values())
+        lines.append([f"`{one.system}`", *(f"{1e3 * seconds:.2f}" for seconds in every)])
+    return "\n\n" + markdown(lines)
 
 
 def wanted(files: Mapping[str, tuple[str, Sequence[Row]]]) -> str:
@@ -148,11 +167,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--into", type=Path, metavar="PAGE", help="default: they are printed")
     given = parser.parse_args(arguments)
-    files = {}
+    files, made = {}, {}
     for path in given.files:
         document = json.loads(path.read_text())
         files[path.stem] = document["setting"], rows_of(document)
-    made = {name: tables(measured) for name, (_, measured) in files.items()}
+        overheads = [Overhead(**one) for one in document.get("overheads", [])]
+        made[path.stem] = tables(files[path.stem][1]) + layers(overheads)
     # What was wanted is wanted of the tasks as they are, in a network of their own.
     own = {
         name: (setting["task"], measured)

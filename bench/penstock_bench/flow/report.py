@@ -161,6 +161,67 @@ def table(measured: Sequence[Row]) -> str:
     return columns(shown)
 
 
+OF_THE_WORKER = ("filter", "encode", "send", "receive", "decode", "wait")
+OF_THE_SERVERS = ("receive", "decode", "fold", "filter", "encode", "send")
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Where the time of a step goes, in seconds."""
+
+    system: str
+    consistency: str
+    step: float
+    computing: float
+    """Worker 0's."""
+    worker: dict[str, float]
+    """Its layers. Threads work side by side: they are no parts of `step`."""
+    servers: dict[str, float]
+    """Those of all servers together, for all workers."""
+
+
+def overheads(runs: Runs) -> list[Overhead]:
+    """One for each system and consistency of which the program's counters are known: means over repeats."""
+    found = []
+    for key in sorted(runs, key=_place):
+        trained = [one for one in runs[key] if one.layers]
+        steps = sum(one.points[-1].step for one in trained)
+        if not steps:
+            continue
+
+        def a_step(who: str, layer: str, trained: Sequence[Trained] = trained, steps: int = steps) -> float:
+            every = (one.layers[name] for one in trained for name in one.layers if name.startswith(who))
+            return sum(layers[layer] for layers in every) / steps
+
+        found.append(
+            Overhead(
+                *key,
+                step=sum(one.points[-1].seconds for one in trained) / steps,
+                computing=sum(one.points[-1].computing for one in trained) / steps,
+                worker={layer: a_step("worker", layer) for layer in OF_THE_WORKER},
+                servers={layer: a_step("server", layer) for layer in OF_THE_SERVERS},
+            )
+        )
+    return found
+
+
+def layers_table(measured: Sequence[Overhead]) -> str | None:
+    """The same as a table, in milliseconds; None: nothing is known."""
+    if not measured:
+        return None
+    heads = ["system", "consistency", "step", "compute", *OF_THE_WORKER]
+    shown = [[*heads, *(f"s.{layer}" for layer in OF_THE_SERVERS)]]
+    for one in measured:
+        every = (one.step, one.computing, *one.worker.values(), *one.servers.values())
+        shown.append([one.system, one.consistency, *(f"{1e3 * seconds:.3f}" for seconds in every)])
+    return columns(shown)
+
+
+LAYERS_LEGEND = """\
+  ms a step, by the program's own counters: of worker 0, and (s.) of all servers together for all workers.
+  Threads work side by side, and one that lost its core counts that too: columns do not add up to a step."""
+
+
 @dataclass(frozen=True)
 class Want:
     """What the task's own filters are to reach under BSP."""

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,8 @@ class Trained:
     """Processor seconds of all servers and workers, loading included."""
     beside: float = 0.0
     """Bytes that competing flows moved meanwhile, loading included."""
+    layers: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Seconds in each layer over all steps: worker 0's, and each server's (`Job.layers`)."""
 
     def plain(self) -> dict[str, Any]:
         """For the file."""
@@ -57,7 +59,8 @@ class Trained:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
         """From the file."""
-        return cls([Point(**point) for point in plain["points"]], plain["processor"], plain["beside"])
+        points = [Point(**point) for point in plain["points"]]
+        return cls(points, plain["processor"], plain["beside"], plain.get("layers", {}))
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _trained(
                 )
         used = _wait(workers, folder) + beside()
         report = json.loads((folder / "report.json").read_text())
-    return Trained(points(report, counters), used, counters.beside)
+    return Trained(points(report, counters), used, counters.beside, report["layers"])
 
 
 def points(report: Mapping[str, Any], counters: Counters) -> list[Point]:

@@ -87,5 +87,6 @@ pub mod signals;
 pub mod slab;
 #[cfg(not(loom))]
 pub mod socket;
+pub mod spent;
 #[cfg(not(loom))]
 pub mod this_thread;

@@ -66,6 +66,7 @@ pub mod hex;
 pub mod items;
 pub mod job;
 pub mod knot;
+pub mod layer;
 pub mod mac;
 pub mod membership;
 pub mod message;

@@ -9,6 +9,7 @@ use crate::first::{Heard, Say};
 use crate::hex::unhex;
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
+use crate::layer::Nanos;
 use crate::peer::PeerId;
 use crate::placement::Extent;
 use crate::pressure::Change;
@@ -120,6 +121,8 @@ pub enum Ask {
     },
     /// The clocks of all workers.
     Clocks,
+    /// The time that the layers of this server's shards have taken.
+    Spent,
     /// How a shard's filter of a tensor's values has followed the network.
     Followed {
         /// The tensor.
@@ -226,6 +229,11 @@ pub enum Answer {
     Clocks {
         /// Iterations completed.
         clocks: Vec<i64>,
+    },
+    /// To `Spent`.
+    Spent {
+        /// By layer, of all shards.
+        nanos: Nanos,
     },
     /// To `Followed`: the last changes, the oldest first.
     Followed {

@@ -15,12 +15,14 @@ use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
+use penstock_proto::layer::{Layer, Nanos};
 use penstock_proto::message::Secret;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Filtering, Travel};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A worker's connection to the servers of a job.
@@ -133,6 +135,9 @@ fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
 
 /// A filter that Python names, with its settings.
 type Named = (String, Vec<f64>);
+
+/// Seconds, by layer.
+type Layers = BTreeMap<String, f64>;
 
 fn filtering(
     py: Python<'_>,
@@ -397,6 +402,19 @@ impl Job {
         dict.set_item("slack", stats.slack)?;
         dict.set_item("iteration", self.job.quick().iteration())?;
         Ok(dict)
+    }
+
+    fn spent(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<(Layers, Vec<Layers>)> {
+        let timeout = span(timeout)?;
+        let (own, servers) = detached(py, |free| self.job.on(free).spent(timeout))?;
+        let named = |nanos: Nanos| {
+            Layer::ALL
+                .iter()
+                .zip(nanos)
+                .map(|(layer, nanos)| (layer.to_string(), nanos as f64 / 1e9))
+                .collect()
+        };
+        Ok((named(own), servers.into_iter().map(named).collect()))
     }
 
     fn clocks(&self, py: Python<'_>) -> PyResult<Vec<i64>> {

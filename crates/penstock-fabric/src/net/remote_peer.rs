@@ -11,12 +11,14 @@
 use super::frames::{Batch, FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Interest, Link, Segment};
 use super::stream::Stream;
+use crate::spent::Spent;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Factors, product, widen};
 use penstock_proto::TensorId;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{Held, LowRank};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
@@ -26,6 +28,8 @@ use penstock_proto::shard::{Judged, Shard};
 use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// The memory of a shard, as far as peers on other hosts write it and are sent what stands there.
 pub trait Homed: Chunks {
@@ -81,6 +85,7 @@ pub struct RemotePeer<L = Stream> {
     sent: u64,
     /// Whether it passes on what it is sent, which is sealed then.
     passes_on: bool,
+    spent: Option<Arc<Spent>>,
 }
 
 /// The right factors of a peer's contributions, and room to widen rows of a left one in.
@@ -188,7 +193,13 @@ impl<L: Link> RemotePeer<L> {
     /// A peer that has no connection. `job`: the job's number in frames.
     pub fn new(job: u64, peer: PeerId) -> Self {
         let (subscriber, factors) = (Subscriber::default(), Kept::default());
-        Self { job, peer, wire: None, subscriber, factors, received: 0, sent: 0, passes_on: false }
+        let (wire, spent) = (None, None);
+        Self { job, peer, wire, subscriber, factors, received: 0, sent: 0, passes_on: false, spent }
+    }
+
+    /// Counts the time that it takes.
+    pub fn count_time(&mut self, spent: Arc<Spent>) {
+        self.spent = Some(spent);
     }
 
     /// Who is at the other end.
@@ -316,18 +327,24 @@ impl<L: Link> RemotePeer<L> {
 
     /// The next submission.
     pub fn hear(&mut self, machine: &Shard, memory: &mut impl Homed) -> Heard {
-        let Self { job, peer, wire, subscriber, factors, .. } = self;
+        let Self { job, peer, wire, subscriber, factors, spent, .. } = self;
+        let spent = spent.as_deref();
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, factors, memory };
-        let step = wire.reader.next(&mut wire.link, &mut judge);
+        let step = Spent::on_if(spent, Layer::Receive, || wire.reader.next(&mut wire.link, &mut judge));
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
             self.received += HEADER_BYTES as u64 + u64::from(header.length);
         }
         match step {
             Step::Frame(header, Incoming::Submission(judged, part)) => {
+                let mut settle = |part| {
+                    Spent::on_if(spent, Layer::Decode, || {
+                        settle(part, wire.reader.payload(), factors, memory)
+                    })
+                };
                 if let Some(part) = part
-                    && let Err(undecodable) = settle(&part, wire.reader.payload(), factors, memory)
+                    && let Err(undecodable) = settle(&part)
                 {
                     return Heard::Broke(undecodable.to_string());
                 }
@@ -396,7 +413,8 @@ impl<L: Link> RemotePeer<L> {
     fn send_batches(&mut self, memory: &impl Homed) -> io::Result<bool> {
         let mut busy = false;
         while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
-            let taken = if !wire.writer.flush(&mut wire.link)? {
+            let spent = self.spent.as_deref();
+            let taken = if !Spent::on_if(spent, Layer::Send, || wire.writer.flush(&mut wire.link))? {
                 false
             } else if let Some(taken) = self.send_batch(memory)? {
                 taken
@@ -413,7 +431,8 @@ impl<L: Link> RemotePeer<L> {
 
     /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
     fn send_batch(&mut self, memory: &impl Homed) -> io::Result<Option<bool>> {
-        let Self { job, wire: Some(wire), subscriber, passes_on, .. } = self else { return Ok(None) };
+        let Self { job, wire: Some(wire), subscriber, passes_on, spent, .. } = self else { return Ok(None) };
+        let spent = spent.as_deref();
         let sealer = memory.sealer().filter(|_| *passes_on);
         let mut batch = Batch::new(&mut wire.outgoing);
         // A seal before each takes as many frames again.
@@ -427,7 +446,9 @@ impl<L: Link> RemotePeer<L> {
             let (notice, chunk) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match chunk {
-                Some((agreed, sent)) => batch.push_chunk(header, agreed, &sent),
+                Some((agreed, sent)) => {
+                    Spent::on_if(spent, Layer::Encode, || batch.push_chunk(header, agreed, &sent));
+                }
                 None => batch.push(header),
             }
         }
@@ -439,14 +460,19 @@ impl<L: Link> RemotePeer<L> {
         }
         let Some(sealer) = sealer else {
             self.sent += (batch.bytes() + batch.len() * HEADER_BYTES) as u64;
-            return wire.writer.send(&mut wire.link, &batch.frames()).map(Some);
+            let frames = batch.frames();
+            return Spent::on_if(spent, Layer::Send, || wire.writer.send(&mut wire.link, &frames)).map(Some);
         };
         let mut seals = Seals::default();
         let frames = batch.frames();
+        let since = spent.map(|spent| (spent, Instant::now()));
         let frames = seals.put_before(&frames, *job, (sealer, memory));
+        if let Some((spent, since)) = since {
+            spent.add(Layer::Encode, since.elapsed());
+        }
         self.sent +=
             frames.iter().map(|(header, payload)| (header.len() + payload.len()) as u64).sum::<u64>();
-        wire.writer.send(&mut wire.link, &frames).map(Some)
+        Spent::on_if(spent, Layer::Send, || wire.writer.send(&mut wire.link, &frames)).map(Some)
     }
 }
 

@@ -18,12 +18,14 @@ use super::stream::Stream;
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
 use crate::publish::Published;
+use crate::spent::Spent;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::judge;
@@ -32,6 +34,7 @@ use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is kept for one shard.
@@ -250,7 +253,7 @@ fn carry_out<M: Mirrored>(
     effect: Effect,
     value: &Value<'_>,
     (machine, tensors): (&mut Mirror, &mut Numbered<M>),
-    submitter: &impl Submitter,
+    (submitter, spent): (&impl Submitter, Option<&Spent>),
 ) -> Result<(), String> {
     let Some(tensor) = effect.tensor() else { return Ok(()) };
     let Some(mirrored) = tensors.get_mut(tensor) else { return Ok(()) };
@@ -259,8 +262,8 @@ fn carry_out<M: Mirrored>(
     match effect {
         Effect::Nothing => {}
         Effect::Publish { chunk, version, steps, progress, .. } => {
-            mirrored
-                .publish(chunk, value, Published { version, steps })
+            let publish = || mirrored.publish(chunk, value, Published { version, steps });
+            Spent::on_if(spent, Layer::Decode, publish)
                 .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
             tell_all = progress.is_some();
             progress.into_iter().for_each(|progress| mirrored.progress(progress));
@@ -384,6 +387,7 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     children: Children<L>,
     wishes: Vec<Wish>,
     left: Vec<Left>,
+    spent: Option<Arc<Spent>>,
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
@@ -403,7 +407,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children: Children::default(),
             wishes: Vec::new(),
             left: Vec::new(),
+            spent: None,
         }
+    }
+
+    /// Counts the time that it takes.
+    pub fn count_time(&mut self, spent: Arc<Spent>) {
+        self.spent = Some(spent);
     }
 
     // Its worker
@@ -530,7 +540,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if over.is_none() {
             (passed, over) = self.hear_parents(most);
         }
-        passed |= self.children.send();
+        let spent = self.spent.as_deref().filter(|_| self.children.has_work());
+        passed |= Spent::on_if(spent, Layer::Send, || self.children.send());
         let sent = self.send().unwrap_or_else(|error| {
             over = Some(Over::Ended(error.to_string()));
             true
@@ -598,7 +609,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Takes the next frame, if it has come.
     pub fn hear(&mut self) -> Heard {
         let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let over = match wire.reader.next(&mut wire.link, &mut self.mirrors) {
+        let next = || wire.reader.next(&mut wire.link, &mut self.mirrors);
+        let over = match Spent::on_if(self.spent.as_deref(), Layer::Receive, next) {
             Step::Frame(header, codec) => match self.take(&header, codec) {
                 Ok(()) => return Heard::Frame,
                 Err(what) => Over::Broke(what),
@@ -637,7 +649,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             }
             _ => {}
         }
-        let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, .. } = self else {
+        let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, spent, .. } = self else {
             return Ok(());
         };
         // Before anything is done with it: the next one has it sooner.
@@ -652,7 +664,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             seal.clear();
         }
         let value = Value { header, payload: wire.reader.payload(), codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), submitter)
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent.as_deref()))
     }
 
     // Parents and children
@@ -798,7 +810,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 if taken == most || self.children.is_full(feeder.stripes()) {
                     break None;
                 }
-                match feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier) {
+                let hear = || feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier);
+                match Spent::on_if(self.spent.as_deref(), Layer::Receive, hear) {
                     Fed::Nothing => break None,
                     Fed::Part => taken += 1,
                     Fed::Greeting => {
@@ -840,7 +853,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         header: &Header,
         codec: Option<&'static dyn Codec>,
     ) -> Result<(), String> {
-        let Self { machine, mirrors, submitter, children, parents, .. } = self;
+        let Self { machine, mirrors, submitter, children, parents, spent, .. } = self;
         let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
             return Ok(());
         };
@@ -863,7 +876,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
         let value = Value { header, payload, codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), submitter)
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent.as_deref()))
     }
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
@@ -933,10 +946,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     fn send_batches(&mut self) -> std::io::Result<bool> {
         let mut busy = false;
         while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
-            let taken = if !wire.writer.flush(&mut wire.link)? {
+            let spent = self.spent.as_deref();
+            let taken = if !Spent::on_if(spent, Layer::Send, || wire.writer.flush(&mut wire.link))? {
                 false
             } else if self.machine.is_resumed()
-                && let Some(taken) = Self::send_batch(&mut self.machine, &self.mirrors, wire)?
+                && let Some(taken) = Self::send_batch(&mut self.machine, &self.mirrors, wire, spent)?
             {
                 taken
             } else {
@@ -953,11 +967,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         machine: &mut Mirror,
         mirrors: &Mirrors<M>,
         wire: &mut Wire<L>,
+        spent: Option<&Spent>,
     ) -> std::io::Result<Option<bool>> {
         let mut batch = Batch::new(&mut wire.outgoing);
         while !batch.is_full() {
             let Some(frame) = machine.due() else { break };
-            if mirrors.push(&mut batch, &frame).is_none() {
+            let pushed = Spent::on_if(spent, Layer::Encode, || mirrors.push(&mut batch, &frame));
+            if pushed.is_none() {
                 return Err(std::io::Error::other("a submission of a tensor that was not declared"));
             }
             machine.sent();
@@ -970,6 +986,6 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if batch.is_empty() {
             return Ok(None);
         }
-        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+        Spent::on_if(spent, Layer::Send, || wire.writer.send(&mut wire.link, &batch.frames())).map(Some)
     }
 }

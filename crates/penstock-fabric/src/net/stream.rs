@@ -6,6 +6,7 @@
 use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
 use super::tcp_info;
+use crate::spent::Spent;
 use penstock_proto::handshake::PLAIN_BINDING;
 use penstock_proto::pressure::Flow;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -32,6 +33,7 @@ pub type Binding = [u8; 32];
 pub struct Traffic {
     sent: AtomicU64,
     received: AtomicU64,
+    spent: Arc<Spent>,
 }
 
 impl Traffic {
@@ -43,6 +45,11 @@ impl Traffic {
     /// What they brought so far.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// The time that went into what they carry.
+    pub fn spent(&self) -> &Arc<Spent> {
+        &self.spent
     }
 }
 

@@ -350,7 +350,7 @@ fn start_shards(
     let scope = Scope { job: job_number(&config.job), server: config.index, shard: 0 };
     // Of the seed alone: all shards have the same.
     let key = Sealer::new(&seal_seed, scope).key();
-    let mut handles = Vec::new();
+    let (mut handles, mut spent) = (Vec::new(), Vec::new());
     for index in 0..count {
         let core = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
@@ -368,10 +368,12 @@ fn start_shards(
             flags: flags.clone(),
             reports: reports.clone(),
             control: Arc::clone(shared),
+            spent: Arc::default(),
         };
+        spent.push(Arc::clone(&setup.spent));
         let (handle, thread) = shard::start(setup)?;
         handles.push(handle);
         threads.0.push(thread);
     }
-    Ok(control::Shards { handles, reports: inbox, sender: reports, flags, key })
+    Ok(control::Shards { handles, spent, reports: inbox, sender: reports, flags, key })
 }

@@ -7,6 +7,7 @@ use crate::wire::vigil::Vigil;
 use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::remote_peer::{Heard, RemotePeer};
 use penstock_fabric::net::stream::Stream;
+use penstock_fabric::spent::Spent;
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::overlay::Route;
 use penstock_proto::peer::PeerId;
@@ -15,6 +16,7 @@ use penstock_proto::remote::home::Subscriber;
 use penstock_proto::shard::Shard;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, what was read ahead of it,
@@ -81,6 +83,11 @@ impl<L: Link> Remote<L> {
             routed: false,
             left: 0,
         }
+    }
+
+    /// Counts the time that its connections take.
+    pub(super) fn count_time(&mut self, spent: Arc<Spent>) {
+        self.connection.count_time(spent);
     }
 
     /// Who is at the other end.
@@ -336,7 +343,6 @@ mod tests {
     use penstock_proto::travel::{Filtering, Terms, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const W: TensorId = 3;

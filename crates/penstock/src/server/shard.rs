@@ -21,6 +21,7 @@ use penstock_fabric::net::remote_peer::{Heard, Taken};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
+use penstock_fabric::spent::Spent;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::account::Exhausted;
 use penstock_proto::error::JobFailure;
@@ -197,6 +198,8 @@ pub(super) struct Setup {
     pub(super) flags: Flags,
     pub(super) reports: Sender<Report>,
     pub(super) control: Arc<Shared>,
+    /// Counts the time that its layers take.
+    pub(super) spent: Arc<Spent>,
 }
 
 impl thread::Command for Command {
@@ -219,6 +222,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     let mut memory = Memory::new(setup.index, setup.flags.clone());
     let scope = Scope { job: job_number(&setup.job), server: setup.server, shard: setup.index };
     memory.seal_with(Sealer::new(&setup.seal_seed, scope));
+    memory.count_time(Arc::clone(&setup.spent));
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);
@@ -532,7 +536,8 @@ impl Loop {
                 self.networked = true;
                 self.memory.keep_events();
                 let (job, place) = (job_number(&self.setup.job), self.setup.place.clone());
-                let remote = Remote::new(job, peer, place, self.setup.lease);
+                let mut remote = Remote::new(job, peer, place, self.setup.lease);
+                remote.count_time(Arc::clone(&self.setup.spent));
                 self.ports.open(peer, Port::Remote(Box::new(remote)));
             }
             Command::Attach { peer, waiting } => {

@@ -4,6 +4,7 @@ use super::shard::Flags;
 use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
+use penstock_fabric::spent::Spent;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::filter::{Behind, Coordinates, Pressure};
 use penstock_kernels::{Foreign, Plan};
@@ -11,6 +12,7 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::factors::LowRank;
+use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::Digests;
 use penstock_proto::pressure::{Change, Flow, Gauge};
@@ -66,6 +68,7 @@ pub(super) struct Memory {
     shares: Vec<u32>,
     /// What seals those that are passed on.
     sealer: Option<Sealer>,
+    spent: Arc<Spent>,
 }
 
 /// Shows that the shard lives while it works.
@@ -120,6 +123,11 @@ struct Pressed {
 }
 
 impl Memory {
+    /// Counts the time that folds and filters take.
+    pub(super) fn count_time(&mut self, spent: Arc<Spent>) {
+        self.spent = spent;
+    }
+
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
         let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, following) = (Numbered::default(), Vec::new());
@@ -136,6 +144,7 @@ impl Memory {
             idle_looks: 0,
             shares: Vec::new(),
             sealer: None,
+            spent: Arc::default(),
         }
     }
 
@@ -428,6 +437,7 @@ impl Home for Memory {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom> {
+        let spent = Arc::clone(&self.spent);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
         tensor.falls_behind(chunk);
@@ -442,8 +452,9 @@ impl Home for Memory {
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
         let value = chunk.whole.unwrap_or(chunk.seen);
-        let folded =
-            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state);
+        let folded = spent.on(Layer::Fold, || {
+            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state)
+        });
         let folded = match folded {
             Ok(()) => Ok(Folded::Committed),
             Err(refused) => {
@@ -519,6 +530,7 @@ impl Home for Memory {
         let published = Published { version, steps };
         let folded = std::mem::take(&mut self.folded);
         let mut changed = std::mem::take(&mut self.changed);
+        let spent = Arc::clone(&self.spent);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, behind, pressed, .. } = tensor;
@@ -534,7 +546,7 @@ impl Home for Memory {
             header.begin();
             let pressure = pressed.as_ref().map_or(Pressure::NONE, |pressed| pressed.gauge.pressure());
             let at = Coordinates::of_version(version, first, pressure);
-            let choices = behind[local].publish(&*terms.filter, at, whole, seen);
+            let choices = spent.on(Layer::Filter, || behind[local].publish(&*terms.filter, at, whole, seen));
             changed |= choices > 0;
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }

@@ -28,6 +28,7 @@ use crate::wire::vigil::{LivedClock, look_every};
 use penstock_fabric::layout::flags;
 use penstock_fabric::net::gate::LOOK_AGAIN;
 use penstock_fabric::socket::Listener;
+use penstock_fabric::spent::Spent;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Limits, Resource};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
@@ -81,6 +82,8 @@ const WAKEUP: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub(super) struct Shards {
     pub(super) handles: Vec<Handle>,
+    /// The time that each one's layers have taken.
+    pub(super) spent: Vec<Arc<Spent>>,
     pub(super) reports: Receiver<Report>,
     /// For other threads that report.
     pub(super) sender: Sender<Report>,

@@ -10,6 +10,7 @@ use penstock_proto::account::{Exhausted, Resource};
 use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::first::{Kept, Say, Told};
 use penstock_proto::knot::{Goal, Knot};
+use penstock_proto::layer::Nanos;
 use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
@@ -258,6 +259,7 @@ impl Control {
                 self.shards.handles[0].send(Command::Clocks { ticket });
                 None
             }
+            Ask::Spent => plain(Answer::Spent { nanos: self.spent() }),
             Ask::Followed { tensor, shard } => self.followed(rank, request.id, tensor, shard),
             Ask::State { tensor } => Some(self.state(tensor)),
             Ask::Table(ask) => {
@@ -266,6 +268,14 @@ impl Control {
             }
             Ask::Leave { how } => self.leave(token, rank, request.id, how),
         }
+    }
+
+    /// The time that the layers of all shards have taken.
+    fn spent(&self) -> Nanos {
+        self.shards.spent.iter().map(|spent| spent.nanos()).fold(Nanos::default(), |mut sum, one| {
+            sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+            sum
+        })
     }
 
     fn state(&mut self, tensor: TensorId) -> Answered {

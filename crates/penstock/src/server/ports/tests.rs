@@ -72,6 +72,7 @@ impl Rig {
             flags: Flags::new().unwrap(),
             reports: sender,
             control: Arc::new(Shared::new().unwrap()),
+            spent: Arc::default(),
         };
         let (shard, thread) = shard::start(setup).unwrap();
         let bytes = 4 * ELEMENTS.iter().sum::<usize>() as u64;

@@ -6,9 +6,10 @@ use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::link::{self, Link, Rooms, TELL_CLOCK, lock};
 use penstock_fabric::sync::Ordering;
+use penstock_proto::layer::Nanos;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::submission::Submission;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Inner {
     /// Moves the clock. Tells it to the shards that are home of a tensor, all or none; to the others later, or, if it is time to,
@@ -116,6 +117,19 @@ impl Job {
         self.inner.each_table(|table| table.raise(next));
         self.inner.complete_iteration();
         Ok(next)
+    }
+
+    /// The time that each layer has taken since the start: of this worker's filters and connections, and of each server's shards, for all
+    /// workers of the job.
+    pub fn spent(&self, timeout: Option<Duration>) -> Result<(Nanos, Vec<Nanos>), Error> {
+        self.inner.fate.check()?;
+        let deadline = self.inner.deadline(timeout);
+        let ask = |link: &Link| match link.ask(Ask::Spent, "tell where its time goes", deadline)? {
+            (Answer::Spent { nanos }, _) => Ok(nanos),
+            (other, _) => Err(link.misunderstood(&other)),
+        };
+        let servers = self.inner.links().iter().map(ask).collect::<Result<_, Error>>()?;
+        Ok((self.inner.counters.traffic.spent().nanos(), servers))
     }
 
     /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is

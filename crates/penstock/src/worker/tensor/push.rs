@@ -13,6 +13,7 @@ use penstock_fabric::memory::OwnLane;
 use penstock_fabric::ring::CAPACITY;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
+use penstock_proto::layer::Layer;
 use penstock_proto::remote::asking;
 use penstock_proto::submission::Submission;
 use penstock_proto::worker::Contribution;
@@ -247,8 +248,9 @@ impl Tensor {
                 }
                 match (&mut carry, sum) {
                     (Some(carry), sum) if !is_divided && passing != Passing::Untouched => {
+                        let spent = self.job.counters.traffic.spent();
                         for chunk in self.chunks_of(window) {
-                            carry.pass(lane, chunk, sum, contribution.stamp, all);
+                            spent.on(Layer::Filter, || carry.pass(lane, chunk, sum, contribution.stamp, all));
                         }
                     }
                     (_, Sum::Given(data)) => lane.write(window.start, data.part(window)),

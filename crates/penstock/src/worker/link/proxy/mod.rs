@@ -199,6 +199,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     if let (Some(_), Some(verifier)) = (&setup.doors, &setup.verifier) {
         remote.trust(verifier.clone());
     }
+    remote.count_time(Arc::clone(setup.dialer.traffic().spent()));
     let proxy = Proxy {
         remote,
         orders: Orders { shard: setup.shard, inbox, drains: Vec::new(), wished: Vec::new(), running: true },
