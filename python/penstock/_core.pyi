@@ -19,6 +19,10 @@ MESSAGE_LIMIT: int
 """Bytes of one process's message in an exchange."""
 VERDICT_MARGIN: float
 """Seconds after the deadline in which an exchange's verdict may still come."""
+AUTO_FILTER: list[float]
+"""The settings of `DVF` that "auto" stands for."""
+THRESHOLD: float
+"""The threshold of "2bit" where none is given."""
 
 @final
 class Memory:

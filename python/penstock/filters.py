@@ -28,7 +28,7 @@ from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Literal, NamedTuple, TypeAlias
 
-from . import units
+from . import _core, units
 from .arrays import Array, ArrayLike
 from .exceptions import DeclarationConflict, OptionError
 from .own import told, which
@@ -294,7 +294,7 @@ class Quantize:
             raise OptionError(f"expected one of {', '.join(_FORMS)} for `form`, got {self.form!r}")
         if self.threshold is None:
             if self.form == "2bit":
-                object.__setattr__(self, "threshold", 0.5)
+                object.__setattr__(self, "threshold", _core.THRESHOLD)
             return
         if self.form != "2bit":
             raise OptionError(
@@ -472,7 +472,13 @@ class Pressure(NamedTuple):
     """The same of the value, by server and shard; empty where its filter does not follow the network."""
 
 
-_AUTO = DVF(0.0, 2.0, decay=None, relative=True)
+def _auto(low: float, decay: float, relative: float, up: float, sufficient: float) -> DVF:
+    return DVF(
+        low, up, sufficient=sufficient or None, decay="sqrt" if decay else None, relative=bool(relative)
+    )
+
+
+_AUTO = _auto(*_core.AUTO_FILTER)
 """What `filter="auto"` is, in each direction: at most all within twice the root mean square is held back."""
 
 

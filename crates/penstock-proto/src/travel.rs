@@ -36,6 +36,10 @@ impl Filtering {
     /// Everything passes.
     pub const NONE: Self = Self { filter: 0, settings: [0.0; SETTINGS] };
 
+    /// What programs call "auto", in each direction: nothing is held back while the network keeps up; where it does not, at most all
+    /// within twice the root mean square.
+    pub const AUTO: Self = Self { filter: 1, settings: [0.0, 0.0, 1.0, 2.0, 0.0] };
+
     /// The filter of contributions of that name, with so many settings as it has; `None`: this process has no such filter.
     pub fn of_sums(name: &str, settings: &[f64]) -> Option<Self> {
         let row = sums::ALL.iter().find(|row| row.name == name && row.settings.len() == settings.len())?;
@@ -663,6 +667,12 @@ mod tests {
         assert_eq!((&travel.values[..], travel.contributions[0]), (&both[..], Encoding(24)));
         assert_eq!(Filtering::of_values("TopK", &[0.5, 1.0]), None);
         assert_eq!(Filtering::of_sums("DVF", &[0.5]), None);
+        let (auto, follows) = (Some(Filtering::AUTO), "low 0, decay 0, relative 1, up 2, sufficient 0");
+        assert_eq!(Filtering::of_sums("DVF", &Filtering::AUTO.settings), auto);
+        assert_eq!(Filtering::of_values("DVF", &Filtering::AUTO.settings), auto);
+        let told =
+            Travel::filtered(Filtering::AUTO, Filtering::NONE, Dtype::F32).difference(&Travel::default());
+        assert!(told.is_some_and(|(_, ours, _)| ours.contains(follows)));
         assert_eq!(Filtering::of_sums("dvf", &[0.5, 1.0, 0.0]), None);
     }
 

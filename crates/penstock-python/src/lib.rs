@@ -20,7 +20,9 @@ mod tools;
 mod xla;
 
 use penstock_join::exchange::{MESSAGE_LIMIT, VERDICT_MARGIN};
+use penstock_kernels::filter::sums::Quantize;
 use penstock_proto::message::{MAX_SERVERS, MAX_WORKERS};
+use penstock_proto::travel::Filtering;
 use pyo3::prelude::*;
 
 #[pymodule]
@@ -30,6 +32,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MAX_SERVERS", MAX_SERVERS)?;
     module.add("MESSAGE_LIMIT", MESSAGE_LIMIT)?;
     module.add("VERDICT_MARGIN", VERDICT_MARGIN.as_secs_f64())?;
+    module.add("AUTO_FILTER", Filtering::AUTO.settings)?;
+    module.add("THRESHOLD", Quantize::THRESHOLD)?;
     module.add_class::<buffers::Memory>()?;
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;

@@ -39,6 +39,9 @@ pub struct Quantize {
 }
 
 impl Quantize {
+    /// The threshold of `2bit` where a program names none, as in MXNet.
+    pub const THRESHOLD: f64 = 0.5;
+
     pub(super) fn f16(dtype: Dtype, _: &[f64]) -> Made {
         Self::made(Form::F16, dtype, 0.0)
     }

@@ -51,9 +51,23 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        let out = out.into();
+        self.check_gather(units, unit, out.len())?;
+        self.pull_sparse_asked(self.ask(slack)?, units, unit, out, timeout)
+    }
+
+    /// [`Tensor::pull_sparse`] as of an earlier moment, as [`Tensor::pull_asked`].
+    pub fn pull_sparse_asked<'o>(
+        &self,
+        asked: Asked,
+        units: &[u64],
+        unit: usize,
+        out: impl Into<ForeignMut<'o>>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
         let mut out = out.into();
         self.check_gather(units, unit, out.len())?;
-        let Asked { position, requirement } = self.ask(slack)?;
+        let Asked { position, requirement } = asked;
         let pieces = pieces(self.spec.dtype, self.memory.cut(), units, unit);
         let Some(touched) = Touched::of(&pieces) else { return Ok(requirement.version) };
         let deadline = self.job.deadline(timeout);
@@ -84,13 +98,27 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        let out = out.into();
+        self.check_gather(units, unit, out.len())?;
+        self.pull_sparse_whole_asked(self.ask(slack)?, units, unit, out, timeout)
+    }
+
+    /// [`Tensor::pull_sparse_whole`] as of an earlier moment, as [`Tensor::pull_asked`].
+    pub fn pull_sparse_whole_asked<'o>(
+        &self,
+        asked: Asked,
+        units: &[u64],
+        unit: usize,
+        out: impl Into<ForeignMut<'o>>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
         if !self.lags() {
-            return self.pull_sparse(units, unit, out, slack, timeout);
+            return self.pull_sparse_asked(asked, units, unit, out, timeout);
         }
         let mut out = out.into();
         self.check_gather(units, unit, out.len())?;
         let mut whole = vec![0; self.spec.bytes() as usize];
-        let version = self.pull_whole(&mut whole, slack, timeout)?;
+        let version = self.pull_whole_asked(asked, &mut whole, timeout)?;
         let bytes = unit * self.spec.dtype.size();
         for (place, &index) in units.iter().enumerate() {
             let from = index as usize * bytes;
@@ -101,7 +129,7 @@ impl Tensor {
 
     fn check_gather(&self, units: &[u64], unit: usize, got: usize) -> Result<(), Error> {
         check_units(&self.spec, units, unit)?;
-        let expected = units.len() * unit * self.spec.dtype.size();
+        let expected = units.len().saturating_mul(unit * self.spec.dtype.size());
         if got == expected {
             return Ok(());
         }

@@ -185,7 +185,7 @@ impl Tensor {
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
         check_units(&self.spec, units, unit)?;
-        let expected = units.len() * unit * self.spec.dtype.size();
+        let expected = units.len().saturating_mul(unit * self.spec.dtype.size());
         if values.len() != expected {
             return Err(Error::WrongSize { name: self.spec.name.clone(), expected, got: values.len() });
         }

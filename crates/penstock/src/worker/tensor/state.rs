@@ -230,12 +230,24 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        let out = out.into();
+        self.check_size(out.len())?;
+        self.pull_whole_asked(self.ask(slack)?, out, timeout)
+    }
+
+    /// [`Tensor::pull_whole`] as of an earlier moment, as [`Tensor::pull_asked`].
+    pub fn pull_whole_asked<'o>(
+        &self,
+        asked: Asked,
+        out: impl Into<ForeignMut<'o>>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
         if !self.lags() {
-            return self.pull_into(out, slack, timeout);
+            return self.pull_asked(asked, out, timeout);
         }
         let mut out = out.into();
         self.check_size(out.len())?;
-        let Asked { position, requirement } = self.ask(slack)?;
+        let Asked { position, requirement } = asked;
         // What this worker has pushed is in the value, though it may be in no version yet.
         let own_folded = !self.spec.consistency.folds_together();
         let requirement = Requirement { own_folded, ..requirement };
