@@ -93,6 +93,8 @@ typedef enum {
     PENSTOCK_PULL_TIMEOUT = 32,
     /// The previous push was not taken in time.
     PENSTOCK_LANE_TIMEOUT = 33,
+    /// The tensor has no such row or element.
+    PENSTOCK_UNKNOWN_ELEMENT = 34,
     /// The table has no such row, or this worker did not declare that it reads it.
     PENSTOCK_UNKNOWN_ROW = 40,
     /// This worker did not declare that it produces the row.
@@ -190,6 +192,28 @@ typedef enum {
     PENSTOCK_BOUNDED = 2,
 } penstock_propagation;
 
+/// What is sent now of what is due of a chunk; the rest is sent later, with what is due then.
+typedef enum {
+    /// All of it: no filter.
+    PENSTOCK_EVERYTHING = 0,
+    /// Elements beyond a bound: low, up, sufficient, relative, without_decay.
+    PENSTOCK_DVF = 1,
+    /// The largest elements, by magnitude: fraction.
+    PENSTOCK_TOP_K = 2,
+    /// Elements drawn at random, the same on every worker at the same clock: fraction, seed.
+    PENSTOCK_RANDOM_K = 3,
+    /// All elements, each as the nearest number of 16 bits; tensors of half precision go as they are. Pushes only.
+    PENSTOCK_QUANTIZE_F16 = 4,
+    /// Likewise, as bfloat16. Pushes only.
+    PENSTOCK_QUANTIZE_BF16 = 5,
+    /// All elements, each as a multiple from -127 to 127 of a power of two that 256 elements share.
+    PENSTOCK_QUANTIZE_INT8 = 6,
+    /// All elements: `threshold` where at least as much is due, its negative where at most that, else 0. Pushes only: threshold.
+    PENSTOCK_QUANTIZE_2BIT = 7,
+    /// All elements: their signs, with the mean magnitude of what is due of 1024 elements. Pushes only.
+    PENSTOCK_QUANTIZE_1BIT = 8,
+} penstock_filter_kind;
+
 /// This process as one worker of a job.
 typedef struct penstock_job penstock_job;
 
@@ -278,6 +302,46 @@ typedef struct {
     double eps;
 } penstock_optimizer;
 
+/// A filter. Zeroed: everything is sent. A number that its kind does not have must be 0.
+///
+/// What is held back of a push is added to this worker's next push of the tensor; what is held back of the value is the difference
+/// between the servers' and what readers see, and waits for the next push of any worker. NaN and infinity are sent at once. What each
+/// kind does, holds and costs: docs/filters.md.
+typedef struct {
+    /// One of penstock_filter_kind.
+    uint32_t kind;
+    /// Not 0: `low` and `up` are multiplied by the root mean square of what is due of the chunk.
+    uint32_t relative;
+    /// Not 0: the bound stays. 0: it is divided by the square root of t, the clock + 1; for values, the version.
+    uint32_t without_decay;
+    /// For later versions: 0.
+    uint32_t reserved;
+    /// An element waits while what is due of it is within this: 0 or above, in units of what is pushed; for values, of those.
+    double low;
+    /// The bound where the network presses the sender: `low` or above. 0: `low`, always.
+    double up;
+    /// The bandwidth that suffices, in bytes a second: while each connection of the sender has it, the bound is `low`, else `up`. 0:
+    /// the bound rises while sending takes a noticeable part of the time.
+    double sufficient;
+    /// Which part of a chunk's elements is sent: above 0, at most 1.
+    double fraction;
+    /// In units of what is pushed: above 0. 0: 0.5, as in MXNet.
+    double threshold;
+    /// What is drawn: 0 to 2^53 - 1.
+    uint64_t seed;
+    /// For later versions: 0.
+    uint64_t reserved_too[2];
+} penstock_filter;
+
+/// A tensor's filters, each direction for itself. Zeroed: everything is sent both ways.
+typedef struct {
+    /// What of this worker's pushes is sent to the servers, on their own host too.
+    penstock_filter push;
+    /// What of the value workers see, on the servers' host too: of the kinds that choose elements, or PENSTOCK_QUANTIZE_INT8. Not with
+    /// PENSTOCK_REPLACE.
+    penstock_filter broadcast;
+} penstock_filters;
+
 /// The declaration of a tensor. Every worker makes the same. Zero all of it, then set what should differ from the default.
 typedef struct {
     /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
@@ -306,11 +370,19 @@ typedef struct {
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     double timeout;
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
-    /// updates before they are in a version, and under "asp" a worker's own come back with the others'). What is in no version
-    /// cannot be read from C, and a flush that Python's workers make waits for all workers. NULL: "pull".
+    /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
+    /// and penstock_flush()). NULL: "pull".
     const char *propagation;
+    /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
+    const penstock_filters *filters;
+    /// Not 0: pushes are mostly of some rows or elements (penstock_push_rows()): between hosts, contributions and values travel as the
+    /// elements that differ from zero and from what was sent before, where that is shorter.
+    uint32_t sparse;
+    /// Of two dimensions: the largest rank with which penstock_push_factors() sends factors, in place of their product, to servers on
+    /// other hosts; 1024 at most. 0: none.
+    uint32_t low_rank;
     /// For later versions: 0.
-    uint64_t reserved[3];
+    uint64_t reserved;
 } penstock_tensor_options;
 
 /// More arguments of a single call. Zero all of it, set `struct_size`, then set what should differ from the default.
@@ -328,9 +400,27 @@ typedef struct {
     /// For a push: not 0 if another push of this tensor follows in this iteration. It is added to what is in the lane; the last
     /// one, with 0, sends the sum.
     uint32_t more;
-    /// For later versions: 0.
-    uint32_t reserved;
+    /// For a pull that copies: not 0 to read the value itself, with this worker's pushes. A filter of broadcasts may hold back something
+    /// of it, and what is broadcast under "ssp" or "asp" comes later. It takes memory of the value's size, and all of the value comes
+    /// from other hosts: for evaluations and checkpoints.
+    uint32_t exact;
 } penstock_call;
+
+/// When a filter that follows the network changed its bound, and why.
+typedef struct {
+    /// From about where on: this worker's clock; of values, a version.
+    uint64_t at;
+    /// Which part of the way from `low` to `up`: 0, a quarter, half, three quarters or 1.
+    double share;
+    /// For which part of the time before the busiest connection was at work, by its bytes and its rate.
+    double busy;
+    /// Bytes a second that the slowest connection made; 0 if that was not known.
+    double slowest;
+    /// Whose filter: UINT32_MAX: of this worker's pushes; else of the values that this server sends,
+    uint32_t server;
+    /// with this shard of it.
+    uint32_t shard;
+} penstock_pressed;
 
 /// Rows `first` to `end` - 1.
 typedef struct {
@@ -526,7 +616,8 @@ penstock_status penstock_barrier(const penstock_job *job,
 
 /// Leaves the job, and frees it with all its tensors and tables. The other workers carry on without this one.
 ///
-/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed before
+/// What a filter of pushes still holds back is gone: call penstock_flush() before. When this returns PENSTOCK_OK, the servers have
+/// taken everything that this worker pushed and set, or the job had failed before
 /// and an earlier call reported that. It waits for that as long as the option `deadline` says; a job that has failed is left at
 /// once. The job is freed in every case.
 ///
@@ -566,16 +657,29 @@ penstock_optimizer penstock_adam(double lr);
 /// AdamW with this learning rate, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
 penstock_optimizer penstock_adamw(double lr);
 
+/// The value-bounded filter with this bound, which is divided by the square root of t (Parameter Flow, equations 10 and 11).
+penstock_filter penstock_dvf(double low);
+
+/// The filter that sends this part of the elements: the largest.
+penstock_filter penstock_top_k(double fraction);
+
+/// The filter that sends this part of the elements, drawn at random.
+penstock_filter penstock_random_k(double fraction, uint64_t seed);
+
+/// Filters that hold nothing back while the network keeps up; where it does not, what matters least waits, in both directions. As
+/// "auto" in Python: `low` 0, `up` 2, relative, without decay.
+penstock_filters penstock_auto(void);
+
 /// Declares a tensor. Every worker makes the same declaration; rank 0's value counts.
 ///
 /// Returns after this worker's own declaration; the first pull waits for rank 0's. Repeating the declaration gives the same
 /// tensor, with its value unchanged. Shared memory: the value and the optimizer's state once, and a lane of the value's size for
-/// each worker.
+/// each worker; what filters, `sparse` and `low_rank` take is in docs/filters.md, docs/sparse.md and docs/factors.md.
 ///
 /// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
-/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
-/// consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS (the optimizer's or a filter's, or
+/// `low_rank`), PENSTOCK_BAD_OPTION (the consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
 penstock_status penstock_tensor_create(const penstock_job *job,
                                        const penstock_tensor_options *options,
                                        penstock_tensor **tensor);
@@ -613,7 +717,8 @@ penstock_status penstock_push_with(const penstock_tensor *tensor,
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
 ///              changed from this call until the next push, and is undefined at first. What was written there before a load is
-///              no contribution: ask for it once more before it is filled and pushed with NULL.
+///              no contribution: ask for it once more before it is filled and pushed with NULL. A filter of pushes leaves there
+///              what it sends.
 ///
 /// Waits until the servers have taken what is in it. Errors: PENSTOCK_BAD_OPTION (a part that was pushed with `more` waits in it,
 /// and would be lost: push data, which is added to it, or NULL, which sends it), and as penstock_push().
@@ -630,7 +735,8 @@ penstock_status penstock_lane_with(const penstock_tensor *tensor,
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
 /// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
-/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp".
+/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp"; but for what a filter of broadcasts
+/// holds back (`exact` of penstock_call reads that too).
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().
@@ -645,11 +751,11 @@ penstock_status penstock_pull_into(const penstock_tensor *tensor,
                                    size_t bytes,
                                    int64_t slack);
 
-/// penstock_pull_into() with its own timeout, and the value's version.
+/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters hold back (`exact`).
 ///
-/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one), `exact`.
 ///
-/// Errors: as penstock_pull_into().
+/// Errors: as penstock_pull_into(); with `exact`, PENSTOCK_DEADLINE_EXCEEDED also if a server did not send it in time.
 penstock_status penstock_pull_into_with(const penstock_tensor *tensor,
                                         void *out,
                                         size_t bytes,
@@ -659,7 +765,7 @@ penstock_status penstock_pull_into_with(const penstock_tensor *tensor,
 /// Gives access to the value in place, as fresh as penstock_pull_into() would copy it.
 ///
 /// Under "bsp" without slack that is the servers' own memory if they are on this host: nothing is copied, and the value does not
-/// change until this worker's next push of the tensor. Otherwise it is a copy of this worker's own, which does not change until
+/// change until this worker's next push of the tensor, or a flush of what a filter of broadcasts holds back. Otherwise it is a copy of this worker's own, which does not change until
 /// its next pull of the tensor.
 ///
 /// @param value  Where its address is stored. Not to be written to; valid until penstock_finish().
@@ -711,6 +817,146 @@ penstock_status penstock_load(const penstock_job *job,
 /// Errors: PENSTOCK_BAD_SETTINGS (the rate is out of its range, or the tensor's rule has none).
 penstock_status penstock_set_lr(const penstock_tensor *tensor,
                                 double lr);
+
+/// Contributes to some rows: places along the tensor's first dimension. It is what a push of the whole array would be, with zeros in
+/// all other rows; where zeros change nothing by the tensor's rule, only chunks that are touched move (docs/sparse.md).
+///
+/// @param rows    Rows from 0 on, in any order; what is named twice is summed.
+/// @param count   How many. 0: a push of zeros.
+/// @param values  Their contributions, one row after the other, of the tensor's dtype. All may be changed at once.
+/// @param bytes   The values' size: `count` rows'.
+/// @param call    NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
+///
+/// Afterwards the lane holds no contribution: ask for it once more before it is filled and pushed with NULL. Errors:
+/// PENSTOCK_UNKNOWN_ELEMENT (the tensor has no such row), PENSTOCK_BAD_SHAPE, and as penstock_push().
+penstock_status penstock_push_rows(const penstock_tensor *tensor,
+                                   const uint64_t *rows,
+                                   size_t count,
+                                   const void *values,
+                                   size_t bytes,
+                                   const penstock_call *call);
+
+/// The same of single elements.
+///
+/// @param indices  Elements from 0 on, counted as they stand in memory, over all dimensions; in any order, and what is named twice is
+///                 summed.
+/// @param count, values, bytes, call  As for penstock_push_rows(), a value for each.
+///
+/// Errors: as penstock_push_rows().
+penstock_status penstock_push_elements(const penstock_tensor *tensor,
+                                       const uint64_t *indices,
+                                       size_t count,
+                                       const void *values,
+                                       size_t bytes,
+                                       const penstock_call *call);
+
+/// Contributes the product u v to a tensor of two dimensions, (m, n).
+///
+/// It is what a push of the product would be; but to servers on other hosts it is u and v that are sent, where the tensor was
+/// declared with a `low_rank` of `rank` or more and that is shorter (docs/factors.md). Each element is summed in the order of the
+/// rank, in double for double and in float for all else, and rounded once.
+///
+/// @param u        Of shape (m, rank), of the tensor's dtype, rows one after the other. Both may be changed at once.
+/// @param u_bytes  Its size.
+/// @param v        Of shape (rank, n), likewise.
+/// @param v_bytes  Its size.
+/// @param rank     Columns of u, and rows of v. 0: a push of zeros.
+/// @param call     NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
+///
+/// Afterwards the lane holds no contribution, as after penstock_push_rows(). Errors: PENSTOCK_BAD_SHAPE (the tensor has not two
+/// dimensions, or these are not its factors), and as penstock_push().
+penstock_status penstock_push_factors(const penstock_tensor *tensor,
+                                      const void *u,
+                                      size_t u_bytes,
+                                      const void *v,
+                                      size_t v_bytes,
+                                      size_t rank,
+                                      const penstock_call *call);
+
+/// Copies some rows of the value, as fresh as penstock_pull_into() would copy all of it. Only chunks that they touch are looked at;
+/// of servers on other hosts, fetched and waited for.
+///
+/// @param rows   Rows from 0 on, in any order, also some twice.
+/// @param count  How many. 0: nothing is waited for.
+/// @param out    Where they are copied to, one after the other.
+/// @param bytes  Its size: `count` rows'.
+/// @param slack  As for penstock_pull_into().
+/// @param call   NULL, or see penstock_call: `timeout`, `versions` (one), `exact`.
+///
+/// Errors: PENSTOCK_UNKNOWN_ELEMENT (the tensor has no such row; `out` is as it was), PENSTOCK_BAD_SHAPE, and as
+/// penstock_pull_into_with().
+penstock_status penstock_pull_rows(const penstock_tensor *tensor,
+                                   const uint64_t *rows,
+                                   size_t count,
+                                   void *out,
+                                   size_t bytes,
+                                   int64_t slack,
+                                   const penstock_call *call);
+
+/// The same of single elements.
+///
+/// @param indices  Elements from 0 on, counted as they stand in memory, over all dimensions; in any order, also some twice.
+/// @param count, out, bytes, slack, call  As for penstock_pull_rows().
+///
+/// Errors: as penstock_pull_rows().
+penstock_status penstock_pull_elements(const penstock_tensor *tensor,
+                                       const uint64_t *indices,
+                                       size_t count,
+                                       void *out,
+                                       size_t bytes,
+                                       int64_t slack,
+                                       const penstock_call *call);
+
+/// Sends what the tensor's filters hold back, all of it.
+///
+/// With a filter of pushes that is a push like any other, which brings nothing new: it is the iteration's only one, or the last after
+/// some with `more`; under "bsp" every worker makes the same call, and the servers apply their rule once more. What is held back of
+/// pushes is not in the value: flush before an evaluation or a checkpoint that should have it, and before penstock_finish(), after
+/// which it is gone.
+///
+/// With a filter of broadcasts, or for a value that is broadcast under "ssp" or "asp", every worker of the job makes the call, as with
+/// penstock_load(): when it returns, each of them reads the value itself, with all that has been folded. Under "bsp" all make it in
+/// the same iteration, in which all of them have pushed, or none.
+///
+/// A call that failed may be made again. In one iteration each flush after the first pushes nothing more.
+///
+/// @param job   The tensor's job.
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one, the iteration that the push belongs to; UINT64_MAX where nothing
+///              was pushed, as the tensor has no filter of pushes).
+///
+/// Errors: PENSTOCK_ALREADY_PUSHED (a push without `more` was made in this iteration, which was no flush), PENSTOCK_LANE_TIMEOUT,
+/// PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come; what was pushed, was), PENSTOCK_FIRST_FAILED,
+/// PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), and those of penstock_clock().
+penstock_status penstock_flush(const penstock_job *job,
+                               const penstock_tensor *tensor,
+                               const penstock_call *call);
+
+/// What the tensor's filter of pushes holds back of this worker's. It is counted anew each time, in as long as a push takes.
+///
+/// @param norm      Set to its Euclidean norm.
+/// @param elements  Set to how many elements there are of which something is held back. Both 0 without such a filter.
+///
+/// Waits until requests that were started before are done. Errors: PENSTOCK_DEADLINE_EXCEEDED (they, or another thread's call, were not
+/// done in time), PENSTOCK_LANE_TIMEOUT, and those of penstock_clock().
+penstock_status penstock_held_back(const penstock_tensor *tensor,
+                                   double *norm,
+                                   uint64_t *elements);
+
+/// How the tensor's filters have followed the network, if they do, as those with `up`: their last changes, at most 16 of each; first
+/// of this worker's pushes, then of the values, by server and shard, the oldest first. The servers are asked for theirs.
+///
+/// @param changes  Where they are stored, as many as there is room for.
+/// @param room     For how many. 0: `changes` may be NULL.
+/// @param count    Set to how many there are. 0: `low` so far, or no filter follows the network.
+/// @param timeout  Seconds to wait; 0: the tensor's.
+///
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a server did not answer, or requests or another thread's call were not done in time),
+/// PENSTOCK_LANE_TIMEOUT, and those of penstock_clock().
+penstock_status penstock_pressure(const penstock_tensor *tensor,
+                                  penstock_pressed *changes,
+                                  size_t room,
+                                  size_t *count,
+                                  double timeout);
 
 /// Declares a table. Every worker of the job declares every table; it may declare that it produces and consumes no rows.
 ///
@@ -971,7 +1217,8 @@ penstock_status penstock_start_push(penstock_tensor *tensor,
 /// may be called before the request is done.
 ///
 /// @param out, bytes, slack  As for penstock_pull_into(). `out` must live, and not be used, until the request is done.
-/// @param call               NULL, or see penstock_call: `timeout`, and `versions` (one), which must live until the request is done.
+/// @param call               NULL, or see penstock_call: `timeout`, `exact`, and `versions` (one), which must live until the request is
+///                           done.
 /// @param request            As for penstock_start_get().
 ///
 /// Errors: as penstock_start_get(). Errors of the pull itself are reported when it ends.
@@ -1016,6 +1263,82 @@ penstock_status penstock_wait_any(penstock_request **requests,
                                   size_t count,
                                   size_t *index,
                                   double timeout);
+
+/// Starts a push of some rows, and returns at once; otherwise as penstock_start_push().
+///
+/// @param rows, count, values, bytes  As for penstock_push_rows(). `values` must live, and not be changed, until the request is done;
+///                                    `rows` may be changed at once.
+/// @param call, request               As for penstock_start_push().
+///
+/// Errors: as penstock_start_get(). Errors of the push itself are reported when it ends.
+penstock_status penstock_start_push_rows(penstock_tensor *tensor,
+                                         const uint64_t *rows,
+                                         size_t count,
+                                         const void *values,
+                                         size_t bytes,
+                                         const penstock_call *call,
+                                         penstock_request **request);
+
+/// The same of single elements.
+///
+/// @param indices, count, values, bytes  As for penstock_push_elements(), and penstock_start_push_rows().
+/// @param call, request                  As for penstock_start_push().
+///
+/// Errors: as penstock_start_push_rows().
+penstock_status penstock_start_push_elements(penstock_tensor *tensor,
+                                             const uint64_t *indices,
+                                             size_t count,
+                                             const void *values,
+                                             size_t bytes,
+                                             const penstock_call *call,
+                                             penstock_request **request);
+
+/// Starts a push of the product of two factors, and returns at once; otherwise as penstock_start_push().
+///
+/// @param u, u_bytes, v, v_bytes, rank  As for penstock_push_factors(). `u` and `v` must live, and not be changed, until the request is
+///                                      done.
+/// @param call, request                 As for penstock_start_push().
+///
+/// Errors: as penstock_start_get(). Errors of the push itself are reported when it ends.
+penstock_status penstock_start_push_factors(penstock_tensor *tensor,
+                                            const void *u,
+                                            size_t u_bytes,
+                                            const void *v,
+                                            size_t v_bytes,
+                                            size_t rank,
+                                            const penstock_call *call,
+                                            penstock_request **request);
+
+/// Starts a pull of some rows, and returns at once; otherwise as penstock_start_pull().
+///
+/// @param rows, count, out, bytes, slack  As for penstock_pull_rows(). `out` must live, and not be used, until the request is done; `rows`
+///                                        may be changed at once.
+/// @param call, request                   As for penstock_start_pull().
+///
+/// Errors: as penstock_start_get(). Errors of the pull itself are reported when it ends.
+penstock_status penstock_start_pull_rows(penstock_tensor *tensor,
+                                         const uint64_t *rows,
+                                         size_t count,
+                                         void *out,
+                                         size_t bytes,
+                                         int64_t slack,
+                                         const penstock_call *call,
+                                         penstock_request **request);
+
+/// The same of single elements.
+///
+/// @param indices, count, out, bytes, slack  As for penstock_pull_elements(), and penstock_start_pull_rows().
+/// @param call, request                      As for penstock_start_pull().
+///
+/// Errors: as penstock_start_pull_rows().
+penstock_status penstock_start_pull_elements(penstock_tensor *tensor,
+                                             const uint64_t *indices,
+                                             size_t count,
+                                             void *out,
+                                             size_t bytes,
+                                             int64_t slack,
+                                             const penstock_call *call,
+                                             penstock_request **request);
 
 /// What this worker has done since it joined.
 ///

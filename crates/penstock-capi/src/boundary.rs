@@ -137,7 +137,8 @@ pub(crate) unsafe fn array<'a, T>(pointer: *const T, count: usize, what: &str) -
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to memory for `count` elements that nothing else uses meanwhile. `T` is a number.
+/// - A pointer that is not NULL points to memory for `count` elements that nothing else uses meanwhile. `T` is a number, or a structure
+///   of numbers.
 pub(crate) unsafe fn array_mut<'a, T>(
     pointer: *mut T,
     count: usize,

@@ -21,8 +21,10 @@ pub struct penstock_call {
     /// For a push: not 0 if another push of this tensor follows in this iteration. It is added to what is in the lane; the last
     /// one, with 0, sends the sum.
     pub more: u32,
-    /// For later versions: 0.
-    pub reserved: u32,
+    /// For a pull that copies: not 0 to read the value itself, with this worker's pushes. A filter of broadcasts may hold back something
+    /// of it, and what is broadcast under "ssp" or "asp" comes later. It takes memory of the value's size, and all of the value comes
+    /// from other hosts: for evaluations and checkpoints.
+    pub exact: u32,
 }
 
 /// The same, checked.
@@ -31,6 +33,7 @@ pub(crate) struct Call<'a> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) versions: Option<&'a mut [u64]>,
     pub(crate) more: bool,
+    pub(crate) exact: bool,
 }
 
 impl Call<'_> {
@@ -45,14 +48,12 @@ impl Call<'_> {
         }
         // SAFETY: the caller's promise; the structure says itself how long it is, and may be all zeros.
         let call = unsafe { sized::<penstock_call>(call, "call") }?;
-        if call.reserved != 0 {
-            return Err(Failure::argument("expected 0 in what is reserved of `call`: zero it first"));
-        }
         let room = if call.versions.is_null() { 0 } else { versions };
         // SAFETY: likewise.
         let room = unsafe { array_mut(call.versions, room, "call->versions") }?;
         let versions = (!call.versions.is_null()).then_some(room);
-        Ok(Self { timeout: timeout(call.timeout)?, versions, more: call.more != 0 })
+        let (more, exact) = (call.more != 0, call.exact != 0);
+        Ok(Self { timeout: timeout(call.timeout)?, versions, more, exact })
     }
 
     /// Leaves a single version, where one is asked for.

@@ -295,7 +295,8 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 
 /// Leaves the job, and frees it with all its tensors and tables. The other workers carry on without this one.
 ///
-/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed before
+/// What a filter of pushes still holds back is gone: call penstock_flush() before. When this returns PENSTOCK_OK, the servers have
+/// taken everything that this worker pushed and set, or the job had failed before
 /// and an earlier call reported that. It waits for that as long as the option `deadline` says; a job that has failed is left at
 /// once. The job is freed in every case.
 ///
@@ -423,6 +424,17 @@ impl penstock_job {
         let handle = handle(&tensor);
         self.tensors().push(tensor);
         Ok(handle)
+    }
+
+    /// Refuses a tensor of another job.
+    pub(crate) fn check_owns(&self, tensor: &penstock_tensor) -> Result<(), Failure> {
+        match self.tensors().iter().any(|kept| kept.is(tensor.core())) {
+            true => Ok(()),
+            false => Err(Failure::argument(format!(
+                "expected a tensor of this job, got `{}` of another",
+                tensor.core().spec().name
+            ))),
+        }
     }
 
     fn tensors(&self) -> MutexGuard<'_, Vec<Arc<penstock_tensor>>> {

@@ -10,7 +10,10 @@
 //! | [`boundary`] | pointers, sizes and panics, judged before anything else happens |
 //! | [`job`] | joining, clock, barrier, leaving |
 //! | [`optimizer`] | what a tensor does with contributions |
+//! | [`filter`] | what of it is sent now, and what later |
 //! | [`tensor`] | push and pull |
+//! | [`sparse`] | the same of some rows or elements, and of factors |
+//! | [`held`] | what filters hold back |
 //! | [`table`] | item tables: set, add, get |
 //! | [`call`] | what a single call may be told beside its arguments |
 //! | [`request`] | start, test, wait |
@@ -33,9 +36,15 @@ pub mod job;
 
 pub mod optimizer;
 
+pub mod filter;
+
 pub mod call;
 
 pub mod tensor;
+
+pub mod sparse;
+
+pub mod held;
 
 pub mod table;
 

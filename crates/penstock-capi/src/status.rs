@@ -72,6 +72,8 @@ pub enum penstock_status {
     PENSTOCK_PULL_TIMEOUT = 32,
     /// The previous push was not taken in time.
     PENSTOCK_LANE_TIMEOUT = 33,
+    /// The tensor has no such row or element.
+    PENSTOCK_UNKNOWN_ELEMENT = 34,
     /// The table has no such row, or this worker did not declare that it reads it.
     PENSTOCK_UNKNOWN_ROW = 40,
     /// This worker did not declare that it produces the row.
@@ -207,7 +209,8 @@ fn status(error: &Error) -> penstock_status {
         | Error::PartWaits { .. } => PENSTOCK_BAD_OPTION,
         Error::Start(error) => start(error),
         Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
-        Error::WrongSize { .. } | Error::UnknownElement { .. } | Error::NoMatrix { .. } => PENSTOCK_BAD_SHAPE,
+        Error::WrongSize { .. } | Error::NoMatrix { .. } => PENSTOCK_BAD_SHAPE,
+        Error::UnknownElement { .. } => PENSTOCK_UNKNOWN_ELEMENT,
         Error::NonFinite { .. } => PENSTOCK_NON_FINITE,
         Error::Settings { .. } => PENSTOCK_BAD_SETTINGS,
         Error::PullTimeout { .. } | Error::NoValue { .. } => PENSTOCK_PULL_TIMEOUT,

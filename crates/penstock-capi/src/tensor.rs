@@ -2,6 +2,7 @@
 
 use crate::boundary::{Made, Told, array, guard_job, here, or, result, shared, text, timeout, value};
 use crate::call::{Call, penstock_call};
+use crate::filter::penstock_filters;
 use crate::job::penstock_job;
 use crate::optimizer::penstock_optimizer;
 use crate::request::{Line, Turns};
@@ -99,23 +100,31 @@ pub struct penstock_tensor_options {
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     pub timeout: f64,
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
-    /// updates before they are in a version, and under "asp" a worker's own come back with the others'). What is in no version
-    /// cannot be read from C, and a flush that Python's workers make waits for all workers. NULL: "pull".
+    /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
+    /// and penstock_flush()). NULL: "pull".
     pub propagation: *const c_char,
+    /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
+    pub filters: *const penstock_filters,
+    /// Not 0: pushes are mostly of some rows or elements (penstock_push_rows()): between hosts, contributions and values travel as the
+    /// elements that differ from zero and from what was sent before, where that is shorter.
+    pub sparse: u32,
+    /// Of two dimensions: the largest rank with which penstock_push_factors() sends factors, in place of their product, to servers on
+    /// other hosts; 1024 at most. 0: none.
+    pub low_rank: u32,
     /// For later versions: 0.
-    pub reserved: [u64; 3],
+    pub reserved: u64,
 }
 
 /// Declares a tensor. Every worker makes the same declaration; rank 0's value counts.
 ///
 /// Returns after this worker's own declaration; the first pull waits for rank 0's. Repeating the declaration gives the same
 /// tensor, with its value unchanged. Shared memory: the value and the optimizer's state once, and a lane of the value's size for
-/// each worker.
+/// each worker; what filters, `sparse` and `low_rank` take is in docs/filters.md, docs/sparse.md and docs/factors.md.
 ///
 /// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
-/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
-/// consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS (the optimizer's or a filter's, or
+/// `low_rank`), PENSTOCK_BAD_OPTION (the consistency or the propagation), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_tensor_create(
     job: *const penstock_job,
@@ -202,11 +211,7 @@ pub unsafe extern "C" fn penstock_push_with(
         let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
-        let settings = tensor.settings();
-        let (_turn, wait) = tensor.take_turn(call.timeout)?;
-        let data = (!data.is_null()).then_some(given);
-        call.leave(tensor.tensor.push(data, settings, call.more, wait)?);
-        Ok(())
+        tensor.push(Given::Whole((!data.is_null()).then_some(given)), &mut call)
     })
 }
 
@@ -215,7 +220,8 @@ pub unsafe extern "C" fn penstock_push_with(
 ///
 /// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
 ///              changed from this call until the next push, and is undefined at first. What was written there before a load is
-///              no contribution: ask for it once more before it is filled and pushed with NULL.
+///              no contribution: ask for it once more before it is filled and pushed with NULL. A filter of pushes leaves there
+///              what it sends.
 ///
 /// Waits until the servers have taken what is in it. Errors: PENSTOCK_BAD_OPTION (a part that was pushed with `more` waits in it,
 /// and would be lost: push data, which is added to it, or NULL, which sends it), and as penstock_push().
@@ -253,7 +259,8 @@ pub unsafe extern "C" fn penstock_lane_with(
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
 /// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
-/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp".
+/// of every live worker, and all of this worker's own, unless it is broadcast under "ssp" or "asp"; but for what a filter of broadcasts
+/// holds back (`exact` of penstock_call reads that too).
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().
@@ -274,11 +281,11 @@ pub unsafe extern "C" fn penstock_pull_into(
     unsafe { penstock_pull_into_with(tensor, out, bytes, slack, null()) }
 }
 
-/// penstock_pull_into() with its own timeout, and the value's version.
+/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters hold back (`exact`).
 ///
-/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one), `exact`.
 ///
-/// Errors: as penstock_pull_into().
+/// Errors: as penstock_pull_into(); with `exact`, PENSTOCK_DEADLINE_EXCEEDED also if a server did not send it in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_pull_into_with(
     tensor: *const penstock_tensor,
@@ -294,16 +301,14 @@ pub unsafe extern "C" fn penstock_pull_into_with(
         let out = unsafe { crate::boundary::array_mut(out.cast::<u8>(), bytes, "out") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
-        let (_turn, wait) = tensor.take_turn(call.timeout)?;
-        call.leave(tensor.tensor.pull_into(out, pull_slack(slack), wait)?);
-        Ok(())
+        tensor.pull(Wanted::Whole, out, slack, &mut call)
     })
 }
 
 /// Gives access to the value in place, as fresh as penstock_pull_into() would copy it.
 ///
 /// Under "bsp" without slack that is the servers' own memory if they are on this host: nothing is copied, and the value does not
-/// change until this worker's next push of the tensor. Otherwise it is a copy of this worker's own, which does not change until
+/// change until this worker's next push of the tensor, or a flush of what a filter of broadcasts holds back. Otherwise it is a copy of this worker's own, which does not change until
 /// its next pull of the tensor.
 ///
 /// @param value  Where its address is stored. Not to be written to; valid until penstock_finish().
@@ -339,6 +344,11 @@ pub unsafe extern "C" fn penstock_pull_with(
         let value = unsafe { result(value, "value") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
+        if call.exact {
+            let message = format!("{}: expected 0 for `exact` of a pull in place, got 1", tensor.name);
+            let hint = "what is exact is a copy: use penstock_pull_into_with()";
+            return Err(Failure::new(penstock_status::PENSTOCK_BAD_ARGUMENT, message, hint));
+        }
         let (_turn, wait) = tensor.take_turn(call.timeout)?;
         let (core, slack) = (&tensor.tensor, pull_slack(slack));
         let (version, memory) = if core.stable(slack)? {
@@ -379,9 +389,11 @@ pub unsafe extern "C" fn penstock_load(
 ) -> penstock_status {
     guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { here(job, "job", caller) }?.core();
+        let job = unsafe { here(job, "job", caller) }?;
         // SAFETY: likewise.
         let tensor = unsafe { here(tensor, "tensor", caller) }?;
+        job.check_owns(tensor)?;
+        let job = job.core();
         let wait = self::timeout(timeout)?.or(tensor.timeout);
         let value = match job.rank() {
             // SAFETY: likewise.
@@ -515,7 +527,7 @@ impl penstock_tensor {
     }
 
     /// A turn at pushing and pulling, behind what was started before, and what is left of the call's time.
-    fn take_turn(&self, wait: Option<Duration>) -> Result<(Taken<'_>, Option<Duration>), Failure> {
+    pub(crate) fn take_turn(&self, wait: Option<Duration>) -> Result<(Taken<'_>, Option<Duration>), Failure> {
         self.wait_behind(Some(&self.requests), wait)
     }
 
@@ -528,34 +540,135 @@ impl penstock_tensor {
         turns.take(wait.or(self.timeout), self.deadline)
     }
 
+    /// A push that is called.
+    pub(crate) fn push(&self, given: Given<'_>, call: &mut Call<'_>) -> Result<(), Failure> {
+        let settings = self.settings();
+        let (_turn, wait) = self.take_turn(call.timeout)?;
+        call.leave(given.push(&self.tensor, settings, call.more, wait)?);
+        Ok(())
+    }
+
+    /// A pull that is called, of a copy.
+    pub(crate) fn pull(
+        &self,
+        wanted: Wanted<'_>,
+        out: &mut [u8],
+        slack: i64,
+        call: &mut Call<'_>,
+    ) -> Result<(), Failure> {
+        let (_turn, wait) = self.take_turn(call.timeout)?;
+        call.leave(wanted.pull(&self.tensor, None, pull_slack(slack), call.exact, out, wait)?);
+        Ok(())
+    }
+
     /// A push that was started, when its turn among requests has come.
     pub(crate) fn push_started(
         &self,
-        data: Option<&[u8]>,
+        given: Given<'_>,
         settings: Settings,
         more: bool,
         timeout: Option<Duration>,
     ) -> Result<u64, Failure> {
         let (_turn, wait) = self.wait_behind(None, timeout)?;
-        Ok(self.tensor.push(data, settings, more, wait)?)
+        Ok(given.push(&self.tensor, settings, more, wait)?)
     }
 
     /// A pull that was started at `clock`, likewise.
     pub(crate) fn pull_started(
         &self,
         clock: u64,
+        (wanted, exact): (Wanted<'_>, bool),
         out: &mut [u8],
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Failure> {
         let (_turn, wait) = self.wait_behind(None, timeout)?;
         // Pushes that were started before are in it; none behind it has begun.
-        Ok(self.tensor.pull_asked(self.tensor.ask_as_of(clock, slack)?, out, wait)?)
+        Ok(wanted.pull(&self.tensor, Some(clock), slack, exact, out, wait)?)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Tensor> {
+        &self.tensor
     }
 
     /// Its requests.
     pub(crate) fn requests(&self) -> &Line {
         &self.requests
+    }
+}
+
+/// What a push contributes.
+pub(crate) enum Given<'a> {
+    /// A value's size of it; `None`: what is in the lane.
+    Whole(Option<&'a [u8]>),
+    /// Some rows or elements, and zeros for the others.
+    Some(Units<'a>, &'a [u8]),
+    /// The product of two factors of this rank.
+    Factors([&'a [u8]; 2], usize),
+}
+
+/// Rows or elements of a tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Units<'a> {
+    pub(crate) indices: &'a [u64],
+    /// Elements of each.
+    pub(crate) length: usize,
+}
+
+impl Given<'_> {
+    pub(crate) fn push(
+        self,
+        tensor: &Tensor,
+        settings: Settings,
+        more: bool,
+        wait: Option<Duration>,
+    ) -> Result<u64, Error> {
+        match self {
+            Self::Whole(data) => tensor.push(data, settings, more, wait),
+            Self::Some(Units { indices, length }, values) => {
+                tensor.push_sparse(indices, length, values.into(), settings, more, wait)
+            }
+            Self::Factors([u, v], rank) => {
+                tensor.push_factors(u.into(), v.into(), rank, settings, more, wait)
+            }
+        }
+    }
+}
+
+/// What a pull copies.
+#[derive(Clone, Copy)]
+pub(crate) enum Wanted<'a> {
+    /// All of the value.
+    Whole,
+    /// Some rows or elements.
+    Some(Units<'a>),
+}
+
+impl Wanted<'_> {
+    /// As of when this worker's clock was `clock`, or now; `exact`: of the value itself.
+    pub(crate) fn pull(
+        self,
+        tensor: &Tensor,
+        clock: Option<u64>,
+        slack: Option<i64>,
+        exact: bool,
+        out: &mut [u8],
+        wait: Option<Duration>,
+    ) -> Result<u64, Error> {
+        let asked = match clock {
+            Some(clock) => tensor.ask_as_of(clock, slack)?,
+            None => tensor.ask(slack)?,
+        };
+        match (self, exact) {
+            (Self::Whole, false) => tensor.pull_asked(asked, out, wait),
+            (Self::Whole, true) => tensor.pull_whole_asked(asked, out, wait),
+            (Self::Some(Units { indices, length }), false) => {
+                tensor.pull_sparse_asked(asked, indices, length, out, wait)
+            }
+            (Self::Some(Units { indices, length }), true) => {
+                tensor.pull_sparse_whole_asked(asked, indices, length, out, wait)
+            }
+        }
     }
 }
 
@@ -606,14 +719,20 @@ impl penstock_tensor_options {
                 )));
             }
         };
-        if self.reserved != [0; 3] {
+        if self.reserved != 0 {
             return Err(Failure::argument(format!(
                 "`{name}`: expected 0 in what is reserved: zero the options first"
             )));
         }
         let (rule, settings) = self.optimizer.read(&name)?;
+        // SAFETY: likewise.
+        let filters = unsafe { self.filters.as_ref() }.copied().unwrap_or_default();
+        let (sums, values) = filters.read(&name)?;
+        let dtype = dtype(self.dtype, &name)?;
+        let travel = Travel::filtered(sums, values, dtype);
+        let travel = if self.sparse != 0 { travel.sparse(dtype) } else { travel };
         let spec = TensorSpec {
-            dtype: dtype(self.dtype, &name)?,
+            dtype,
             name,
             shape,
             rule,
@@ -623,7 +742,7 @@ impl penstock_tensor_options {
             rescale: or(self.rescale, 1.0),
             clip: (self.clip != 0.0).then_some(self.clip),
             refuse_nonfinite: self.refuse_nonfinite != 0,
-            travel: Travel::default(),
+            travel: travel.low_rank(self.low_rank),
         };
         let declaration =
             Declaration { spec, consistency: Some(consistency), adaptive, timeout: timeout(self.timeout)? };

@@ -2,6 +2,7 @@
 //!
 //! `PENSTOCK_BLESS=1 cargo test -p penstock-capi --test header` writes it anew.
 
+use penstock_kernels::filter::sums;
 use penstock_kernels::{Flag, RULES};
 use std::path::Path;
 
@@ -52,5 +53,22 @@ fn the_header_has_every_optimizer_of_the_table_with_its_numbers_and_flags() {
     }
     for flag in Flag::ALL.into_iter().filter(|flag| *flag != Flag::Momentum) {
         assert!(header.contains(&format!("{} = ", capitals(flag.name()))), "{flag:?}");
+    }
+}
+
+#[test]
+fn the_header_has_every_filter_of_the_table_with_its_number_and_settings() {
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/penstock.h");
+    let header = std::fs::read_to_string(header).expect("include/penstock.h is committed");
+    let lines: Vec<&str> = header.lines().map(str::trim).collect();
+    // A program's own is Python's.
+    for row in sums::ALL.iter().filter(|row| row.name != "Own") {
+        let name = row.name.replace("pK", "p_K").replace("mK", "m_K").replace(' ', "_").to_uppercase();
+        let line = format!("PENSTOCK_{name} = {},", row.number);
+        let constant = lines.iter().position(|found| *found == line);
+        let above = lines[constant.unwrap_or_else(|| panic!("penstock.h lacks `{line}`")) - 1];
+        for setting in row.settings {
+            assert!(above.contains(setting), "`{above}` of `{line}` does not name `{setting}`");
+        }
     }
 }

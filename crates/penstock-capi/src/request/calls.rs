@@ -2,13 +2,14 @@
 
 use super::later;
 use super::lent::{Lent, LentToRead};
-use super::registry::{Registry, Work, check_forked, registry, sleep};
+use super::registry::{Registry, check_forked, registry, sleep};
+use super::some::{LentGiven, start_pull, start_push};
 use super::threads::carry_out;
 use crate::boundary::{Caller, array, array_mut, guard, guard_job, here, result, timeout};
 use crate::call::{Call, penstock_call};
 use crate::status::{Failure, penstock_status};
 use crate::table::{self, Get, penstock_table};
-use crate::tensor::{penstock_tensor, pull_slack};
+use crate::tensor::penstock_tensor;
 use penstock::worker::{Error, Table};
 use penstock_proto::items::Slack;
 use std::ffi::c_void;
@@ -20,7 +21,7 @@ pub struct penstock_request {
     _private: [u8; 0],
 }
 
-fn handle(id: u64) -> *mut penstock_request {
+pub(super) fn handle(id: u64) -> *mut penstock_request {
     std::ptr::without_provenance_mut(id as usize)
 }
 
@@ -130,22 +131,8 @@ pub unsafe extern "C" fn penstock_start_push(
         let call = unsafe { Call::read(call, 1) }?;
         // SAFETY: likewise.
         let request = unsafe { result(request, "request") }?;
-        let settings = tensor.settings();
-        let lent = LentToRead { first: given.as_ptr(), count: given.len() };
-        let given = (!data.is_null()).then_some(lent);
-        let (more, wait, versions) = (call.more, call.timeout, call.versions.map(Lent::to_write));
-        let mine = Arc::clone(&tensor);
-        let work = move || {
-            // SAFETY: the request is being carried out.
-            let data = given.as_ref().map(|lent| unsafe { lent.memory() });
-            let clock = mine.push_started(data, settings, more, wait)?;
-            // SAFETY: likewise.
-            if let Some([place, ..]) = versions.as_ref().map(|versions| unsafe { versions.memory() }) {
-                *place = clock;
-            }
-            Ok(())
-        };
-        *request = handle(tensor.requests().in_turn(once(work), true)?);
+        let data = (!data.is_null()).then(|| LentToRead::of(given));
+        *request = start_push(tensor, LentGiven::Whole(data), call)?;
         Ok(())
     })
 }
@@ -154,7 +141,8 @@ pub unsafe extern "C" fn penstock_start_push(
 /// may be called before the request is done.
 ///
 /// @param out, bytes, slack  As for penstock_pull_into(). `out` must live, and not be used, until the request is done.
-/// @param call               NULL, or see penstock_call: `timeout`, and `versions` (one), which must live until the request is done.
+/// @param call               NULL, or see penstock_call: `timeout`, `exact`, and `versions` (one), which must live until the request is
+///                           done.
 /// @param request            As for penstock_start_get().
 ///
 /// Errors: as penstock_start_get(). Errors of the pull itself are reported when it ends.
@@ -176,28 +164,9 @@ pub unsafe extern "C" fn penstock_start_pull(
         let call = unsafe { Call::read(call, 1) }?;
         // SAFETY: likewise.
         let request = unsafe { result(request, "request") }?;
-        let clock = tensor.iteration();
-        let (out, wait, versions) = (Lent::to_write(out), call.timeout, call.versions.map(Lent::to_write));
-        let mine = Arc::clone(&tensor);
-        let work = move || {
-            // SAFETY: the request is being carried out.
-            let out = unsafe { out.memory() };
-            let version = mine.pull_started(clock, out, pull_slack(slack), wait)?;
-            // SAFETY: likewise.
-            if let Some([place, ..]) = versions.as_ref().map(|versions| unsafe { versions.memory() }) {
-                *place = version;
-            }
-            Ok(())
-        };
-        *request = handle(tensor.requests().in_turn(once(work), false)?);
+        *request = start_pull(tensor, None, out, slack, call)?;
         Ok(())
     })
-}
-
-/// What is carried out once, however long it takes.
-fn once(work: impl FnOnce() -> Result<(), Failure> + Send + 'static) -> Work {
-    let mut work = Some(work);
-    Box::new(move |_| work.take().map(|work| work()))
 }
 
 /// What a get asks for.
@@ -247,7 +216,7 @@ impl Asked {
 /// # Safety
 ///
 /// - As penstock.h says of every pointer.
-unsafe fn owned<'a>(
+pub(super) unsafe fn owned<'a>(
     tensor: *mut penstock_tensor,
     caller: &Caller<'a>,
 ) -> Result<Arc<penstock_tensor>, Failure> {

@@ -27,14 +27,18 @@ impl<T> Lent<T> {
 
 /// Memory of the program's that a request reads until it is done.
 pub(super) struct LentToRead {
-    pub(super) first: *const u8,
-    pub(super) count: usize,
+    first: *const u8,
+    count: usize,
 }
 
 // SAFETY: penstock.h says that nothing writes to the memory until the request is done.
 unsafe impl Send for LentToRead {}
 
 impl LentToRead {
+    pub(super) fn of(memory: &[u8]) -> Self {
+        Self { first: memory.as_ptr(), count: memory.len() }
+    }
+
     /// The memory.
     ///
     /// # Safety

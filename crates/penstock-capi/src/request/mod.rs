@@ -19,13 +19,16 @@
 //! | `threads.rs` | the threads that carry them out |
 //! | `lent.rs` | the program's memory meanwhile |
 //! | `calls.rs` | what a C program calls |
+//! | `some.rs` | pushes and pulls, of which a C program may start those of some rows, elements and factors here |
 
 mod calls;
 mod lent;
 mod registry;
+mod some;
 mod threads;
 
 pub use calls::*;
+pub use some::*;
 
 use crate::boundary::Told;
 use crate::status::{Failure, penstock_status};
