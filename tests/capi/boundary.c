@@ -150,9 +150,9 @@ static void tensors(penstock_job *job)
     REFUSED(PENSTOCK_BAD_OPTION, "expected propagation `pull` or `broadcast`, got `push`",
             penstock_tensor_create(job, &options, &tensor));
     options.propagation = NULL;
-    options.reserved[2] = 1;
+    options.reserved = 1;
     REFUSED(PENSTOCK_BAD_ARGUMENT, "reserved", penstock_tensor_create(job, &options, &tensor));
-    options.reserved[2] = 0;
+    options.reserved = 0;
     options.timeout = -2;
     REFUSED(PENSTOCK_BAD_ARGUMENT, "timeout", penstock_tensor_create(job, &options, &tensor));
     options.timeout = 0;

@@ -49,6 +49,7 @@ static void in_the_child(penstock_job *job, penstock_tensor *tensor, penstock_ta
     penstock_table_options shape = {0};
     penstock_request *mine = NULL;
     uint64_t value = 0;
+    double norm;
     float out[2];
     const void *seen;
     void *lane;
@@ -60,6 +61,11 @@ static void in_the_child(penstock_job *job, penstock_tensor *tensor, penstock_ta
     counters.struct_size = sizeof counters;
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_push(tensor, one, sizeof one, NULL, &mine));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_pull(tensor, out, sizeof out, 0, NULL, &mine));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_push_rows(tensor, &row, 1, one, sizeof *one, NULL, &mine));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_push_elements(tensor, &row, 1, one, sizeof *one, NULL, &mine));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_push_factors(tensor, one, 8, one, 4, 1, NULL, &mine));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_pull_rows(tensor, &row, 1, out, sizeof *out, 0, NULL, &mine));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_pull_elements(tensor, &row, 1, out, sizeof *out, 0, NULL, &mine));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_start_get(table, &row, 1, &value, 0, 0, NULL, &mine));
     HOLDS(mine == NULL);
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_wait(&request, 0));
@@ -69,6 +75,14 @@ static void in_the_child(penstock_job *job, penstock_tensor *tensor, penstock_ta
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_lane(tensor, &lane));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_pull(tensor, &seen, 0));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_pull_into(tensor, out, sizeof out, 0));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_push_rows(tensor, &row, 1, one, sizeof *one, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_push_elements(tensor, &row, 1, one, sizeof *one, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_push_factors(tensor, one, 8, one, 4, 1, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_pull_rows(tensor, &row, 1, out, sizeof *out, 0, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_pull_elements(tensor, &row, 1, out, sizeof *out, 0, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_flush(job, tensor, NULL));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_held_back(tensor, &norm, &value));
+    REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_pressure(tensor, NULL, 0, &index, 0));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_load(job, tensor, one, sizeof one, 0));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_set_lr(tensor, 2));
     REFUSED(PENSTOCK_JOB_CLOSED, "forked", penstock_set_row(table, 0, &value, 9));

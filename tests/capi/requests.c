@@ -94,8 +94,6 @@ static void several(penstock_job *job, penstock_table *table, uint64_t rank)
     OK(penstock_start_get(table, &both[1], 1, pair, 99, 0, &call, &late));
     REFUSED(PENSTOCK_GET_TIMEOUT, "version 99", penstock_wait(&late, 0));
     REFUSED(PENSTOCK_GET_TIMEOUT, "version 99", penstock_get_with(table, &both[1], 1, pair, 99, 0, &call));
-    call.reserved = 1;
-    REFUSED(PENSTOCK_BAD_ARGUMENT, "reserved", penstock_get_with(table, &both[1], 1, pair, 1, 0, &call));
 }
 
 static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
@@ -142,8 +140,8 @@ static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
         OK(penstock_push(tensor, one, sizeof one));
         REFUSED(PENSTOCK_PULL_TIMEOUT, "1]", penstock_pull_into_with(tensor, out, sizeof out, 0, &hasty));
         REFUSED(PENSTOCK_PULL_TIMEOUT, "1]", penstock_pull_with(tensor, &value, 0, &hasty));
-        hasty.reserved = 1;
-        REFUSED(PENSTOCK_BAD_ARGUMENT, "reserved", penstock_pull_with(tensor, &value, 0, &hasty));
+        hasty.exact = 1;
+        REFUSED(PENSTOCK_BAD_ARGUMENT, "`exact`", penstock_pull_with(tensor, &value, 0, &hasty));
         REFUSED(PENSTOCK_BAD_ARGUMENT, "`value`", penstock_pull_with(tensor, NULL, 0, NULL));
     }
     OK(penstock_barrier(job, 0));

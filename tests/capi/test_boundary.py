@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from programs import HERE, Runner
 
-BOUNDARY = HERE / "boundary.c"
+WRONG = pytest.mark.parametrize(
+    "source", [HERE / "boundary.c", HERE / "filters.c"], ids=lambda path: path.stem
+)
 REQUESTS = HERE / "requests.c"
 Sanitized = Callable[[Path], Path]
 
@@ -41,15 +43,17 @@ def pair(rank: int) -> dict[str, str]:
     return {"PMI_RANK": str(rank), "PMI_SIZE": "2", "ASAN_OPTIONS": "detect_leaks=1"}
 
 
+@WRONG
 def test_every_wrong_call_is_answered_with_an_error_that_names_what_is_wrong(
-    build: Callable[[Path], Path], runner: Runner
+    source: Path, build: Callable[[Path], Path], runner: Runner
 ) -> None:
-    done = runner.run([build(BOUNDARY)])
+    done = runner.run([build(source)])
     assert done == (0, "", "")
 
 
-def test_the_sanitizers_find_nothing(sanitized: Sanitized, runner: Runner) -> None:
-    done = runner.run([sanitized(BOUNDARY)], ASAN_OPTIONS="detect_leaks=1")
+@WRONG
+def test_the_sanitizers_find_nothing(source: Path, sanitized: Sanitized, runner: Runner) -> None:
+    done = runner.run([sanitized(source)], ASAN_OPTIONS="detect_leaks=1")
     assert done == (0, "", "")
 
 

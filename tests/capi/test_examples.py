@@ -17,6 +17,8 @@ EXPECTED = {
     "lapser.c": r"10000 iterations, no item more than 5 versions late \(at most [0-5] here\)\n",
     "overlap.c": r"apart by 0\.00\d\d\n",
     "groups.cpp": r"[12] workers, 1 in its group, sum [12], in the group 1\n",
+    "filter.c": r"error 1\.00 -> 0\.00, [89]\d % held back\n",
+    "words.cpp": r"right 0\.\d -> (0\.9|1\.0)\n",
     "mf.cpp": r"rmse [01]\.\d\d -> 0\.(09|1\d)\n",
 }
 EACH = pytest.mark.parametrize("source", EXPECTED)
@@ -51,6 +53,13 @@ def test_over_tcp(build: Build, runner: Runner) -> None:
     command = ["penstock", "run", "--workers", "2", "--transport", "tcp"]
     done = runner.run([*command, build(EXAMPLES / "tensor.c")])
     assert "weights 2.00 -1.00 0.50 3.00" in done.out, done
+
+
+@pytest.mark.parametrize("source", ["filter.c", "words.cpp"])
+def test_what_filters_and_rows_bring_comes_by_tcp_too(source: str, build: Build, runner: Runner) -> None:
+    command = ["penstock", "run", "--workers", "2", "--transport", "tcp"]
+    done = runner.run([*command, build(EXAMPLES / source)])
+    assert ended_well(Done(done.code, done.out.replace("[worker 0] ", ""), done.err), source), done
 
 
 def test_under_mpirun_with_tcp_where_the_user_wants_it(

@@ -11,7 +11,7 @@ from programs import EXAMPLES, PERMITTED, ROOT, WARNINGS, Runner
 
 PAGE = (ROOT / "docs" / "c.md").read_text()
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
-FIRST, BY_STRUCTURE, OPTIONS = re.findall(r"```c\n(.*?)```", PAGE, re.DOTALL)
+FIRST, BY_STRUCTURE, OPTIONS, FILTERS = re.findall(r"```c\n(.*?)```", PAGE, re.DOTALL)
 
 
 def commands(block: str) -> list[tuple[str, list[str]]]:
@@ -47,6 +47,10 @@ def test_the_programs_are_without_warnings(tmp_path: Path, cc: str, flags: list[
     for name, text in {
         "first": FIRST,
         "options": f"{within}{OPTIONS}check(penstock_finish(job));}}\n",
+        "filters": (
+            f"{within}penstock_tensor *tensor; const uint64_t shape[1] = {{9}};\n"
+            f"check(penstock_init(NULL, &job));\n{FILTERS}}}\n"
+        ),
         "structure": f"{within}{BY_STRUCTURE}}}\n",
     }.items():
         source = tmp_path / f"{name}.c"
