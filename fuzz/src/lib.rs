@@ -92,12 +92,12 @@ pub fn frame(data: &[u8]) {
 }
 
 /// What a codec decodes is the one payload of a chunk, and what it refuses changes nothing; a chunk comes back as it was. The
-/// first two bytes say which codec, what is held before, and how long the chunk is; the rest is a payload first, then a chunk.
+/// first three bytes say which codec, what is held before, and how long the chunk is; the rest is a payload first, then a chunk.
 pub fn codec(data: &[u8]) {
-    let [how, length, rest @ ..] = data else { return };
-    let codec::Entry { number, codec, .. } = codec::ALL[usize::from(*how & 31) % codec::ALL.len()];
-    let base = if how & 32 == 0 { Base::Held } else { Base::Zeros };
-    let bytes = 8 * (1 + usize::from(*length)) * if how & 64 == 0 { 1 } else { 33 };
+    let [which, how, length, rest @ ..] = data else { return };
+    let codec::Entry { number, codec, .. } = codec::ALL[usize::from(*which) % codec::ALL.len()];
+    let base = if how & 1 == 0 { Base::Held } else { Base::Zeros };
+    let bytes = 8 * (1 + usize::from(*length)) * if how & 2 == 0 { 1 } else { 33 };
     let held: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
     let onto = (base == Base::Held).then_some(&held[..]);
     let mut out = vec![0; *codec.lengths(bytes).end()];
@@ -106,8 +106,8 @@ pub fn codec(data: &[u8]) {
         Err(_) => assert_eq!(chunk, held, "what is refused changes nothing"),
         Ok(()) => {
             let again = codec.encode(Foreign::of(&chunk), onto, &mut out);
-            // Numbers swallow steps that are far smaller than they are: then it is another payload of the same chunk.
-            let is_stepped = number >= codec::Steps::new(Dtype::F32).number();
+            // Numbers swallow moves that are far smaller than they are: then it is another payload of the same chunk.
+            let is_stepped = number >= codec::Steps::FIRST;
             let same = |payload: &[u8]| {
                 let mut chunk = held.clone();
                 codec.decode(payload, base, &mut chunk).map(|()| chunk)

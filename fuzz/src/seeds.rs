@@ -176,7 +176,7 @@ fn quantized() -> Vec<(String, Vec<u8>)> {
         let mut payload = vec![0; *entry.codec.lengths(chunk.len()).end()];
         let length = entry.codec.encode(Foreign::of(&chunk), None, &mut payload).expect("it is of the form");
         // As the target reads it: the codec's place, against zeros, and 16 times 8 bytes.
-        let seed = [&[at as u8 | 32, 15][..], &payload[..length]].concat();
+        let seed = [&[at as u8, 1, 15][..], &payload[..length]].concat();
         seeds.push((format!("seed-of-{}", entry.number), seed));
     }
     seeds

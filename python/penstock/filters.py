@@ -14,7 +14,7 @@ the workers have of it. Elements that it lets pass are sent as they are now; the
 | `DVF(low)` | elements beyond a bound, which may follow the network: `DVF(low, up=...)` |
 | `TopK(fraction)` | the largest |
 | `RandomK(fraction, seed)` | some, drawn at random, the same on every worker |
-| `Quantize(form)` | all of them, in fewer bits; what rounding cuts off is held back. Of broadcasts: "int8" |
+| `Quantize(form)` | all of them, in fewer bits; what rounding cuts off is held back |
 | a class of `OwnFilter` | of pushes: what the program says |
 """
 
@@ -243,8 +243,8 @@ _FORMS = ("f16", "bf16", "int8", "2bit", "1bit")
 class Quantize:
     """
     Every element in fewer bits: rounded to a number that takes few of them. What rounding cuts off is held
-    back (error feedback). For pushes; "int8" for broadcasts as well, where what the workers have of an
-    element moves towards the value by such a number.
+    back (error feedback). Of broadcasts, what the workers have of an element moves towards the value by such
+    a number; of "1bit" also where it is the value already.
 
     Parameters
     ----------
@@ -254,9 +254,10 @@ class Quantize:
         elements share, in 8 bits. "2bit": `threshold` where at least as much is due, its negative where at
         most that is, else 0. "1bit": its sign, with the mean magnitude of what is due of 1024 elements.
     threshold
-        Of "2bit": above 0, in units of what is pushed; rounded to the tensor's dtype, which must hold it. It
-        has to be of the size of what is pushed: what is due of an element grows for as long as more is
-        pushed than one threshold, until 1,024 of them are sent at once (or, of float16, its largest number).
+        Of "2bit": above 0, in units of what is pushed, or for broadcasts of the value; rounded to the
+        tensor's dtype, which must hold it. It has to be of the size of what is due: that of an element grows
+        for as long as more than one threshold is added, until 1,024 of them are sent at once (or, of float16,
+        its largest number).
         Default None: 0.5, as in MXNet. The other forms have none.
 
     Raises
@@ -427,12 +428,6 @@ class Filters:
                 f"expected a filter that Penstock has for `broadcast`, got {self.broadcast!r}",
                 "it runs on the servers, which have none of the program's code: `push` may have it",
             )
-        if isinstance(self.broadcast, Quantize) and self.broadcast.form != "int8":
-            raise OptionError(
-                f'expected a filter that chooses elements, or ps.Quantize("int8"), for `broadcast`, got '
-                f"{self.broadcast!r}",
-                "what is sent of the value are differences, which have this form alone: `push` has all",
-            )
         for name, given in (("push", self.push), ("broadcast", self.broadcast)):
             if given is not None and not isinstance(given, PushFilter):
                 raise OptionError(f"expected a filter for `{name}`, such as ps.DVF(low=1e-3), got {given!r}")
@@ -527,11 +522,9 @@ def spelled(filters: object) -> tuple[_Named, _Named]:
             raise OptionError(
                 f"expected ps.Filters for `filter`, got {filters!r} alone", "give filter=ps.Filters(push=...)"
             )
-        only = isinstance(filters, Quantize) and filters.form != "int8"
-        also = "" if only else ", or the same with `broadcast`"
         raise OptionError(
             f"expected which direction is filtered, got {filters!r} alone",
-            f"give filter=ps.Filters(push=ps.{filters!r}){also}",
+            f"give filter=ps.Filters(push=ps.{filters!r}), or the same with `broadcast`",
         )
     if not isinstance(filters, Filters):
         raise OptionError(

@@ -2,10 +2,10 @@
  * what it read, which is the same on every worker. With "conflict": one whose filter is not the others'. */
 #include "expect.h"
 
-enum { ROWS = 70, WIDTH = 11, ELEMENTS = ROWS * WIDTH, RANK = 2, ITERATIONS = 7, FILTERED = 15 };
+enum { ROWS = 70, WIDTH = 11, ELEMENTS = ROWS * WIDTH, RANK = 2, ITERATIONS = 7, FILTERED = 17 };
 
 static const char *const names[FILTERED] = {"dvf",  "follows", "relative", "top",      "random",        "f16",      "bf16", "int8",
-                                            "2bit", "1bit",    "b.dvf",    "b.random", "b.int8", "b.streamed", "auto"};
+                                            "2bit", "1bit",    "b.dvf",    "b.random", "b.int8", "b.streamed", "auto",   "b.f16",    "b.2bit"};
 
 static penstock_filters filters_of(int which)
 {
@@ -23,6 +23,8 @@ static penstock_filters filters_of(int which)
     case 12: filters.broadcast.kind = PENSTOCK_QUANTIZE_INT8; break;
     case 13: filters.push = penstock_top_k(0.5); filters.broadcast = penstock_top_k(0.5); break;
     case 14: filters = penstock_auto(); break;
+    case 15: filters.broadcast.kind = PENSTOCK_QUANTIZE_F16; break;
+    case 16: filters.broadcast.kind = PENSTOCK_QUANTIZE_2BIT; filters.broadcast.threshold = 0.75; break;
     default: filters.push.kind = PENSTOCK_QUANTIZE_F16 + (uint32_t)which - 5; break;
     }
     return filters;

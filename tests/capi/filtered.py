@@ -21,6 +21,8 @@ FILTERS = {
     "b.int8": ps.Filters(broadcast=ps.Quantize("int8")),
     "b.streamed": ps.Filters(push=ps.TopK(0.5), broadcast=ps.TopK(0.5)),
     "auto": "auto",
+    "b.f16": ps.Filters(broadcast=ps.Quantize("f16")),
+    "b.2bit": ps.Filters(broadcast=ps.Quantize("2bit", threshold=0.75)),
 }
 seen = 2166136261
 

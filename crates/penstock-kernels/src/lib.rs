@@ -77,10 +77,12 @@ mod dtype;
 pub mod filter;
 mod fold;
 mod foreign;
+mod moves;
 mod number;
 mod optimizer;
 mod past_cache;
 mod product;
+mod round;
 mod scatter;
 mod sweep;
 #[cfg(test)]

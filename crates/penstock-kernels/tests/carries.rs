@@ -3,21 +3,25 @@
 
 mod travel;
 
-use penstock_kernels::codec::{Base, Codec, Raw, Sparse, Steps};
+use penstock_kernels::codec::{Base, Codec, Form, Raw, Sparse, Steps};
 use penstock_kernels::filter::{self, Coordinates, Everything, Filter, Pressure};
 use penstock_kernels::{Dtype, Foreign};
 use proptest::prelude::*;
 use travel::changes::{Changes, ENTRY};
 use travel::loud::Loud;
 
-const CODECS: [&dyn Codec; 7] = [
+const CODECS: [&dyn Codec; 11] = [
     &Raw,
     &Changes,
     &Sparse::<2>,
     &Sparse::<4>,
     &Sparse::<8>,
-    &Steps::new(Dtype::F32),
-    &Steps::new(Dtype::F16),
+    &Steps::new(Form::Int8, Dtype::F32),
+    &Steps::new(Form::Int8, Dtype::F16),
+    &Steps::new(Form::F16, Dtype::F32),
+    &Steps::new(Form::Bf16, Dtype::F64),
+    &Steps::new(Form::TwoBits, Dtype::F32),
+    &Steps::new(Form::OneBit, Dtype::Bf16),
 ];
 const LOUD: Loud = Loud { quiet: 2 };
 const AT: Coordinates = Coordinates { clock: 3, first: 0, pressure: Pressure::NONE };

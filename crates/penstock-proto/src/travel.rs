@@ -687,7 +687,7 @@ mod tests {
         ] {
             let sums = Filtering::of_sums(name, settings).unwrap();
             let of_values = Filtering::of_values(name, settings);
-            assert_eq!(of_values.is_some(), name == "Quantize int8", "values have that one");
+            assert_eq!(of_values, Some(sums), "it has the same number and settings");
             for (dtype, number) in Dtype::ALL.into_iter().zip(numbers) {
                 let travel = Travel::filtered(sums, Filtering::NONE, dtype);
                 let Some(number) = number else {
@@ -701,14 +701,25 @@ mod tests {
                 assert!(terms.sums.is_some() && !terms.contributions.uses_base());
             }
         }
-        let steps = Filtering::of_values("Quantize int8", &[]).unwrap();
-        for (dtype, numbers) in
-            [(Dtype::F32, [36, 2]), (Dtype::F64, [37, 3]), (Dtype::F16, [38, 1]), (Dtype::Bf16, [39, 1])]
-        {
-            let travel = Travel::filtered(Filtering::NONE, steps, dtype);
-            assert_eq!(travel.values, [Encoding(numbers[0]), Encoding(numbers[1]), Encoding::RAW]);
-            let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
-            assert!(terms.filter.holds_back() && terms.values.uses_base());
+        for (name, settings, first) in [
+            ("Quantize int8", &[][..], 36),
+            ("Quantize f16", &[], 40),
+            ("Quantize bf16", &[], 44),
+            ("Quantize 2bit", &[0.5], 48),
+            ("Quantize 1bit", &[], 52),
+        ] {
+            let steps = Filtering::of_values(name, settings).unwrap();
+            for (at, (dtype, sparse)) in Dtype::ALL.into_iter().zip([2, 3, 1, 1]).enumerate() {
+                let travel = Travel::filtered(Filtering::NONE, steps, dtype);
+                let terms = travel.resolve(dtype, &Registry::ALL).unwrap();
+                if name.ends_with("f16") && dtype.size() == 2 {
+                    assert!(!terms.filter.holds_back());
+                    continue;
+                }
+                let expected = [Encoding(first + at as u8), Encoding(sparse), Encoding::RAW];
+                assert_eq!(travel.values, expected, "{name} of {dtype:?}");
+                assert!(terms.filter.holds_back() && terms.values.uses_base());
+            }
         }
         let travel = |name, settings: &[f64]| {
             Travel::filtered(Filtering::of_sums(name, settings).unwrap(), Filtering::NONE, Dtype::F32)

@@ -7,7 +7,7 @@
 //!
 //! Of half of the tensors contributions may travel as factors, whatever else was declared.
 //!
-//! [`Reluctant`] holds back one changed word in four. It is declared of marked tensors alone, whose contributions do not depend on
+//! [`Reluctant`] holds back one changed word in four; beside it there are the filters of the product by which values move. A filter is declared of marked tensors alone, whose contributions do not depend on
 //! what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
 //! is one thing on all hosts.
 
@@ -37,7 +37,14 @@ const FILTERS: &[filter::Entry] = &[
         settings: &[],
         make: |_, _| Ok(Arc::new(Reluctant)),
     },
+    QUANTIZE[0],
+    QUANTIZE[1],
+    QUANTIZE[2],
+    QUANTIZE[3],
+    QUANTIZE[4],
 ];
+/// Those by which values move: what a receiver is told is not what they are, but by how much.
+const QUANTIZE: &[filter::Entry] = filter::ALL.split_at(4).1;
 
 /// All codecs that there are, and this one.
 const fn codecs(codec: &'static dyn Codec) -> [codec::Entry; codec::ALL.len() + 1] {
@@ -70,17 +77,30 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     let mut which = Rng::new(seed ^ 0x5fa25e);
     let mut sends = Rng::new(seed ^ 0xb40adca57);
     let mut thin = Rng::new(seed ^ 0xfac702);
+    let mut moves = Rng::new(seed ^ 0x57e95);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
         let encodings = || if both { vec![other, Encoding::RAW] } else { vec![Encoding::RAW] };
         let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
-        let filter = if holds_back { RELUCTANT } else { Filtering::NONE };
+        let (is_moved, form) = (moves.once_in(2), moves.within(1..=5) as usize - 1);
+        let filter = match (holds_back, is_moved) {
+            (false, _) => Filtering::NONE,
+            (true, false) => RELUCTANT,
+            (true, true) => {
+                let entry = QUANTIZE[form];
+                let settings = &[1.5][..entry.settings.len()];
+                Filtering::of_values(entry.name, settings).expect("it has such settings")
+            }
+        };
         if sends.once_in(3) {
             tensor.spec.propagation = Propagation::Broadcast;
         }
         let low_rank = if thin.once_in(2) && !tensor.is_loaded { 3 } else { 0 };
-        let (values, contributions) = (encodings(), encodings());
+        let (mut values, contributions) = (encodings(), encodings());
+        if holds_back && is_moved {
+            values = Travel::filtered(Filtering::NONE, filter, tensor.spec.dtype).values;
+        }
         tensor.spec.travel = Travel { filter, values, contributions, low_rank, ..Travel::default() };
     }
 }

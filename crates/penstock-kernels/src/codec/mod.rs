@@ -11,7 +11,7 @@
 //! | `bitmap.rs` | a bit for each element |
 //! | `indices.rs` | the gaps between those that are sent |
 //! | `quantized/` | numbers that take few bits, by form and type of their elements |
-//! | `steps.rs` | by how many steps each element has moved from the base |
+//! | `steps.rs` | by how much each element has moved from the base, in numbers that take few bits |
 //!
 //! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
@@ -28,7 +28,6 @@ pub(crate) use quantized::{MOST, largest_step, step};
 pub use raw::Raw;
 pub use sparse::Sparse;
 pub use steps::Steps;
-pub(crate) use steps::{BLOCK as STEP_BLOCK, move_by};
 
 use crate::{Dtype, Foreign};
 use std::fmt;
@@ -67,10 +66,22 @@ pub const ALL: &[Entry] = &[
     quantized("1bit of float64", &Quantized::new(Form::OneBit, Dtype::F64)),
     quantized("1bit of float16", &Quantized::new(Form::OneBit, Dtype::F16)),
     quantized("1bit of bfloat16", &Quantized::new(Form::OneBit, Dtype::Bf16)),
-    steps("steps of float32", &Steps::new(Dtype::F32)),
-    steps("steps of float64", &Steps::new(Dtype::F64)),
-    steps("steps of float16", &Steps::new(Dtype::F16)),
-    steps("steps of bfloat16", &Steps::new(Dtype::Bf16)),
+    steps("steps of float32", &Steps::new(Form::Int8, Dtype::F32)),
+    steps("steps of float64", &Steps::new(Form::Int8, Dtype::F64)),
+    steps("steps of float16", &Steps::new(Form::Int8, Dtype::F16)),
+    steps("steps of bfloat16", &Steps::new(Form::Int8, Dtype::Bf16)),
+    steps("f16 steps of float32", &Steps::new(Form::F16, Dtype::F32)),
+    steps("f16 steps of float64", &Steps::new(Form::F16, Dtype::F64)),
+    steps("bf16 steps of float32", &Steps::new(Form::Bf16, Dtype::F32)),
+    steps("bf16 steps of float64", &Steps::new(Form::Bf16, Dtype::F64)),
+    steps("2bit steps of float32", &Steps::new(Form::TwoBits, Dtype::F32)),
+    steps("2bit steps of float64", &Steps::new(Form::TwoBits, Dtype::F64)),
+    steps("2bit steps of float16", &Steps::new(Form::TwoBits, Dtype::F16)),
+    steps("2bit steps of bfloat16", &Steps::new(Form::TwoBits, Dtype::Bf16)),
+    steps("1bit steps of float32", &Steps::new(Form::OneBit, Dtype::F32)),
+    steps("1bit steps of float64", &Steps::new(Form::OneBit, Dtype::F64)),
+    steps("1bit steps of float16", &Steps::new(Form::OneBit, Dtype::F16)),
+    steps("1bit steps of bfloat16", &Steps::new(Form::OneBit, Dtype::Bf16)),
 ];
 
 const fn steps(name: &'static str, codec: &'static Steps) -> Entry {

@@ -1,52 +1,51 @@
-//! Steps: by how many steps each element has moved from the base, as the [filter](crate::filter::Steps) of values of that name makes
-//! them. A chunk with an element that has moved in any other way does not pay.
+//! Steps: by how much each element has moved from the base, as the [filter](crate::filter::Steps) of values makes it: a number that
+//! takes few bits. A chunk with an element that has moved in any other way does not pay.
 //!
-//! A payload is a sequence of blocks of 256 elements, of which the last may be short: 2 bytes, the exponent of a power of two, the
-//! step; and a byte for each element: how many of them are added to it, from -127 to 127. Of the largest block by block it is 64
-//! or more, unless the step is the least that there is. An element that has not moved keeps its bits. The receiver adds in the
-//! dtype's accumulator, and rounds, as the filter did.
+//! A payload is that of [quantized](super::quantized) numbers, which say by how much; an element that has not moved keeps its bits. The
+//! receiver adds in the dtype's accumulator, and rounds, as the filter did: one [function](crate::moves) does it for both.
+//!
+//! What the filter added is not known here, only what came of it, which was rounded. So the sender guesses, a few times for each block,
+//! and moves the base as the receiver will: a guess that does not come to the chunk, bit for bit, is none. For a chunk there may be
+//! several payloads, then, that come to the same.
 
-use super::quantized::{STEP, check_steps, largest_step, step};
+use super::quantized::{self, Form, Moved, Packed, Packing, Quantized};
 use super::span::refused;
 use super::{Base, Codec, Undecodable};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
 use crate::blocks::{self, Room};
-use crate::number::{Number, Real, largest, power_of_two};
-use crate::sweep::ScalarOf;
+use crate::moves::{differences, load, move_by};
 use crate::vector::Element;
 use crate::{Dtype, Foreign, ForeignMut};
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
-/// Elements of a block.
-pub(crate) const BLOCK: usize = 256;
-
-/// Elements of one dtype that have moved by whole steps.
+/// Elements of one dtype that have moved by numbers of one form.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
-    dtype: Dtype,
+    numbers: Quantized,
 }
 
 impl Steps {
-    /// For elements of such a dtype.
-    pub const fn new(dtype: Dtype) -> Self {
-        Self { dtype }
+    /// By numbers of such a form, for elements of such a dtype.
+    pub const fn new(form: Form, dtype: Dtype) -> Self {
+        Self { numbers: Quantized::new(form, dtype) }
     }
 
-    /// The number by which the codec is known.
+    /// The number by which the codec is known: from [`Steps::FIRST`] on.
     pub const fn number(self) -> u8 {
-        36 + self.dtype as u8
+        // In the order in which they came to be.
+        let place = match self.numbers.form() {
+            Form::Int8 => 0,
+            Form::F16 => 1,
+            Form::Bf16 => 2,
+            Form::TwoBits => 3,
+            Form::OneBit => 4,
+        };
+        Self::FIRST + 4 * place + self.numbers.dtype() as u8
     }
 
-    /// Bytes of a payload, where that is fewer than the chunk's.
-    fn bytes(self, chunk: usize) -> Option<usize> {
-        let size = self.dtype.size();
-        if !chunk.is_multiple_of(size) {
-            return None;
-        }
-        let elements = chunk / size;
-        Some(elements + STEP * elements.div_ceil(BLOCK)).filter(|&bytes| bytes < chunk)
-    }
+    /// The least of their numbers.
+    pub const FIRST: u8 = 36;
 
     /// [`Codec::encode`] with the variant `arch`; the outer `None`, with nothing done, where this machine lacks it.
     pub fn encode_on(
@@ -77,13 +76,11 @@ impl Codec for Steps {
     }
 
     fn carries(&self, dtype: Dtype) -> bool {
-        dtype == self.dtype
+        self.numbers.carries(dtype)
     }
 
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
-        // None of a chunk that it would not make shorter.
-        let none = RangeInclusive::new(1, 0);
-        self.bytes(bytes).map_or(none, |bytes| bytes..=bytes)
+        self.numbers.lengths(bytes)
     }
 
     fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize> {
@@ -92,30 +89,6 @@ impl Codec for Steps {
 
     fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
         arch::compute_on_best(Decode { codec: *self, payload, base, chunk })
-    }
-}
-
-/// A block of elements, each moved by so many steps and rounded, goes to `to`: those that do not move as they stand in `base`, bit for
-/// bit. `wide` has the accumulators of the base, and is worked in.
-#[inline(always)]
-pub(crate) fn move_by<E: Element>(
-    base: &[u8],
-    wide: &mut [u8],
-    steps: &[u8],
-    exponent: i32,
-    to: &mut [u8; BLOCK * 8],
-) {
-    let scale = ScalarOf::<E>::of(power_of_two(exponent));
-    for (word, &byte) in ScalarOf::<E>::words_mut(wide).iter_mut().zip(steps) {
-        *word = (ScalarOf::<E>::read(*word) + ScalarOf::<E>::of_byte(byte) * scale).write();
-    }
-    let to = &mut to[..base.len()];
-    blocks::store::<E>(wide, &mut ForeignMut::of(to), 0);
-    let elements = to.chunks_exact_mut(E::SIZE).zip(base.chunks_exact(E::SIZE));
-    for ((to, base), &byte) in elements.zip(steps) {
-        for (to, base) in to.iter_mut().zip(base) {
-            *to = if byte == 0 { *base } else { *to };
-        }
     }
 }
 
@@ -130,47 +103,63 @@ impl Dispatch for Encode<'_> {
     type Output = Option<usize>;
 
     fn on<I: Isa>(self, isa: I) -> Option<usize> {
-        let bytes = self.codec.bytes(self.chunk.len())?;
-        let fits = match self.codec.dtype {
-            Dtype::F32 => isa.run(EncodeBy::<I::F32> { work: self, element: PhantomData }),
-            Dtype::F64 => isa.run(EncodeBy::<I::F64> { work: self, element: PhantomData }),
-            Dtype::F16 => isa.run(EncodeBy::<I::F16> { work: self, element: PhantomData }),
-            Dtype::Bf16 => isa.run(EncodeBy::<I::Bf16> { work: self, element: PhantomData }),
-        };
-        fits.then_some(bytes)
+        quantized::on(isa, self)
     }
 }
 
-struct EncodeBy<'a, E> {
+impl Packed for Encode<'_> {
+    type Output = Option<usize>;
+
+    fn codec(&self) -> Quantized {
+        self.codec.numbers
+    }
+
+    fn by<P: Packing, E: Element, I: Isa>(self, isa: I) -> Option<usize> {
+        let bytes = self.codec.numbers.bytes(self.chunk.len())?;
+        isa.run(EncodeBy::<P, E> { work: self, packing: PhantomData }).then_some(bytes)
+    }
+}
+
+struct EncodeBy<'a, P, E> {
     work: Encode<'a>,
-    element: PhantomData<E>,
+    packing: PhantomData<(P, E)>,
 }
 
 /// What a block is worked on in.
 struct Rooms {
     now: Room,
     held: Room,
+    off: Room,
     by: Room,
-    /// Elements as they stand.
-    chunk: [u8; BLOCK * 8],
-    moved: [u8; BLOCK * 8],
+    stands: Room,
+    numbers: Room,
+    moved: Room,
+    room: Room,
 }
 
-impl<E: Element> Kernel for EncodeBy<'_, E> {
+impl Rooms {
+    fn new() -> Self {
+        let [now, held, off, by] = [Room::new(), Room::new(), Room::new(), Room::new()];
+        let [stands, numbers, moved, room] = [Room::new(), Room::new(), Room::new(), Room::new()];
+        Self { now, held, off, by, stands, numbers, moved, room }
+    }
+}
+
+impl<P: Packing, E: Element> Kernel for EncodeBy<'_, P, E> {
     type Output = bool;
 
     #[inline(always)]
     fn run(self) -> bool {
-        let Encode { codec: Steps { dtype }, chunk, base, mut out } = self.work;
-        let (now, held, by) = (Room::new(), Room::new(), Room::new());
-        let mut rooms = Rooms { now, held, by, chunk: [0; BLOCK * 8], moved: [0; BLOCK * 8] };
-        let zeros = [0; BLOCK * 8];
-        for start in (0..chunk.len()).step_by(BLOCK * E::SIZE) {
-            let end = chunk.len().min(start + BLOCK * E::SIZE);
-            let base = base.map_or(&zeros[..end - start], |base| &base[start..end]);
-            let bytes = STEP + (end - start) / E::SIZE;
+        let Encode { codec: Steps { numbers }, chunk, base, mut out } = self.work;
+        let mut rooms = Rooms::new();
+        let zeros = Room::new();
+        let block = numbers.form().block() * E::SIZE;
+        for start in (0..chunk.len()).step_by(block) {
+            let end = chunk.len().min(start + block);
+            let base = base.map_or(&zeros.0[..end - start], |base| &base[start..end]);
+            let bytes = numbers.bytes_of((end - start) / E::SIZE);
             let packed = out.split_off_mut(..bytes).expect("room for a payload");
-            if !pack::<E>(dtype, &chunk.part(start..end), base, &mut rooms, packed) {
+            if !pack::<P, E>(&chunk.part(start..end), base, &mut rooms, packed) {
                 return false;
             }
         }
@@ -178,44 +167,35 @@ impl<E: Element> Kernel for EncodeBy<'_, E> {
     }
 }
 
-/// Writes the steps of a block, if its elements have moved by steps.
+/// Writes by how much the elements of a block have moved, if that are numbers of the form.
 #[inline(always)]
-fn pack<E: Element>(
-    dtype: Dtype,
+fn pack<P: Packing, E: Element>(
     chunk: &Foreign<'_>,
     base: &[u8],
     rooms: &mut Rooms,
     packed: &mut [u8],
 ) -> bool {
     let bytes = base.len() / E::SIZE * E::State::SIZE;
-    let Rooms { now, held, by, chunk: stands, moved } = rooms;
-    let (now, held, by) = (&mut now.0[..bytes], &mut held.0[..bytes], &mut by.0[..bytes]);
-    let stands = &mut stands[..base.len()];
+    let Rooms { now, held, off, by, stands, numbers, moved, room } = rooms;
+    let (now, held, off, by) =
+        (&mut now.0[..bytes], &mut held.0[..bytes], &mut off.0[..bytes], &mut by.0[..bytes]);
+    let stands = &mut stands.0[..base.len()];
     // Others may be writing it: this is the one look at it.
     chunk.copy_to(stands);
-    blocks::load::<E>(&Foreign::of(stands), 0, now);
-    blocks::load::<E>(&Foreign::of(base), 0, held);
-    let read = ScalarOf::<E>::read;
-    let by = ScalarOf::<E>::words_mut(by);
-    let words = ScalarOf::<E>::words(now).iter().zip(ScalarOf::<E>::words(held));
-    for (by, (now, held)) in by.iter_mut().zip(words) {
-        let difference = read(*now) - read(*held);
-        *by = if difference.is_finite() { difference.write() } else { ScalarOf::<E>::of(0.0).write() };
-    }
-    let nearest = step(dtype, largest::<ScalarOf<E>>(by));
-    let (first, steps) = packed.split_at_mut(STEP);
-    // Where the largest has moved by just 64 steps, rounding may have made it less than that.
-    let exponents = [nearest, (nearest + 1).min(largest_step(dtype))];
-    exponents.into_iter().any(|exponent| {
-        let inverse = ScalarOf::<E>::of(power_of_two(-exponent));
-        for (by, byte) in by.iter().zip(steps.iter_mut()) {
-            *byte = (read(*by) * inverse).whole_byte();
-        }
-        first.copy_from_slice(&(exponent as i16).to_le_bytes());
-        // As the receiver will.
+    load::<E>(stands, now);
+    load::<E>(base, held);
+    differences::<E>(now, held, off, |_, _| ());
+    let (numbers, moved) = (&mut numbers.0[..base.len()], &mut moved.0[..base.len()]);
+    (0..P::GUESSES).any(|guess| {
+        P::guess::<E>(guess, Moved { base, stands, held, off }, by);
+        // As elements hold it, which the receiver will be told.
+        blocks::store::<E>(by, &mut ForeignMut::of(numbers), 0);
+        load::<E>(numbers, by);
         now.copy_from_slice(held);
-        move_by::<E>(base, now, steps, exponent, moved);
-        moved[..base.len()] == *stands && check_steps(dtype, first, steps).is_ok()
+        move_by::<E>(base, now, by, moved);
+        *moved == *stands
+            && P::pack(&Foreign::of(numbers), room, packed)
+            && P::check(packed, base.len() / E::SIZE).is_ok()
     })
 }
 
@@ -230,46 +210,57 @@ impl Dispatch for Decode<'_> {
     type Output = Result<(), Undecodable>;
 
     fn on<I: Isa>(self, isa: I) -> Result<(), Undecodable> {
-        let Some(bytes) = self.codec.bytes(self.chunk.len()) else {
+        quantized::on(isa, self)
+    }
+}
+
+impl Packed for Decode<'_> {
+    type Output = Result<(), Undecodable>;
+
+    fn codec(&self) -> Quantized {
+        self.codec.numbers
+    }
+
+    fn by<P: Packing, E: Element, I: Isa>(self, isa: I) -> Result<(), Undecodable> {
+        let Some(bytes) = self.codec.numbers.bytes(self.chunk.len()) else {
             return refused("chunk that it makes shorter, bytes of it", 0, self.chunk.len());
         };
         if self.payload.len() != bytes {
             return refused("bytes", bytes, self.payload.len());
         }
-        match self.codec.dtype {
-            Dtype::F32 => isa.run(DecodeBy::<I::F32> { work: self, element: PhantomData }),
-            Dtype::F64 => isa.run(DecodeBy::<I::F64> { work: self, element: PhantomData }),
-            Dtype::F16 => isa.run(DecodeBy::<I::F16> { work: self, element: PhantomData }),
-            Dtype::Bf16 => isa.run(DecodeBy::<I::Bf16> { work: self, element: PhantomData }),
-        }
+        isa.run(DecodeBy::<P, E> { work: self, packing: PhantomData })
     }
 }
 
-struct DecodeBy<'a, E> {
+struct DecodeBy<'a, P, E> {
     work: Decode<'a>,
-    element: PhantomData<E>,
+    packing: PhantomData<(P, E)>,
 }
 
-impl<E: Element> Kernel for DecodeBy<'_, E> {
+impl<P: Packing, E: Element> Kernel for DecodeBy<'_, P, E> {
     type Output = Result<(), Undecodable>;
 
     #[inline(always)]
     fn run(self) -> Result<(), Undecodable> {
-        let Decode { codec: Steps { dtype }, payload, base, chunk } = self.work;
-        let blocks = payload.chunks(STEP + BLOCK).map(|packed| packed.split_at(STEP));
-        for (first, steps) in blocks.clone() {
-            check_steps(dtype, first, steps)?;
+        let Decode { codec: Steps { numbers }, payload, base, chunk } = self.work;
+        let block = numbers.form().block();
+        let packed = payload.chunks(numbers.bytes_of(block));
+        for (packed, chunk) in packed.clone().zip(chunk.chunks(block * E::SIZE)) {
+            P::check(packed, chunk.len() / E::SIZE)?;
         }
         if base == Base::Zeros {
             chunk.fill(0);
         }
-        let (mut room, mut moved) = (Room::new(), [0; BLOCK * 8]);
-        for ((first, steps), chunk) in blocks.zip(chunk.chunks_mut(BLOCK * E::SIZE)) {
-            let held = &mut room.0[..steps.len() * E::State::SIZE];
-            blocks::load::<E>(&Foreign::of(chunk), 0, held);
-            let exponent = i16::from_le_bytes([first[0], first[1]]).into();
-            move_by::<E>(chunk, held, steps, exponent, &mut moved);
-            chunk.copy_from_slice(&moved[..chunk.len()]);
+        let (mut room, mut held, mut by, mut moved) = (Room::new(), Room::new(), Room::new(), Room::new());
+        for (packed, chunk) in packed.zip(chunk.chunks_mut(block * E::SIZE)) {
+            let bytes = chunk.len() / E::SIZE * E::State::SIZE;
+            let (held, by) = (&mut held.0[..bytes], &mut by.0[..bytes]);
+            let moved = &mut moved.0[..chunk.len()];
+            P::unpack(packed, &mut room, moved);
+            load::<E>(moved, by);
+            load::<E>(chunk, held);
+            move_by::<E>(chunk, held, by, moved);
+            chunk.copy_from_slice(moved);
         }
         Ok(())
     }

@@ -10,7 +10,7 @@
 //! | `sums/bounded.rs` | the elements that are further behind than a bound |
 //! | `sums/top.rs` | those that are furthest behind |
 //! | `sums/random.rs` | some, drawn at random |
-//! | `steps.rs` | all of it, moved towards the value by steps that take a byte |
+//! | `steps.rs` | all of it, moved towards the value by numbers that take few bits |
 //! | `difference.rs` | the arithmetic of those that choose |
 //! | `spread.rs` | what a relative bound is relative to |
 //! | `behind.rs` | when a filter chooses |
@@ -21,7 +21,8 @@
 //! chooses by the same settings stands in one file.
 //!
 //! - **New values, bit for bit.** An element that passes is copied; it is not added to, but for steps.
-//! - **What is the same is never chosen**, and sameness is of bits: -0.0 is not 0.0.
+//! - **What is the same is never chosen**, and sameness is of bits: -0.0 is not 0.0. (But for the form `1bit` of `steps.rs`, where
+//!   something else of the block is not.)
 //! - **What is not finite passes**, and so does what replaces it.
 //! - **Each chunk for itself**, as with sums.
 
@@ -66,7 +67,11 @@ pub const ALL: &[Entry] = &[
     Entry { number: 1, name: "DVF", settings: sums::Bounded::SETTINGS, make: sums::Bounded::of_values },
     Entry { number: 2, name: "TopK", settings: &["fraction"], make: sums::Top::of_values },
     Entry { number: 3, name: "RandomK", settings: &["fraction", "seed"], make: sums::Random::of_values },
-    Entry { number: 6, name: "Quantize int8", settings: &[], make: Steps::make },
+    Entry { number: 4, name: "Quantize f16", settings: &[], make: Steps::f16 },
+    Entry { number: 5, name: "Quantize bf16", settings: &[], make: Steps::bf16 },
+    Entry { number: 6, name: "Quantize int8", settings: &[], make: Steps::int8 },
+    Entry { number: 7, name: "Quantize 2bit", settings: &["threshold"], make: Steps::two_bits },
+    Entry { number: 8, name: "Quantize 1bit", settings: &[], make: Steps::one_bit },
 ];
 
 /// Where a chunk of a contribution or of a value stands: in clocks, and in the tensor.
@@ -186,7 +191,7 @@ pub trait Filter: fmt::Debug + Send + Sync {
     }
 
     /// Overwrites `held`, what the receivers of a chunk hold now, with what they are to hold next, given its `value` of the
-    /// same length. Where the two agree already, they still agree afterwards.
+    /// same length. Where the two agree already in all of the chunk, they still agree afterwards.
     ///
     /// For callers that are [`settled`](crate::settled), as the bound is worked out here.
     fn next(&self, at: Coordinates, value: &[u8], held: &mut [u8]);

@@ -1,19 +1,28 @@
-//! Values that move by steps: what receivers hold of an element moves towards the value by a whole number of steps, from -127 to 127,
-//! of a power of two that 256 elements share. The largest difference of them is 64 steps or more. What that leaves is due with the
-//! next change: the difference itself is the error feedback.
+//! Values that move: what receivers hold of an element moves towards the value by a number that takes few bits, as contributions are
+//! [quantized](super::sums::Quantize). What that leaves is due with the next change: the difference itself is the error feedback.
+//!
+//! | form | by how much an element moves |
+//! |---|---|
+//! | `f16`, `bf16` | the nearest such number to the difference |
+//! | `int8` | the nearest multiple, from -127 to 127, of a power of two that 256 elements share; the largest difference is 64 of them or more |
+//! | `2bit` | `threshold` where it is at least as far, its negative where at most that, else not |
+//! | `1bit` | the mean distance of 1024 elements, towards the value. So one that is there already moves off, and comes back later |
 //!
 //! What receivers hold are ordinary elements, so that those on the home's own host see the same; the [codec](crate::codec::Steps) of
-//! the same name finds the steps again. Where something is not finite, or a step would lead beyond the largest number, the value
-//! itself passes, and its chunk goes by another codec.
+//! the same name finds again by how much they moved. Where something is not finite, or a move would lead beyond the largest number or
+//! never arrive (see [`Round::is_beyond`]), the value itself passes, and its chunk goes by another codec.
 
-use super::{Coordinates, Filter, Made};
+use super::sums::held_threshold;
+use super::{Coordinates, Everything, Filter, Made};
+use crate::Dtype;
 use crate::arch::{self, Dispatch, Isa, Kernel};
-use crate::blocks::{self, Room};
-use crate::codec::{self, STEP_BLOCK};
-use crate::number::{Number, Real, largest, power_of_two};
+use crate::blocks::{BLOCK, Room};
+use crate::codec::{self, Form};
+use crate::moves::{differences, load, move_by};
+use crate::number::Number;
+use crate::round::{self, Round, Rounded};
 use crate::sweep::ScalarOf;
 use crate::vector::Element;
-use crate::{Dtype, Foreign};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -21,17 +30,44 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     dtype: Dtype,
+    form: Form,
+    /// Of the form that has one.
+    threshold: f64,
 }
 
 impl Steps {
-    pub(super) fn make(dtype: Dtype, _: &[f64]) -> Made {
-        Ok(Arc::new(Self { dtype }))
+    pub(super) fn f16(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::F16, dtype, 0.0)
+    }
+
+    pub(super) fn bf16(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::Bf16, dtype, 0.0)
+    }
+
+    pub(super) fn int8(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::Int8, dtype, 0.0)
+    }
+
+    pub(super) fn two_bits(dtype: Dtype, settings: &[f64]) -> Made {
+        Self::made(Form::TwoBits, dtype, settings.first().copied().unwrap_or(f64::NAN))
+    }
+
+    pub(super) fn one_bit(dtype: Dtype, _: &[f64]) -> Made {
+        Self::made(Form::OneBit, dtype, 0.0)
+    }
+
+    fn made(form: Form, dtype: Dtype, threshold: f64) -> Made {
+        // As of contributions: what has 16 bits already would be no shorter.
+        if form.is_half() && dtype.size() == 2 {
+            return Ok(Everything::shared());
+        }
+        Ok(Arc::new(Self { dtype, form, threshold: held_threshold(form, dtype, threshold)? }))
     }
 }
 
 impl Filter for Steps {
     fn codec(&self) -> Option<u8> {
-        Some(codec::Steps::new(self.dtype).number())
+        Some(codec::Steps::new(self.form, self.dtype).number())
     }
 
     fn passes(&self) -> u32 {
@@ -40,12 +76,12 @@ impl Filter for Steps {
 
     fn next(&self, _: Coordinates, value: &[u8], held: &mut [u8]) {
         assert_eq!(value.len(), held.len(), "receivers hold as much as there is");
-        arch::compute_on_best(Work { dtype: self.dtype, value, held });
+        arch::compute_on_best(Work { filter: *self, value, held });
     }
 }
 
 struct Work<'a> {
-    dtype: Dtype,
+    filter: Steps,
     value: &'a [u8],
     held: &'a mut [u8],
 }
@@ -54,81 +90,75 @@ impl Dispatch for Work<'_> {
     type Output = ();
 
     fn on<I: Isa>(self, isa: I) {
-        match self.dtype {
-            Dtype::F32 => isa.run(On::<I::F32> { work: self, element: PhantomData }),
-            Dtype::F64 => isa.run(On::<I::F64> { work: self, element: PhantomData }),
-            Dtype::F16 => isa.run(On::<I::F16> { work: self, element: PhantomData }),
-            Dtype::Bf16 => isa.run(On::<I::Bf16> { work: self, element: PhantomData }),
+        match self.filter.dtype {
+            Dtype::F32 => self.of::<I, I::F32>(isa),
+            Dtype::F64 => self.of::<I, I::F64>(isa),
+            Dtype::F16 => self.of::<I, I::F16>(isa),
+            Dtype::Bf16 => self.of::<I, I::Bf16>(isa),
         }
     }
 }
 
-struct On<'a, E> {
+impl Work<'_> {
+    fn of<I: Isa, E: Element>(self, isa: I) {
+        let Steps { dtype, form, threshold } = self.filter;
+        round::by::<I, E, _>(form, dtype, threshold, With { work: self, isa });
+    }
+}
+
+/// The same, once it is known how to round.
+struct With<'a, I> {
     work: Work<'a>,
+    isa: I,
+}
+
+impl<I: Isa, E: Element> Rounded<E> for With<'_, I> {
+    fn with<R: Round>(self, round: R) {
+        self.isa.run(On::<E, R> { work: self.work, round, element: PhantomData });
+    }
+}
+
+struct On<'a, E, R> {
+    work: Work<'a>,
+    round: R,
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for On<'_, E> {
+impl<E: Element, R: Round> Kernel for On<'_, E, R> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Work { dtype, value, held } = self.work;
-        let (mut now, mut there, mut by) = (Room::new(), Room::new(), Room::new());
-        let (mut steps, mut strange) = ([0; STEP_BLOCK], [false; STEP_BLOCK]);
-        let mut moved = [0; STEP_BLOCK * 8];
-        let block = STEP_BLOCK * E::SIZE;
+        let Self { work: Work { filter, value, held }, round, .. } = self;
+        let (mut now, mut there) = (Room::new(), Room::new());
+        let (mut due, mut by, mut moved) = (Room::new(), Room::new(), Room::new());
+        let mut strange = [false; BLOCK];
+        let block = filter.form.block() * E::SIZE;
         for (value, held) in value.chunks(block).zip(held.chunks_mut(block)) {
             let elements = value.len() / E::SIZE;
             let bytes = elements * E::State::SIZE;
-            let (now, there, by) = (&mut now.0[..bytes], &mut there.0[..bytes], &mut by.0[..bytes]);
-            blocks::load::<E>(&Foreign::of(value), 0, now);
-            blocks::load::<E>(&Foreign::of(held), 0, there);
-            differences::<E>(now, there, by, &mut strange[..elements]);
-            let exponent = count::<E>(dtype, by, &mut steps[..elements]);
-            codec::move_by::<E>(held, there, &steps[..elements], exponent, &mut moved);
-            blocks::load::<E>(&Foreign::of(&moved[..held.len()]), 0, there);
-            let words = ScalarOf::<E>::words(there).iter().zip(ScalarOf::<E>::words(by));
-            let largest_there_is = exponent == codec::largest_step(dtype);
-            let most = ScalarOf::<E>::of(f64::from(codec::MOST) * power_of_two(exponent));
-            for (strange, (moved, by)) in strange.iter_mut().zip(words) {
-                // Beyond the numbers that there are, or the steps.
+            let (now, there) = (&mut now.0[..bytes], &mut there.0[..bytes]);
+            let (due, by, moved) = (&mut due.0[..bytes], &mut by.0[..bytes], &mut moved.0[..held.len()]);
+            load::<E>(value, now);
+            load::<E>(held, there);
+            differences::<E>(now, there, due, |at, is_finite| strange[at] = !is_finite);
+            let (words, words_mut) = (ScalarOf::<E>::words, ScalarOf::<E>::words_mut);
+            round.round::<ScalarOf<E>>(words(due), words_mut(by));
+            move_by::<E>(held, there, by, moved);
+            load::<E>(moved, there);
+            let mut any = false;
+            for (strange, (moved, due)) in strange.iter_mut().zip(words(there).iter().zip(words(due))) {
                 *strange |= !ScalarOf::<E>::read(*moved).is_finite();
-                *strange |= largest_there_is && ScalarOf::<E>::read(*by).magnitude() > most;
+                *strange |= round.is_beyond(ScalarOf::<E>::read(*due));
+                any |= *strange;
             }
-            held.copy_from_slice(&moved[..held.len()]);
-            if strange[..elements].contains(&true) {
+            held.copy_from_slice(moved);
+            if any {
                 let pairs = value.chunks_exact(E::SIZE).zip(held.chunks_exact_mut(E::SIZE));
-                for ((value, held), _) in pairs.zip(strange).filter(|(_, strange)| *strange) {
+                for ((value, held), _) in pairs.zip(&strange).filter(|(_, strange)| **strange) {
                     held.copy_from_slice(value);
                 }
             }
         }
     }
-}
-
-/// How far the value is from what is held, 0 where that is no finite number: that is `strange`.
-#[inline(always)]
-fn differences<E: Element>(now: &[u8], there: &[u8], by: &mut [u8], strange: &mut [bool]) {
-    let read = ScalarOf::<E>::read;
-    let words = ScalarOf::<E>::words(now).iter().zip(ScalarOf::<E>::words(there));
-    for ((by, strange), (now, there)) in ScalarOf::<E>::words_mut(by).iter_mut().zip(strange).zip(words) {
-        let difference = read(*now) - read(*there);
-        *strange = !difference.is_finite();
-        *by = if difference.is_finite() { difference.write() } else { ScalarOf::<E>::of(0.0).write() };
-    }
-}
-
-/// How many steps each element is to move, and the step's exponent.
-#[inline(always)]
-fn count<E: Element>(dtype: Dtype, by: &[u8], steps: &mut [u8]) -> i32 {
-    let by = ScalarOf::<E>::words(by);
-    let exponent = codec::step(dtype, largest::<ScalarOf<E>>(by));
-    let (inverse, most) = (ScalarOf::<E>::of(power_of_two(-exponent)), ScalarOf::<E>::of(codec::MOST.into()));
-    for (by, byte) in by.iter().zip(steps) {
-        let multiple = ScalarOf::<E>::read(*by) * inverse;
-        let multiple = if multiple.magnitude() > most { most.signed(multiple) } else { multiple };
-        *byte = multiple.whole_byte();
-    }
-    exponent
 }

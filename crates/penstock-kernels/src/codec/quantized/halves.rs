@@ -1,10 +1,11 @@
 //! Elements `E` whose numbers are those of `H`, which has half precision.
 
-use super::Packing;
+use super::{Moved, Packing};
 use crate::blocks::{self, Room};
 use crate::codec::Undecodable;
 use crate::codec::span::refused;
 use crate::number::Number;
+use crate::round::{Nearest, Round};
 use crate::sweep::ScalarOf;
 use crate::vector::{Element, TAIL, Vector};
 use crate::{Foreign, ForeignMut};
@@ -28,6 +29,15 @@ impl<E: Element, H: Element> Halves<E, H> {
 }
 
 impl<E: Element, H: Element> Packing for Halves<E, H> {
+    const GUESSES: usize = 1;
+
+    /// The nearest: rounding has moved the element by less than that can tell apart, or the half has all bits of it.
+    #[inline(always)]
+    fn guess<M: Element>(_: usize, moved: Moved<'_>, by: &mut [u8]) {
+        let off = ScalarOf::<M>::words(moved.off);
+        Nearest::<H>(PhantomData).round::<ScalarOf<M>>(off, ScalarOf::<M>::words_mut(by));
+    }
+
     #[inline(always)]
     fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];

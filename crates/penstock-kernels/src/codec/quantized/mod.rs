@@ -10,21 +10,23 @@
 //! | `thirds.rs` | 1024 | the magnitude of all that are not 0, as an element; a bit each: whether it is not 0; and a bit each: whether it is negative. If all are 0, so is the magnitude |
 //! | `signs.rs` | 1024 | the magnitude of all, as an element; and a bit each: whether it is negative |
 //!
-//! All numbers are little-endian. Of bits (`bits.rs`) the first is the lowest of the first byte, and those behind the last are 0. So
+//! What `magnitude.rs` finds is that of elements that have moved ([`steps`](super::steps)). All numbers are little-endian. Of bits (`bits.rs`) the first is the lowest of the first byte, and those behind the last are 0. So
 //! a chunk has one payload, whose length the chunk's own length tells.
 
 mod bits;
 mod halves;
+mod magnitude;
 mod multiples;
 mod signs;
 mod thirds;
 
-pub(crate) use multiples::{MOST, STEP, check_steps, largest_step, step};
+pub(crate) use multiples::{MOST, largest_step, step};
 
 use super::span::refused;
 use super::{Base, Codec, Undecodable};
 use crate::arch::{self, Arch, Dispatch, Isa, Kernel};
 use crate::blocks::Room;
+use crate::vector::Element;
 use crate::{Dtype, Foreign};
 use bits::Bits;
 use std::marker::PhantomData;
@@ -52,6 +54,11 @@ impl Form {
             Self::Int8 => 256,
             _ => 1024,
         }
+    }
+
+    /// Whether its numbers are those of a half precision.
+    pub(crate) fn is_half(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16)
     }
 
     /// Bytes of a block of so many elements of so many bytes.
@@ -83,8 +90,21 @@ impl Quantized {
         16 + 4 * self.form as u8 + self.dtype as u8
     }
 
+    pub(super) const fn form(self) -> Form {
+        self.form
+    }
+
+    pub(super) const fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
+    /// Bytes of a block of so many elements.
+    pub(super) fn bytes_of(self, elements: usize) -> usize {
+        self.form.bytes(self.dtype.size(), elements)
+    }
+
     /// Bytes of a payload, where that is fewer than the chunk's.
-    fn bytes(self, chunk: usize) -> Option<usize> {
+    pub(super) fn bytes(self, chunk: usize) -> Option<usize> {
         let (size, block) = (self.dtype.size(), self.form.block());
         if !chunk.is_multiple_of(size) {
             return None;
@@ -128,8 +148,27 @@ impl Codec for Quantized {
     }
 }
 
+/// A block whose elements have moved.
+#[derive(Clone, Copy)]
+pub(super) struct Moved<'a> {
+    /// The elements before.
+    pub(super) base: &'a [u8],
+    /// And now.
+    pub(super) stands: &'a [u8],
+    /// The accumulators of those before.
+    pub(super) held: &'a [u8],
+    /// How far those of now are from them, rounded; 0 where that is no finite number.
+    pub(super) off: &'a [u8],
+}
+
 /// What becomes of a block, a part of a chunk of whole elements.
-trait Packing {
+pub(super) trait Packing {
+    /// How often to guess by how much elements have moved.
+    const GUESSES: usize;
+
+    /// By which numbers of the form they may have, in accumulators. Numbers that are of another form are none.
+    fn guess<E: Element>(guess: usize, moved: Moved<'_>, by: &mut [u8]);
+
     /// Writes it to as many bytes as [`Form::bytes`] says, if its numbers are of the form. `room` is for what it works on.
     fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool;
     /// Refuses what [`Packing::pack`] does not write of so many elements.
@@ -139,30 +178,37 @@ trait Packing {
 }
 
 /// Work on a chunk whose packing is not known yet.
-trait Packed {
+pub(super) trait Packed {
     type Output;
     fn codec(&self) -> Quantized;
-    fn by<P: Packing, I: Isa>(self, isa: I) -> Self::Output;
+    /// Of elements `E`.
+    fn by<P: Packing, E: Element, I: Isa>(self, isa: I) -> Self::Output;
 }
 
 /// Finds the packing.
-fn on<I: Isa, W: Packed>(isa: I, work: W) -> W::Output {
+pub(super) fn on<I: Isa, W: Packed>(isa: I, work: W) -> W::Output {
+    use halves::Halves;
+    use multiples::Multiples;
+    use signs::Signs;
+    use thirds::Thirds;
     let Quantized { form, dtype } = work.codec();
     match (form, dtype) {
-        (Form::F16, Dtype::F64) => work.by::<halves::Halves<I::F64, I::F16>, I>(isa),
-        (Form::F16, _) => work.by::<halves::Halves<I::F32, I::F16>, I>(isa),
-        (Form::Bf16, Dtype::F64) => work.by::<halves::Halves<I::F64, I::Bf16>, I>(isa),
-        (Form::Bf16, _) => work.by::<halves::Halves<I::F32, I::Bf16>, I>(isa),
-        (Form::Int8, Dtype::F32) => work.by::<multiples::Multiples<I::F32, { Dtype::F32 as u8 }>, I>(isa),
-        (Form::Int8, Dtype::F64) => work.by::<multiples::Multiples<I::F64, { Dtype::F64 as u8 }>, I>(isa),
-        (Form::Int8, Dtype::F16) => work.by::<multiples::Multiples<I::F16, { Dtype::F16 as u8 }>, I>(isa),
-        (Form::Int8, Dtype::Bf16) => work.by::<multiples::Multiples<I::Bf16, { Dtype::Bf16 as u8 }>, I>(isa),
-        (Form::TwoBits, Dtype::F32) => work.by::<thirds::Thirds<I::F32, u32>, I>(isa),
-        (Form::TwoBits, Dtype::F64) => work.by::<thirds::Thirds<I::F32, u64>, I>(isa),
-        (Form::TwoBits, _) => work.by::<thirds::Thirds<I::F32, u16>, I>(isa),
-        (Form::OneBit, Dtype::F32) => work.by::<signs::Signs<I::F32, u32>, I>(isa),
-        (Form::OneBit, Dtype::F64) => work.by::<signs::Signs<I::F32, u64>, I>(isa),
-        (Form::OneBit, _) => work.by::<signs::Signs<I::F32, u16>, I>(isa),
+        (Form::F16, Dtype::F64) => work.by::<Halves<I::F64, I::F16>, I::F64, I>(isa),
+        (Form::F16, _) => work.by::<Halves<I::F32, I::F16>, I::F32, I>(isa),
+        (Form::Bf16, Dtype::F64) => work.by::<Halves<I::F64, I::Bf16>, I::F64, I>(isa),
+        (Form::Bf16, _) => work.by::<Halves<I::F32, I::Bf16>, I::F32, I>(isa),
+        (Form::Int8, Dtype::F32) => work.by::<Multiples<I::F32, { Dtype::F32 as u8 }>, I::F32, I>(isa),
+        (Form::Int8, Dtype::F64) => work.by::<Multiples<I::F64, { Dtype::F64 as u8 }>, I::F64, I>(isa),
+        (Form::Int8, Dtype::F16) => work.by::<Multiples<I::F16, { Dtype::F16 as u8 }>, I::F16, I>(isa),
+        (Form::Int8, Dtype::Bf16) => work.by::<Multiples<I::Bf16, { Dtype::Bf16 as u8 }>, I::Bf16, I>(isa),
+        (Form::TwoBits, Dtype::F32) => work.by::<Thirds<I::F32, u32>, I::F32, I>(isa),
+        (Form::TwoBits, Dtype::F64) => work.by::<Thirds<I::F32, u64>, I::F64, I>(isa),
+        (Form::TwoBits, Dtype::F16) => work.by::<Thirds<I::F32, u16>, I::F16, I>(isa),
+        (Form::TwoBits, Dtype::Bf16) => work.by::<Thirds<I::F32, u16>, I::Bf16, I>(isa),
+        (Form::OneBit, Dtype::F32) => work.by::<Signs<I::F32, u32>, I::F32, I>(isa),
+        (Form::OneBit, Dtype::F64) => work.by::<Signs<I::F32, u64>, I::F64, I>(isa),
+        (Form::OneBit, Dtype::F16) => work.by::<Signs<I::F32, u16>, I::F16, I>(isa),
+        (Form::OneBit, Dtype::Bf16) => work.by::<Signs<I::F32, u16>, I::Bf16, I>(isa),
     }
 }
 
@@ -187,7 +233,7 @@ impl Packed for Encode<'_> {
         self.codec
     }
 
-    fn by<P: Packing, I: Isa>(self, isa: I) -> Option<usize> {
+    fn by<P: Packing, _E: Element, I: Isa>(self, isa: I) -> Option<usize> {
         let bytes = self.codec.bytes(self.chunk.len())?;
         isa.run(EncodeBy::<P> { work: self, packing: PhantomData }).then_some(bytes)
     }
@@ -241,7 +287,7 @@ impl Packed for Decode<'_> {
         self.codec
     }
 
-    fn by<P: Packing, I: Isa>(self, isa: I) -> Result<(), Undecodable> {
+    fn by<P: Packing, _E: Element, I: Isa>(self, isa: I) -> Result<(), Undecodable> {
         let Some(bytes) = self.codec.bytes(self.chunk.len()) else {
             return refused("chunk that it makes shorter, bytes of it", 0, self.chunk.len());
         };

@@ -1,6 +1,6 @@
 //! Elements that are whole multiples of a step, a power of two that those of a block share.
 
-use super::Packing;
+use super::{Moved, Packing};
 use crate::blocks::{self, Room};
 use crate::codec::Undecodable;
 use crate::codec::span::refused;
@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 /// The most steps either way.
 pub(crate) const MOST: u8 = 127;
 /// Bytes of a step.
-pub(crate) const STEP: usize = 2;
+pub(super) const STEP: usize = 2;
 
 /// Exponents of steps: of all multiples the dtype has the numbers, and of the step's inverse its accumulator.
 const fn steps(dtype: Dtype) -> RangeInclusive<i32> {
@@ -40,7 +40,7 @@ pub(crate) fn largest_step(dtype: Dtype) -> i32 {
 
 /// Refuses a step that there is not, and numbers of them that no block has: too many, or fewer than half of the most for the largest.
 #[inline(always)]
-pub(crate) fn check_steps(dtype: Dtype, step: &[u8], bytes: &[u8]) -> Result<(), Undecodable> {
+fn check_steps(dtype: Dtype, step: &[u8], bytes: &[u8]) -> Result<(), Undecodable> {
     let step = i32::from(i16::from_le_bytes([step[0], step[1]]));
     let (least, most) = steps(dtype).into_inner();
     if step < least || step > most {
@@ -68,6 +68,22 @@ impl<E: Element, const DTYPE: u8> Multiples<E, DTYPE> {
 }
 
 impl<E: Element, const DTYPE: u8> Packing for Multiples<E, DTYPE> {
+    const GUESSES: usize = 2;
+
+    /// The nearest multiples of the step that fits, and of the next: where the largest has moved by just 64 steps, rounding may have
+    /// made it less than that.
+    #[inline(always)]
+    fn guess<M: Element>(guess: usize, moved: Moved<'_>, by: &mut [u8]) {
+        let off = ScalarOf::<M>::words(moved.off);
+        let fits = step(Self::DTYPE, largest::<ScalarOf<M>>(off)) + guess as i32;
+        let step = fits.min(largest_step(Self::DTYPE));
+        let (scale, inverse) =
+            (ScalarOf::<M>::of(power_of_two(step)), ScalarOf::<M>::of(power_of_two(-step)));
+        for (off, by) in off.iter().zip(ScalarOf::<M>::words_mut(by)) {
+            *by = ((ScalarOf::<M>::read(*off) * inverse).whole() * scale).write();
+        }
+    }
+
     #[inline(always)]
     fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let numbers = &mut room.0[..block.len() / E::SIZE * E::State::SIZE];

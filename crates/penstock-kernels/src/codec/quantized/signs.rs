@@ -1,18 +1,42 @@
 //! Elements that are all of one magnitude.
 
 use super::bits::{self, Bits};
-use super::{Packing, opened};
-use crate::Foreign;
+use super::{Moved, Packing, magnitude, opened};
 use crate::blocks::{self, BLOCK, Room};
 use crate::codec::Undecodable;
 use crate::codec::span::refused;
+use crate::number::{Number, Real};
+use crate::sweep::ScalarOf;
 use crate::vector::Element;
+use crate::{Foreign, ForeignMut};
 use std::marker::PhantomData;
 
 /// Copied out by the vectors of `E`.
 pub(super) struct Signs<E, B>(PhantomData<(E, B)>);
 
 impl<E: Element, B: Bits> Packing for Signs<E, B> {
+    const GUESSES: usize = magnitude::GUESSES;
+
+    /// All by the magnitude: those that come to what stands there, and the others by its negative.
+    #[inline(always)]
+    fn guess<M: Element>(guess: usize, moved: Moved<'_>, by: &mut [u8]) {
+        let magnitude = ScalarOf::<M>::of(magnitude::guess::<M>(guess, moved, true));
+        let by = ScalarOf::<M>::words_mut(by);
+        by.fill(magnitude.write());
+        let (mut held, mut there) = (Room::new(), Room::new());
+        let (held, there) = (&mut held.0[..moved.held.len()], &mut there.0[..moved.base.len()]);
+        held.copy_from_slice(moved.held);
+        for held in ScalarOf::<M>::words_mut(held) {
+            *held = (ScalarOf::<M>::read(*held) + magnitude).write();
+        }
+        blocks::store::<M>(held, &mut ForeignMut::of(there), 0);
+        let elements = there.chunks_exact(M::SIZE).zip(moved.stands.chunks_exact(M::SIZE));
+        for (by, (there, stands)) in by.iter_mut().zip(elements) {
+            let sign = ScalarOf::<M>::of(if there == stands { 1.0 } else { -1.0 });
+            *by = magnitude.signed(sign).write();
+        }
+    }
+
     #[inline(always)]
     fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let elements = &mut room.0[..block.len()];

@@ -1,11 +1,13 @@
 //! Elements that are all 0 or of one magnitude.
 
 use super::bits::{self, Bits};
-use super::{Packing, opened};
+use super::{Moved, Packing, magnitude, opened};
 use crate::Foreign;
 use crate::blocks::{self, BLOCK, Room};
 use crate::codec::Undecodable;
 use crate::codec::span::refused;
+use crate::number::{Number, Real};
+use crate::sweep::ScalarOf;
 use crate::vector::Element;
 use std::marker::PhantomData;
 
@@ -13,6 +15,20 @@ use std::marker::PhantomData;
 pub(super) struct Thirds<E, B>(PhantomData<(E, B)>);
 
 impl<E: Element, B: Bits> Packing for Thirds<E, B> {
+    const GUESSES: usize = magnitude::GUESSES;
+
+    /// Those that have moved by the magnitude, in the direction in which they have.
+    #[inline(always)]
+    fn guess<M: Element>(guess: usize, moved: Moved<'_>, by: &mut [u8]) {
+        let magnitude = ScalarOf::<M>::of(magnitude::guess::<M>(guess, moved, false));
+        let elements = moved.base.chunks_exact(M::SIZE).zip(moved.stands.chunks_exact(M::SIZE));
+        let words = ScalarOf::<M>::words(moved.off).iter().zip(ScalarOf::<M>::words_mut(by));
+        for ((off, by), (base, stands)) in words.zip(elements) {
+            let some = magnitude.signed(ScalarOf::<M>::read(*off));
+            *by = (if base == stands { ScalarOf::<M>::of(0.0) } else { some }).write();
+        }
+    }
+
     #[inline(always)]
     fn pack(block: &Foreign<'_>, room: &mut Room, out: &mut [u8]) -> bool {
         let elements = &mut room.0[..block.len()];

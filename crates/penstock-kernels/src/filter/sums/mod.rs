@@ -35,6 +35,7 @@ pub use super::{Coordinates, Follows, Pressure};
 pub use bounded::Bounded;
 pub use own::Own;
 pub use quantize::Quantize;
+pub(in crate::filter) use quantize::held_threshold;
 pub use random::Random;
 #[cfg(test)]
 pub(crate) use split::split_on;

@@ -19,10 +19,11 @@
 use super::{Coordinates, Made, SumFilter};
 use crate::arch::{self, Dispatch, Isa, Kernel};
 use crate::blocks::{self, BLOCK, Room};
-use crate::codec::{self, Form, Quantized};
+use crate::codec::{Form, Quantized};
 use crate::control_word::settled;
 use crate::filter::Unfit;
-use crate::number::{Number, Real, largest, power_of_two};
+use crate::number::{Number, Real};
+use crate::round::{self, Round, Rounded};
 use crate::sweep::ScalarOf;
 use crate::vector::{Element, TAIL, Vector};
 use crate::{Dtype, Foreign, ForeignMut};
@@ -64,25 +65,30 @@ impl Quantize {
 
     fn made(form: Form, dtype: Dtype, threshold: f64) -> Made {
         // What has 16 bits already would be no shorter: in a model of several dtypes it is sent as it is.
-        if matches!(form, Form::F16 | Form::Bf16) && dtype.size() == 2 {
+        if form.is_half() && dtype.size() == 2 {
             return Ok(None);
         }
         Ok(Some(Arc::new(Self::new(form, dtype, threshold)?)))
     }
 
     pub(crate) fn new(form: Form, dtype: Dtype, threshold: f64) -> Result<Self, Unfit> {
-        // As an element holds it: every worker is to come to the same.
-        let threshold = settled(|| match dtype {
-            Dtype::F64 => threshold,
-            Dtype::F32 => (threshold as f32).into(),
-            Dtype::F16 => half::f16::from_f32(threshold.narrow()).into(),
-            Dtype::Bf16 => half::bf16::from_f32(threshold.narrow()).into(),
-        });
-        if form == Form::TwoBits && !(threshold > 0.0 && threshold < f64::INFINITY) {
-            return Err(Unfit::Setting { place: 0, expected: "a number above 0 that an element can hold" });
-        }
+        let threshold = held_threshold(form, dtype, threshold)?;
         Ok(Self { dtype, form, threshold })
     }
+}
+
+/// The threshold of a form that has one, as an element holds it: every worker is to come to the same. Of others it does not matter.
+pub(in crate::filter) fn held_threshold(form: Form, dtype: Dtype, threshold: f64) -> Result<f64, Unfit> {
+    let threshold = settled(|| match dtype {
+        Dtype::F64 => threshold,
+        Dtype::F32 => (threshold as f32).into(),
+        Dtype::F16 => half::f16::from_f32(threshold.narrow()).into(),
+        Dtype::Bf16 => half::bf16::from_f32(threshold.narrow()).into(),
+    });
+    if form == Form::TwoBits && !(threshold > 0.0 && threshold < f64::INFINITY) {
+        return Err(Unfit::Setting { place: 0, expected: "a number above 0 that an element can hold" });
+    }
+    Ok(threshold)
 }
 
 impl SumFilter for Quantize {
@@ -142,18 +148,20 @@ impl Dispatch for Work<'_> {
 impl Work<'_> {
     fn of<I: Isa, E: Element>(self, isa: I) {
         let Quantize { dtype, form, threshold } = self.filter;
-        match form {
-            Form::F16 => self.by::<I, E, _>(isa, Nearest::<I::F16>(PhantomData)),
-            Form::Bf16 => self.by::<I, E, _>(isa, Nearest::<I::Bf16>(PhantomData)),
-            Form::Int8 => self.by::<I, E, _>(isa, Multiple { dtype }),
-            Form::TwoBits => self.by::<I, E, _>(isa, Threshold(threshold)),
-            Form::OneBit => self.by::<I, E, _>(isa, Sign::<E>(PhantomData)),
-        }
+        round::by::<I, E, _>(form, dtype, threshold, With { work: self, isa })
     }
+}
 
-    fn by<I: Isa, E: Element, R: Round>(self, isa: I, round: R) {
-        let Self { sum, sent, carry, .. } = self;
-        isa.run(On::<E, R> { round, sum, sent, carry, element: PhantomData });
+/// The same, once it is known how to round.
+struct With<'a, I> {
+    work: Work<'a>,
+    isa: I,
+}
+
+impl<I: Isa, E: Element> Rounded<E> for With<'_, I> {
+    fn with<R: Round>(self, round: R) {
+        let Work { sum, sent, carry, .. } = self.work;
+        self.isa.run(On::<E, R> { round, sum, sent, carry, element: PhantomData });
     }
 }
 
@@ -163,12 +171,6 @@ struct On<'a, E, R> {
     sent: ForeignMut<'a>,
     carry: &'a mut [u8],
     element: PhantomData<E>,
-}
-
-/// How what is due becomes what is sent.
-trait Round {
-    /// Of the elements of a block. What comes out where something is not finite does not matter.
-    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]);
 }
 
 impl<E: Element, R: Round> Kernel for On<'_, E, R> {
@@ -222,103 +224,5 @@ fn hold<E: Element>(sent: &mut [u8]) {
         E::store(E::State::load(&wide).clamp(most), &mut narrow);
         E::State::store(E::load(&narrow), &mut wide);
         sent.copy_from_slice(&wide[..sent.len()]);
-    }
-}
-
-/// The nearest number that `H` can hold, of those that are finite.
-struct Nearest<H>(PhantomData<H>);
-
-impl<H: Element> Round for Nearest<H> {
-    #[inline(always)]
-    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
-        let lanes = H::Vector::LANES;
-        let most = H::Vector::splat(ScalarOf::<H>::of(H::LARGEST));
-        for (due, sent) in due.chunks(lanes).zip(sent.chunks_mut(lanes)) {
-            let (mut wide, mut narrow) = ([0; TAIL], [0; TAIL]);
-            for (wide, due) in f32::words_mut(&mut wide).iter_mut().zip(due) {
-                *wide = N::read(*due).narrow().write();
-            }
-            H::store(H::State::load(&wide).clamp(most), &mut narrow);
-            H::State::store(H::load(&narrow), &mut wide);
-            for ((wide, due), sent) in f32::words(&wide).iter().zip(due).zip(sent) {
-                let due = N::read(*due);
-                let beyond = due.magnitude() > N::of(H::LARGEST);
-                *sent = (if beyond { due } else { N::of_narrow(f32::read(*wide)) }).write();
-            }
-        }
-    }
-}
-
-/// The nearest multiple of a power of two.
-struct Multiple {
-    dtype: Dtype,
-}
-
-impl Round for Multiple {
-    #[inline(always)]
-    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
-        let (most, block) = (N::of(codec::MOST.into()), Form::Int8.block());
-        for (due, sent) in due.chunks(block).zip(sent.chunks_mut(block)) {
-            let step = codec::step(self.dtype, largest::<N>(due));
-            let is_largest = step == codec::largest_step(self.dtype);
-            let (scale, inverse) = (N::of(power_of_two(step)), N::of(power_of_two(-step)));
-            for (due, sent) in due.iter().zip(sent) {
-                let due = N::read(*due);
-                let multiple = (due * inverse).whole();
-                let beyond = multiple.magnitude() > most;
-                let multiple = if beyond { most.signed(multiple) } else { multiple };
-                *sent = (if beyond & is_largest { due } else { multiple * scale }).write();
-            }
-        }
-    }
-}
-
-/// How many thresholds are sent at once where they are due. One at a time each takes a rounding of what is left, always the same
-/// way: of so many in float32 a 64th of a threshold.
-const WHOLE: f64 = 1024.0;
-
-/// A threshold, its negative, or 0.
-struct Threshold(f64);
-
-impl Round for Threshold {
-    #[inline(always)]
-    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
-        let threshold = N::of(self.0);
-        let whole = N::of(self.0 * WHOLE);
-        for (due, sent) in due.iter().zip(sent) {
-            let due = N::read(*due);
-            let some = if due.magnitude() >= threshold { threshold.signed(due) } else { N::of(0.0) };
-            *sent = (if due.magnitude() >= whole { due } else { some }).write();
-        }
-    }
-}
-
-/// The mean magnitude, as an element holds it, with each one's own sign.
-struct Sign<E>(PhantomData<E>);
-
-impl<E: Element> Round for Sign<E> {
-    #[inline(always)]
-    fn round<N: Number>(&self, due: &[N::Word], sent: &mut [N::Word]) {
-        // In parts of the block's length, so that no sum is too large; and in eight of them, which is fast and has the same bits
-        // everywhere.
-        let part = power_of_two(-(BLOCK.ilog2() as i32));
-        let mut sums = [0.0; 8];
-        let mut eights = due.chunks_exact(8);
-        let mut add = |eight: &[N::Word]| {
-            for (sum, due) in sums.iter_mut().zip(eight) {
-                let due = N::read(*due);
-                *sum += if due.is_finite() { due.magnitude().wide() * part } else { 0.0 };
-            }
-        };
-        (&mut eights).for_each(&mut add);
-        add(eights.remainder());
-        let mean = sums.iter().sum::<f64>() / (due.len() as f64 * part);
-        let (mut element, mut wide) = ([0; TAIL], [0; TAIL]);
-        E::store(E::Vector::splat(ScalarOf::<E>::of(mean.min(E::LARGEST))), &mut element);
-        E::State::store(E::load(&element), &mut wide);
-        let mean = N::read(N::words(&wide)[0]);
-        for (due, sent) in due.iter().zip(sent) {
-            *sent = mean.signed(N::read(*due)).write();
-        }
     }
 }
