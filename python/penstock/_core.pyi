@@ -124,8 +124,8 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast". Filters: "everything", or
-        a filter's name as `penstock.filters.spelled` gives it, with its settings.
+        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast" | "auto". Filters:
+        "everything", or a filter's name as `penstock.filters.spelled` gives it, with its settings.
         """
 
     def table(
@@ -230,6 +230,8 @@ class Tensor:
     chunks: int
     consistency: str
     propagation: str
+    why_propagation: str | None
+    """Why "auto" is that."""
     version: int
     """Least version over the chunks that the homes have published; -1 before initialization."""
     slack: int

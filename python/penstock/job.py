@@ -52,15 +52,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
-before_leaving: dict[str, Callable[[], None]] = {}
+before_leaving: dict[str, Callable[[Job | None], None]] = {}
 """
-What an adapter does before a job is left in order, by its name: it waits for calls that are under way, or
-warns.
+What an adapter does before a job is left in order, by its name: it waits for calls that are under way, reads
+what the script would not be able to read any more, or warns. With None the process ends, and its script has.
 """
 after_the_last: dict[str, Callable[[], None]] = {}
 """What an adapter undoes in this process when no job is open any more, by the adapter's name."""
 # Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
+# Holds something once the interpreter ends.
+_ending: list[bool] = []
 # Which jobs of servers that were named this process has joined.
 _joined: set[tuple[str | None, ...]] = set()
 
@@ -266,7 +268,9 @@ class Job(Sealed):
         propagation
             "pull": a pull fetches the value from servers on other hosts. "broadcast": they send what is new
             as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
-            and this worker's own updates once they are in one. Default "pull".
+            and this worker's own updates once they are in one. "auto": "broadcast" under BSP if the job has
+            the option `tree`, and under SSP if a filter of broadcasts may hold something back; else "pull".
+            The tensor's `propagation` is what was chosen, its `repr` says why. Default "pull".
         sparse
             Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
             differ from zero and from what was sent before, where that is shorter. Default False.
@@ -926,7 +930,7 @@ class Job(Sealed):
             # In a signal handler these may wait for the very call that it interrupts.
             if before_leaving and not self.closed and not _core.is_interrupting():
                 for finish in list(before_leaving.values()):
-                    finish()
+                    finish(None if _ending else self)
                 limit = Limit(timeout)
             # One that failed was not delivered.
             if self._pushes and not _core.is_interrupting():
@@ -1155,13 +1159,14 @@ def leave_all(error: BaseException | None) -> None:
 
 
 def _at_exit() -> None:
+    _ending.append(True)
     # What ended the script, if an error did; an interactive session goes on after its errors.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     try:
         if error is None and not all(job.closed for job in _open_jobs):
             for finish in list(before_leaving.values()):
                 try:
-                    finish()
+                    finish(None)
                 except BaseException as failed:
                     # The others hear of it now, and not by this process's end.
                     leave_all(failed)

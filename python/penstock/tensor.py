@@ -151,7 +151,10 @@ class Tensor(Sealed):
 
     @property
     def propagation(self) -> str:
-        """Who moves the value between hosts: "pull" or "broadcast"."""
+        """
+        Who moves the value between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in the
+        tensor's `repr`.
+        """
         return self._core.propagation
 
     @property
@@ -459,12 +462,17 @@ class Tensor(Sealed):
         True
         """
         limit = Limit(timeout)
+        stamp = self._send_held_back(limit)
+        # Last: interrupted behind it, a call that is made again would be another one.
+        self._release(limit)
+        return stamp
+
+    def _send_held_back(self, limit: Limit[float | None]) -> int | None:
+        """The part of a flush that is a push, if there is one."""
         self._job._await_pushes(limit)
         stamp = self._core.flush(self._optimizer._packed, limit.left())
         if stamp is not None:
             self._job._unsent.discard(self._name)
-        # Last: interrupted behind it, a call that is made again would be another one.
-        self._release(limit)
         return stamp
 
     def _release(self, limit: Limit[float | None]) -> None:
@@ -994,7 +1002,8 @@ class Tensor(Sealed):
     def __repr__(self) -> str:
         return (
             f"Tensor({self.name!r}, shape={self._shape}, dtype={self._dtype.name}, "
-            f"optimizer={self._optimizer!r}, consistency={self._core.consistency!r})"
+            f"optimizer={self._optimizer!r}, consistency={self._core.consistency!r}, "
+            f"propagation={described(self._core)})"
         )
 
     def _accumulator(self) -> np.dtype[Any]:
@@ -1032,6 +1041,12 @@ class Tensor(Sealed):
     def _incoming(self, out: ArrayLike) -> Array:
         """The array over `out`'s own memory; raises unless it can be filled."""
         return target(out, self._name, self._shape, self._dtype)
+
+
+def described(core: _core.Tensor) -> str:
+    """Who moves the value, and why, if "auto" has chosen that."""
+    why = core.why_propagation
+    return repr(core.propagation) + ("" if why is None else f' ("auto": {why})')
 
 
 def _as_buffer(array: Array) -> Any:

@@ -13,9 +13,10 @@ use penstock_fabric::forked::Maker;
 use penstock_kernels::{Dtype, Settings, SettingsError};
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
+use penstock_proto::choice::ParseAskedError;
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
 use penstock_proto::error::Refusal;
-use penstock_proto::propagation::{ParsePropagationError, Propagation};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
 use penstock_proto::travel::Travel;
 use std::ffi::{c_char, c_void};
@@ -101,7 +102,7 @@ pub struct penstock_tensor_options {
     pub timeout: f64,
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
     /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
-    /// and penstock_flush()). NULL: "pull".
+    /// and penstock_flush()). "auto": "broadcast" under "bsp" where the job has the option `tree`, else "pull". NULL: "pull".
     pub propagation: *const c_char,
     /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
     pub filters: *const penstock_filters,
@@ -462,12 +463,24 @@ fn consistency(text: &str) -> Result<(Consistency, Option<Adaptive>), Failure> {
     Ok((consistency, Some(adaptive)))
 }
 
-/// Who moves values.
-fn propagation(text: &str) -> Result<Propagation, Failure> {
-    let refuse = |error: ParsePropagationError| {
-        Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), "use \"pull\" or \"broadcast\"")
-    };
-    text.parse().map_err(refuse)
+/// Who moves the values of a tensor with that consistency and element type.
+fn propagation(
+    text: &str,
+    job: &penstock_job,
+    consistency: Consistency,
+    dtype: Dtype,
+) -> Result<Propagation, Failure> {
+    let chosen = penstock::worker::propagation(
+        text,
+        job.core().options(),
+        Some(consistency),
+        &Travel::default(),
+        dtype,
+    );
+    let hint = "use \"pull\", \"broadcast\" or \"auto\"";
+    let refuse =
+        |error: ParseAskedError| Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), hint);
+    Ok(chosen.map_err(refuse)?.propagation)
 }
 
 /// The element type of a number in C.
@@ -708,7 +721,8 @@ impl penstock_tensor_options {
             Propagation::Pull
         } else {
             // SAFETY: likewise.
-            propagation(unsafe { text(self.propagation, "options->propagation") }?)?
+            let asked = unsafe { text(self.propagation, "options->propagation") }?;
+            propagation(asked, job, consistency, dtype(self.dtype, &name)?)?
         };
         let reduce = match self.reduce {
             0 => Reduce::Mean,

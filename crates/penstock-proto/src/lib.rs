@@ -28,6 +28,7 @@
 //! | [`request`] | what is asked once, over connections that break |
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`propagation`] | who moves values, and when they are seen |
+//! | [`choice`] | which propagation `auto` is |
 //! | [`travel`] | what a tensor's declaration says of how its chunks travel |
 //! | [`pressure`] | how hard the network presses a sender |
 //! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
@@ -53,6 +54,7 @@
 pub mod account;
 pub mod adaptive;
 pub mod checksum;
+pub mod choice;
 pub mod chunk;
 pub mod clock;
 pub mod consistency;

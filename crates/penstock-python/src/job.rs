@@ -8,7 +8,9 @@ use crate::seconds::{Seconds, span};
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
-use penstock::worker::{Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
+use penstock::worker::{
+    Declaration, Error, Job as CoreJob, Membership, TableDeclaration, propagation as choose,
+};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
@@ -17,7 +19,6 @@ use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
 use penstock_proto::layer::{Layer, Nanos};
 use penstock_proto::message::Secret;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::travel::{Filtering, Travel};
 use pyo3::prelude::*;
@@ -319,8 +320,12 @@ impl Job {
                 )
             })?),
         };
-        let propagation = propagation
-            .parse::<Propagation>()
+        let travel = Travel::filtered(
+            filtering(py, &push_filter, Filtering::of_sums)?,
+            filtering(py, &broadcast_filter, Filtering::of_values)?,
+            dtype,
+        );
+        let chosen = choose(propagation, self.job.quick().options(), consistency, &travel, dtype)
             .map_err(|error| bad_argument(py, "OptionError", &error.to_string(), None))?;
         let reduce = if mean { Reduce::Mean } else { Reduce::Sum };
         let spec = TensorSpec {
@@ -329,22 +334,18 @@ impl Job {
             dtype,
             rule,
             consistency: Consistency::Bsp,
-            propagation,
+            propagation: chosen.propagation,
             reduce,
             rescale,
             clip,
             refuse_nonfinite,
-            travel: Travel::filtered(
-                filtering(py, &push_filter, Filtering::of_sums)?,
-                filtering(py, &broadcast_filter, Filtering::of_values)?,
-                dtype,
-            ),
+            travel,
         };
         let spec = if sparse { TensorSpec { travel: spec.travel.sparse(dtype), ..spec } } else { spec };
         let spec = TensorSpec { travel: spec.travel.low_rank(low_rank), ..spec };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
-        Ok(Tensor::new(tensor))
+        Ok(Tensor::new(tensor, chosen.why))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]

@@ -7,6 +7,7 @@ use penstock::worker::{Divided, Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
 use penstock_proto::adaptive::Adaptive;
+use penstock_proto::choice::Why;
 use penstock_proto::pressure::Change;
 use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
@@ -38,11 +39,13 @@ impl FromPyObject<'_, '_> for GivenSettings {
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Tensor {
     tensor: Core<Arc<CoreTensor>>,
+    /// Why "auto" moves its values so.
+    why: Option<Why>,
 }
 
 impl Tensor {
-    pub(crate) fn new(tensor: Arc<CoreTensor>) -> Self {
-        Self { tensor: Core::new(tensor) }
+    pub(crate) fn new(tensor: Arc<CoreTensor>, why: Option<Why>) -> Self {
+        Self { tensor: Core::new(tensor), why }
     }
 
     fn spec(&self) -> &TensorSpec {
@@ -122,6 +125,11 @@ impl Tensor {
     #[getter]
     fn propagation(&self) -> String {
         self.spec().propagation.to_string()
+    }
+
+    #[getter]
+    fn why_propagation(&self) -> Option<String> {
+        self.why.map(|why| why.to_string())
     }
 
     #[getter]

@@ -231,7 +231,8 @@ def distribute(
         filtered together. `served.flush()` sends what is held back, `served.held_back` tells how much.
         Default: all is sent.
     propagation
-        "pull" or "broadcast", as for `Job.tensor`. Default "pull".
+        "pull", "broadcast" or "auto", as for `Job.tensor`; `served.propagation` is what was chosen. Default
+        "pull".
     timeout
         Seconds for each wait. Default: the job's `deadline`.
 

@@ -44,7 +44,7 @@ def on_host(
     # Joins here, if need be, and not in the middle of a compiled program.
     found = job or current()
     if is_traced(arguments):
-        before_leaving["jax"] = effects_barrier
+        before_leaving["jax"] = lambda _: effects_barrier()
 
         def fill(arrays: list[Array], results: list[Array]) -> None:
             # A compiled program may outlive the job that it was traced for.

@@ -6,7 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,11 +14,11 @@ import numpy as np
 from ..arrays import Array
 from ..consistency import Consistency, check_propagation, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
-from ..filters import Filters, HeldBack, OwnFilter, Pressure, meant
-from ..filters import spelled as spelled_filters
+from ..filters import HeldBack, Pressure
 from ..job import Job
 from ..limit import Limit
 from ..optim import Optimizer, Replace, divisors, updates_in
+from ..parameters import filters_of, propagation_of
 from ..tensor import Tensor
 from .calls import effects_barrier, is_traced, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
@@ -62,6 +62,7 @@ class Served:
         self._timeout: float | None = declaration["timeout"]
         self._rate_divisor = rate_divisor
         self._filtered = declaration["filter"] is not None
+        self._asked: str = declaration["propagation"]
         self._flushed: tuple[int, int, list[int]] | None = None
         self._begun = -1
         """The iteration in which gradients were contributed last."""
@@ -155,6 +156,19 @@ class Served:
             together(job).in_turn("push_pull", step)
 
         return self._rebuilt(packed(self._job, host, self._layout, arguments, rate))
+
+    @property
+    def propagation(self) -> str:
+        """
+        Who moves the parameters between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in
+        the `repr`.
+        """
+        return propagation_of(self._tensors.all, self._asked)[0]
+
+    def __repr__(self) -> str:
+        how = propagation_of(self._tensors.all, self._asked)[1]
+        mode = self._tensors.all[0].consistency if self._tensors.all else "no parameters"
+        return f"Served({len(self._places)} leaves, {mode}, propagation={how})"
 
     def flush(self) -> None:
         """
@@ -302,7 +316,7 @@ def serve(
             f"expected an optimizer of penstock, such as ps.Adam(1e-3), got {type(optimizer).__name__}",
             "the servers cannot run optax: with it use ps.jax.average(grads), under BSP",
         )
-    declaration["filter"] = _filters_of(declaration["filter"], isinstance(optimizer, Replace))
+    declaration["filter"] = filters_of(declaration["filter"], replaces=isinstance(optimizer, Replace))
     check_propagation(declaration["propagation"])
     tree = Tree(params)
     places = tree.shared("the parameter ")
@@ -341,19 +355,6 @@ def serve(
     served = Served(tree, places, job, name, settings, divided.get("lr", 1.0), again)
     names[name] = None
     return served
-
-
-def _filters_of(given: Filters | Literal["auto"] | None, replaces: bool) -> Filters | None:
-    """What `filter` means; raises OptionError if it is none that these tensors may have."""
-    chosen = meant(given, replaces=replaces)
-    spelled_filters(chosen)
-    if chosen is not None and isinstance(chosen.push, OwnFilter):
-        raise OptionError(
-            f"expected a filter that Penstock has, got {chosen.push!r}: small leaves share one flat array, "
-            "which is no parameter that the program knows",
-            "a tensor of job.tensor may have it; here there are ps.DVF, ps.TopK, ps.RandomK and ps.Quantize",
-        )
-    return None if chosen == Filters() else chosen
 
 
 def _chosen(number: int) -> str:

@@ -42,12 +42,14 @@ except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
 
-from .. import _core, filters
-from ..consistency import BSP, Consistency, parse, spelled
+from .. import _core
+from ..consistency import BSP, Consistency, check_propagation, parse, spelled
 from ..exceptions import OptionError
-from ..filters import Filters, OwnFilter
+from ..filters import Filters, meant
+from ..filters import spelled as spelled_filters
 from ..gather import Gathering
 from ..job import Job, after_the_last, before_leaving, current, flag
+from ..parameters import filters_of
 from .arrivals import look_away
 from .arrivals import owners_of_parameters as _owned
 from .broadcast import _described, broadcast
@@ -61,6 +63,7 @@ from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
 from .prefixes import FIRST, prefixes_of
 from .servers.optimizer import DistributedOptimizer
+from .servers.rows import tables_asked
 
 __all__ = ["DistributedOptimizer", "distribute", "loader", "no_sync", "sampler", "times", "unwrap"]
 
@@ -74,6 +77,8 @@ _DEFAULTS = {
     "check_every": CHECK_EVERY,
     "bucket_bytes": BUCKET_BYTES,
     "patience": PATIENCE,
+    "propagation": "pull",
+    "sparse_pull": False,
 }
 """Of the options that only one mode has."""
 
@@ -104,10 +109,13 @@ def _look_away() -> None:
 after_the_last["torch"] = _look_away
 
 
-def _look_back() -> None:
-    """A job is about to be left."""
+def _look_back(job: Job | None) -> None:
+    """A job is about to be left; None: all that are open, as the script has ended."""
     for owner in _owners():
-        owner.warn_of_no_step()
+        if job is None or owner.job is job:
+            owner.warn_of_no_step()
+        if owner.job is job:
+            owner.read_the_rest()
 
 
 def _owners() -> list[DistributedOptimizer]:
@@ -139,7 +147,9 @@ class Options(TypedDict, total=False):
     clip: float | None
     clip_norm: float | None
     refuse_nonfinite: bool
-    filter: Filters | None
+    filter: Filters | Literal["auto"] | None
+    propagation: str
+    sparse_pull: bool | str | Iterable[str]
     check_every: int
     bucket_bytes: int
     patience: float
@@ -174,6 +184,8 @@ def distribute(
     clip_norm: float | None = None,
     refuse_nonfinite: bool = False,
     filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (as for tensors)
+    propagation: str = "pull",
+    sparse_pull: bool | str | Iterable[str] = False,
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
     patience: float = PATIENCE,
@@ -238,12 +250,25 @@ def distribute(
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
     filter
-        With "servers": what of each parameter's gradient is sent in a step, and what is carried into the
-        next, such as `ps.Filters(push=ps.DVF(low=1e-3))`; the same on every worker. `optimizer.held_back`
-        tells how much waits, `optimizer.flush()` sends it. Each worker holds a carry as large as the
-        parameters (twice as large for half precision), and with `check`, but for parameters on a GPU, a copy
-        of the gradients. "auto": all, unless the network holds training up. Broadcasts are not filtered, and
-        no `ps.OwnFilter` is taken. Default: all is sent.
+        With "servers": what of each parameter's gradient, and of its value, is sent now, and what later, such
+        as `ps.Filters(push=ps.DVF(low=1e-3), broadcast=ps.DVF(low=1e-4))`; the same on every worker; no
+        `ps.OwnFilter`. "auto": all, unless the network holds training up, in both directions. With a filter
+        of pushes, `optimizer.held_back` tells how much waits, `optimizer.flush()` sends it, and each worker
+        holds a carry as large as the parameters (twice as large for half precision), and with `check`, but
+        for parameters on a GPU, a copy of the gradients. With one of broadcasts parameters are what it has
+        let pass: `model.state_dict()` reads the values themselves, and parameters hold them inside
+        `with optimizer.exact():`, behind a flush and when the job is closed. Default: all is sent.
+    propagation
+        With "servers": "pull", "broadcast" or "auto", as for `Job.tensor`; `optimizer.propagation` is what
+        was chosen. Under SSP and ASP parameters that are broadcast lack some steps, this worker's last ones
+        too, and what is said of a filter of broadcasts holds. Default "pull".
+    sparse_pull
+        With "servers": of which layers (`nn.Embedding`, `nn.EmbeddingBag`, with `sparse=True`) only the rows
+        are pulled that the next forward pass of the layer reads, just before it; their names in the model, or
+        True: all that there are. `model.state_dict()` reads the whole table, and parameters hold it inside
+        `with optimizer.exact():` and when the job is closed; read otherwise, as by `layer.weight`, rows are
+        of different steps. With `check`, only rows are compared that were read since the last step. The
+        servers keep such a table once more. Default False: every step pulls the whole.
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -270,7 +295,8 @@ def distribute(
         torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
         nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
         ignore a part of the model. With "gradients": the consistency is not BSP, or there is a filter. With
-        "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix.
+        "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix;
+        or `sparse_pull` names what is no layer with sparse gradients, or a table that another module has too.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
@@ -309,7 +335,11 @@ def distribute(
     if where == "servers":
         _refuse_others(where, check_every=check_every, bucket_bytes=bucket_bytes, patience=patience)
     else:
-        _refuse_others(where, check=check, lr_scale=lr_scale)
+        _refuse_others(
+            where, check=check, lr_scale=lr_scale, propagation=propagation, sparse_pull=sparse_pull
+        )
+    check_propagation(propagation)
+    tables = tables_asked(sparse_pull)
     filtering = _filters_of(filter, where)
     parameters = _trained_by(model, optimizer)
     _refuse_twice(model, parameters)
@@ -330,7 +360,14 @@ def distribute(
             where,
             parameters,
             {**declaration, "consistency": asked, "lr_scale": lr_scale, "clip_norm": clip_norm},
-            [*_settings(optimizer, parameters, {"filter": filtering}), f"prefix {prefix}"],
+            [
+                *_settings(
+                    optimizer,
+                    parameters,
+                    {"filter": filtering, "propagation": propagation, "sparse_pull": tables},
+                ),
+                f"prefix {prefix}",
+            ],
         )
         prefix = prefixes.choose(model, kind) if prefix is None else prefix
         distributed = DistributedOptimizer(
@@ -345,6 +382,8 @@ def distribute(
             lr_scale=lr_scale,
             clip_norm=clip_norm,
             filters=filtering,
+            propagation=propagation,
+            sparse_pull=tables,
             declaration=declaration,
             timeout=timeout,
         )
@@ -740,7 +779,7 @@ def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: An
     # The model goes on in another job: nobody finds that of the last one any more, whose hooks hold it.
     last = _owner_of(model)
     if isinstance(last, DistributedOptimizer) and last is not owner and last.job.closed:
-        last.drop_hooks()
+        last.drop_hooks(goes_on=True)
     # An optimizer holds its model: held here, the model would never go.
     _distributed[model] = weakref.ref(owner) if isinstance(owner, DistributedOptimizer) else owner
     for parameter in parameters.values():
@@ -827,28 +866,16 @@ def _refuse_others(where: str, **given: object) -> None:
 
 def _filters_of(asked: Filters | Literal["auto"] | None, where: str) -> Filters:
     """What `filter` means; raises OptionError if it is no filter, or one in a mode that has none."""
-    given = filters.meant(asked, broadcast=False)
-    filters.spelled(given)
-    if where == "gradients" and given not in (None, Filters()):
+    # What is one at all comes first.
+    spelled_filters(meant(asked))
+    if where == "gradients" and meant(asked) not in (None, Filters()):
         raise OptionError(
             f'expected no filter with where="gradients", got {asked!r}: there p.grad is the average, which '
             "the script clips, unscales and skips as such; with a filter it would lack what is held back, "
             "and have what was held back of earlier ones, in whatever scale those were",
             'pass where="servers": the servers take the steps, and each worker\'s pushes are filtered',
         )
-    if given is not None and isinstance(given.push, OwnFilter):
-        raise OptionError(
-            f"expected a filter that Penstock has, got {given.push!r}: gradients go to the servers without "
-            "the program's code",
-            "a tensor of job.tensor may have it; for parameters there are ps.DVF, ps.TopK, ps.RandomK and "
-            "ps.Quantize",
-        )
-    if given is not None and given.broadcast is not None:
-        raise OptionError(
-            f"expected a filter of pushes alone, got {given!r}: parameters are what the servers have",
-            "leave `broadcast` out; tensors of job.tensor may have it",
-        )
-    return given or Filters()
+    return filters_of(asked) or Filters()
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -24,6 +24,9 @@ class Ours:
         """Where a module's class decides itself what of it is copied, the copy has one that does nothing."""
         return type(self), ()
 
+    def left_behind(self) -> None:
+        """A copy of the module is about to be made, of what it holds after this."""
+
 
 def leave_hooks_behind(model: torch.nn.Module) -> None:
     """
@@ -61,6 +64,10 @@ def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
     ours = {number for held in hooks.values() for number, hook in held.items() if isinstance(hook, Ours)}
     if not ours:
         return attributes
+    for held in hooks.values():
+        for hook in list(held.values()):
+            if isinstance(hook, Ours):
+                hook.left_behind()
     kept = dict(attributes)
     for name, held in hooks.items():
         if not ours.isdisjoint(held):

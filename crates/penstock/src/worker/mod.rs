@@ -23,4 +23,4 @@ mod tensor;
 pub use error::{Due, Error};
 pub use job::{Gathered, Job, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
-pub use tensor::{Asked, Declaration, Divided, Tensor};
+pub use tensor::{Asked, Declaration, Divided, Tensor, propagation};

@@ -89,16 +89,24 @@ class CudaTransfer:
             self._sent.result()
             self._sent = None
 
-    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
+    def receive(
+        self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None, exact: bool = False
+    ) -> None:
         """Fills the mirror, then starts its copy to the device, in the order of the current stream."""
         del moves  # what is compared is on the device, and stands still
         self._torn = into._version
-        # The mirror may still be read by the copy that the last `receive` started.
-        self._taken.synchronize()
-        self._tensor._core.pull_mirror(None, None)
+        if exact:
+            # The mirror holds what others read: this one is seldom, and comes by memory that is not locked.
+            came = torch.empty(into.shape, dtype=into.dtype, device="cpu")
+            self._tensor.pull(out=came, exact=True)
+        else:
+            # The mirror may still be read by the copy that the last `receive` started.
+            self._taken.synchronize()
+            self._tensor._core.pull_mirror(None, None)
+            came = self._mirror.tensor
         if seen is not None:
-            seen.comes(self._mirror.tensor)
-        into.copy_(self._mirror.tensor, non_blocking=True)
+            seen.comes(came)
+        into.copy_(came, non_blocking=not exact)
         self._torn = into._version
         if seen is not None:
             seen.came()

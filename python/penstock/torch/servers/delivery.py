@@ -42,6 +42,7 @@ from ...tensor import Tensor
 from ..layouts import is_any
 from ..script import of_the_script
 from .bits import same_bits
+from .rows import RowsTransfer
 from .rules import GroupRule
 from .transfer import Transfer, sendable
 
@@ -93,6 +94,27 @@ class Shared:
     moved: bool = False
     """Whether the script had changed it since the last step when a gradient was computed."""
     handles: list[Any] = field(default_factory=list)
+    layers: list[Any] = field(default_factory=list)
+    """The handles of the hooks that read rows of it before they are looked up."""
+    is_whole: bool = False
+    """Whether the parameter was filled with all of the servers' value when it was read last."""
+    read_at: int = -1
+    """The parameter's version then."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether of the parameter only the rows are read that are looked up."""
+        return isinstance(self.transfer, RowsTransfer)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the parameter may lack something of the servers' value."""
+        return not self.is_whole and (self.reads_rows or self.tensor._core.lags)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody has changed the parameter since it was read, as far as torch counts."""
+        return self.parameter._version == self.read_at
 
     @property
     def sends_to(self) -> Tensor:
@@ -168,6 +190,11 @@ class Shared:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+
+    def release_layers(self) -> None:
+        """Its layers read what is in the parameter from now on."""
+        while self.layers:
+            self.layers.pop().remove()
 
     def gradient_changed(self) -> bool:
         """
@@ -260,6 +287,7 @@ class Delivery:
         self._all[id(parameter)] = shared
         if earlier is not None:
             earlier.release()
+            earlier.release_layers()
 
     def allow(self, which: Iterable[Shared]) -> None:
         """The servers have what these start from: their gradients may leave early."""

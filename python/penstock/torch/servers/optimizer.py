@@ -7,6 +7,7 @@ learning-rate schedulers work on either optimizer, and what they change travels 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
@@ -32,11 +33,13 @@ from ...exceptions import (
     ShapeError,
     not_to_be_sent,
 )
-from ...filters import Filters, HeldBack, Pressed
+from ...filters import Filters, HeldBack, Pressure
 from ...first import Deed, checksum
 from ...handlers import Handlers
 from ...job import Job
+from ...limit import Limit
 from ...optim import updates_in
+from ...parameters import propagation_of
 from ...tensor import _as_buffer
 from ..arrivals import (
     Newcomers,
@@ -51,10 +54,13 @@ from ..copies import Ours, leave_hooks_behind
 from ..gradients.averaging import CHECK_EVERY
 from ..known import Known
 from ..prefixes import prefixes_of
+from ..script import of_the_script
 from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared, cut_short
+from .exact import SavesExact, ToldOfEvaluations
+from .rows import ReadsRows, RowsTransfer, Tables
 from .rules import (
     HOOKS,
     OWN_FLAGS,
@@ -99,7 +105,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
       loading the original's state, while the job is open.
 
     With `clip_norm`, `total_norm` is the norm that the last step's average had before it was clipped. With
-    `filter`, `held_back` tells how much of this worker's gradients waits, and `flush` sends it.
+    `filter`, `held_back` tells how much of this worker's gradients waits, and `flush` sends it. Where
+    parameters lack something of the servers' value, `with optimizer.exact():` has them hold all of it, and
+    `state_dict()` of the model reads it.
 
     With `overlap=False` gradients may be changed: it says that each worker's own change is meant. With
     `check=False`, changes of parameters are not looked for, and changes of gradients only where torch counts
@@ -120,6 +128,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: str | None,
         clip_norm: float | None,
         filters: Filters,
+        propagation: str,
+        sparse_pull: bool | tuple[str, ...],
         declaration: dict[str, Any],
         timeout: float | None,
     ) -> None:
@@ -143,6 +153,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._consistency = parse(spelled(consistency) or job._core.default_consistency)
         self._declaration = declaration
         self._filters = filters
+        self._asked = propagation
+        self._tables = Tables(model, sparse_pull)
+        self.told_of_lacking = False
+        """Whether somebody who read parameters was told what they lack."""
         self._published: dict[Shared, Seen] = {}
         """Of a publication that has not returned, on worker 0."""
         self._published_in = 0
@@ -151,6 +165,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Of which a flush that has not ended has sent what was held back."""
         self._flushing = False
         """Whether a flush that has not ended has sent all of that, and waits for servers."""
+        self._releases = -1, 0
+        """
+        Of a flush that has not ended, and has taken its step: its iteration, and of how many parameters
+        readers were let see all.
+        """
         self._timeout = timeout
         self._check = check
         # How many steps the rule takes in an iteration.
@@ -213,7 +232,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._broadcast_rest()
         self._load_first_states(self._shared.values(), self._fresh.clear)
         self._delivery.allow(self._shared.values())
-        self._pull_all()
+        # A first value passes whole.
+        self._pull_all(released=True)
         if job.size > 1:
             job._barrier_of_all(self._timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
@@ -239,6 +259,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._is_gone = True
         self._delivery.forget()
+        for shared in self._shared.values():
+            shared.release_layers()
 
     def _hook_parts(self) -> None:
         # Parts come before the whole, in a load of the whole too.
@@ -246,7 +268,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if part not in self._hooked:
                 self._hooked.add(part)
                 self._after_loads.append(part.register_load_state_dict_post_hook(_AfterLoad(self, name)))
+                if self._may_lack:
+                    self._after_loads.append(part.register_state_dict_post_hook(SavesExact(self)))
+                if self._may_lack and not name:
+                    self._after_loads.append(part.register_forward_pre_hook(ToldOfEvaluations(self)))
         leave_hooks_behind(self._model)
+
+    @property
+    def _may_lack(self) -> bool:
+        """Whether parameters may hold less than the servers' value."""
+        return bool(self._tables) or self._asked != "pull" or self._filters.broadcast is not None
 
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
@@ -256,8 +287,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         scaled = f", settings for {self._updates} updates an iteration" if self._updates > 1 else ""
-        filtered = "" if self._filters.push is None else f", pushes filtered by {self._filters.push!r}"
-        how = f"steps taken by the servers, {self._consistency}{scaled}{filtered}"
+        each = (("pushes", self._filters.push), ("broadcasts", self._filters.broadcast))
+        filtered = "".join(f", {what} filtered by {one!r}" for what, one in each if one is not None)
+        moved = f", propagation={self._propagation[1]}"
+        read = f", rows read of {self._tables!r}" if self._tables else ""
+        how = f"steps taken by the servers, {self._consistency}{scaled}{filtered}{moved}{read}"
         return f"DistributedOptimizer({self._original!r}, {how})"
 
     @property
@@ -375,12 +409,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         each = [shared.sends_to.held_back for shared in self._shared.values()]
         return HeldBack(math.hypot(*(one.norm for one in each)), sum(one.elements for one in each))
 
-    def pressure(self) -> dict[str, list[Pressed]]:
+    def pressure(self) -> dict[str, Pressure]:
         """
-        How the filter of this worker's gradients has followed the network, if it does: by parameter, the last
-        changes of its bound, the newest last.
+        How the filters have followed the network, if they do, as `Tensor.pressure`: by parameter, of this
+        worker's gradients and of the values. The servers are asked for theirs.
         """
-        return {shared.sends_to.name: shared.sends_to.pressure().push for shared in self._shared.values()}
+        found = {}
+        for shared in self._shared.values():
+            pressure = shared.tensor.pressure(timeout=self._timeout)
+            if shared.mean is not None:
+                pressure = pressure._replace(push=shared.mean.pressure(timeout=self._timeout).push)
+            found[shared.name] = pressure
+        return found
+
+    @property
+    def propagation(self) -> str:
+        """
+        Who moves parameters between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in the
+        `repr`. Tables with `sparse_pull` are pulled in any case.
+        """
+        return self._propagation[0]
+
+    @property
+    def _propagation(self) -> tuple[str, str]:
+        whole = (shared.tensor for shared in self._everything if not shared.reads_rows)
+        return propagation_of(whole, self._asked)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -516,18 +569,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """
-        Send all that the filter has held back of this worker's gradients, complete the iteration, and read
-        the parameters. Collective; without a filter nothing happens.
+        Send all that filters hold back, and read the parameters. Collective; where nothing is ever held back
+        nothing happens.
 
-        If a signal handler raises while it sends, or it times out there, call it again, before any other step
-        of the job: it sends the rest. If that comes while it waits for the servers, it cannot be made again:
-        start from a checkpoint.
+        With a filter of pushes it is a step without new gradients, and completes the iteration: of each
+        parameter of which some worker held something back, frozen ones too, the servers take one more step,
+        with the settings that its group has now, and with momentum, weight decay and all else that a step
+        does. Parameters, checkpoints and `state_dict` lack what is held back of gradients: flush before an
+        evaluation or a checkpoint that should have it, before a load or a publication, before a learning rate
+        falls much, and before the end. Hooks of steps are not called.
 
-        It is a step without new gradients: of each parameter of which some worker held something back, frozen
-        ones too, the servers take one more step, with the settings that its group has now, and with momentum,
-        weight decay and all else that a step does. Parameters, checkpoints and `state_dict` lack what is held
-        back: flush before an evaluation or a checkpoint that should have it, before a load or a publication,
-        before a learning rate falls much, and before the end. Hooks of steps are not called.
+        With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
+        reads all that was folded (but rows of tables with `sparse_pull`, when they are looked up), and may
+        publish. No step is taken for that.
+
+        If a signal handler raises while it sends, or it times out there, or while it waits for the other
+        workers to call it, call it again, before any other step of the job: it goes on. If that comes while
+        it waits for the servers to step, it cannot be made again: start from a checkpoint.
 
         Raises
         ------
@@ -542,6 +600,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             changed.
         SettingsConflict, WorkerLost
             As for `step`.
+        BarrierTimeout, CircularWait, FirstFailed
+            Where values are held back: as for `Tensor.flush`.
         LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.flush` and `Tensor.pull`. What was not sent is held back still.
 
@@ -558,13 +618,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> optimizer.held_back.elements
         0
         """
-        if self._filters.push is None:
+        lagging = [shared for shared in self._everything if shared.tensor._core.lags]
+        if self._filters.push is None and not lagging:
             return
         self._follow_groups()
         self._delivery.check()
         self._refuse_late_flush()
         self._delivery.refuse_between("a flush")
         self._refuse_changes()
+        goes_on = self._releases[0] == self.job.iteration
+        if self._filters.push is not None and not goes_on:
+            self._flush_gradients(releases=bool(lagging))
+        if lagging:
+            self._release(lagging)
+        self._delivery.forget_changes()
+
+    def _flush_gradients(self, *, releases: bool) -> None:
+        """Takes a step of what is held back of gradients; `releases`: what is of values comes behind it."""
         held = [shared for shared in self._shared.values() if shared.sends_to.held_back.elements]
         # All before the first: what has left could not be sent again once a setting is refused.
         self._refuse_settings(held)
@@ -575,7 +645,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._delivery.flushes = True
             self._flushed[shared] = given
             try:
-                shared.sends_to.flush()
+                # Not all of a flush: behind that all workers would have to come, and some hold back nothing.
+                shared.sends_to._send_held_back(Limit(self._timeout))
             except PenstockError as error:
                 # Refused: nothing of it has left.
                 del self._flushed[shared]
@@ -587,9 +658,76 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise
         self._flushing = True
         self._have_stepped(self._flushed)
+        if releases:
+            self._releases = self.job.iteration, 0
         self._flushed.clear()
         self._flushing = self._delivery.flushes = False
-        self._delivery.forget_changes()
+
+    def _release(self, lagging: list[Shared]) -> None:
+        """
+        Collective: lets readers see all of these parameters, and reads them. Made again in the iteration in
+        which it was interrupted, it goes on where it was: what all have done would be another call.
+        """
+        now = self.job.iteration
+        done = self._releases[1] if self._releases[0] == now else 0
+        for place in range(done, len(lagging)):
+            self._releases = now, place
+            lagging[place].tensor._release(Limit(self._timeout))
+            self._releases = now, place + 1
+        self._pull_all(lagging, released=True)
+        self._releases = -1, 0
+
+    @contextlib.contextmanager
+    def exact(self) -> Iterator[None]:
+        """
+        Have parameters hold the servers' values themselves while the block runs: for an evaluation, a copy or
+        an average of the model. Not collective. Behind it they are again what training goes on with.
+
+        What they lack otherwise is what a filter of broadcasts holds back, what is broadcast under SSP and
+        ASP and not there yet, and rows of tables with `sparse_pull` that the last batch did not read. Where
+        they lack nothing nothing is read. What a filter of pushes holds back is not in the values: `flush`.
+        Inside, parameters may be changed if `publish` follows there, on every worker.
+
+        Raises
+        ------
+        OptionError
+            Gradients of this iteration have left for the servers, so `step` must come first; or a parameter
+            was changed, before the block or in it, without a `publish`. Or a step or a flush was cut short.
+        PullTimeout, DeadlineExceeded
+            The servers did not send them in time. Parameters are what they were.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> net, quiet = torch.nn.Linear(1, 1), ps.Filters(broadcast=ps.DVF(0.5, decay=None))
+        >>> _ = torch.nn.init.zeros_(net.weight)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.25)
+        >>> net, optimizer = ps.torch.distribute(net, optimizer, where="servers", filter=quiet)
+        >>> net(torch.ones(1, 1)).sum().backward()
+        >>> optimizer.step()
+        >>> net.weight.item()
+        0.0
+        >>> with optimizer.exact():
+        ...     net.weight.item()
+        -0.25
+        >>> net.weight.item()
+        0.0
+        """
+        self._refuse_cut()
+        self._refuse_part_of_flush()
+        self._delivery.check()
+        self._delivery.refuse_between("a look at exact parameters")
+        self._refuse_changes()
+        filled = [shared for shared in self._shared.values() if shared.lacks]
+        try:
+            self._pull_all(filled, exact=True)
+            yield
+            self._refuse_changes()
+        finally:
+            # A step in the block, or the end of the job, has left them as they are to be.
+            if not self.job.closed:
+                self._pull_all([shared for shared in filled if not shared.lacks])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -649,7 +787,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Make rank 0's current parameters the servers' values. Collective; `model.load_state_dict` does it too.
 
         Call it on every worker after changing parameters by hand (a load into a submodule, a clamp, an
-        average): the servers do not know of the change, and the next `step` raises.
+        average): the servers do not know of the change, and the next `step` raises. Where parameters lack
+        something of the servers' values, change and publish them behind a `flush` or inside `exact()`: what
+        they lack would be lost.
 
         Raises
         ------
@@ -662,14 +802,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The model was converted after `distribute`.
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or
-            a step, a flush or a call of `add_param_group` was cut short.
+            a step, a flush or a call of `add_param_group` was cut short. Or parameters lack something.
         JobClosed
             The job has ended.
+        """
+        self._publish(None)
+
+    def _publish(self, missing: Collection[str] | None) -> None:
+        """
+        With `missing`, behind a load of the model: the names of what it has left as it was. None: the script
+        has changed parameters.
         """
         self._refuse_cut()
         self._refuse_part_of_flush()
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
+        self._complete_for_publication(missing)
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
@@ -686,7 +834,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return checksum(said[shared].given for shared in self._shared.values())
 
         def behind() -> None:
-            self._pull_all()
+            # A load passes whole.
+            self._pull_all(released=True)
             self._keep_copies()
             # Who steps by hand and publishes does not train alone.
             self._delivery.forget_changes()
@@ -695,6 +844,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.job._core, Deed(what, self._write_all, says, behind), self._timeout, self._timeout
         )
         self._published = {}
+
+    def _complete_for_publication(self, missing: Collection[str] | None) -> None:
+        """
+        What is published is all of a parameter. Raises OptionError if the script may have changed one that
+        lacks something; what a load has not replaced is read here.
+        """
+        lacking = [shared for shared in self._shared.values() if shared.lacks]
+        if missing is None and lacking and not self._published:
+            raise OptionError(
+                f"parameter `{lacking[0].name}` lacks something of the servers' value, which would be lost "
+                "where it is published",
+                "change parameters and publish them inside `with optimizer.exact():`, on every worker, or "
+                "behind an optimizer.flush()",
+            )
+        if missing and lacking and self.job.rank == 0:
+            names: dict[int, set[str]] = defaultdict(set)
+            for name, parameter in self._model.named_parameters(remove_duplicate=False):
+                names[id(parameter)].add(name)
+            # A parameter may have several.
+            kept = [one for one in lacking if names[id(one.parameter)] <= set(missing)]
+            self._pull_all(kept, exact=True)
 
     def _write_all(self) -> None:
         for shared in self._shared.values():
@@ -1061,10 +1231,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule) -> None:
         mean, declaration, filters = None, self._declaration, self._filters
+        layers = self._tables.of(parameter)
         if self._clipping is not None:
             # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
-            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": filters})
-            filters = Filters()
+            pushes, filters = Filters(push=filters.push), Filters(broadcast=filters.broadcast)
+            mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": pushes})
             declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
         # A call that has failed may have declared it, for the same model.
         owner = self._prefix, name
@@ -1077,6 +1248,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             dtype=parameter.dtype,
             optimizer=rule.rule,
             consistency=self._consistency,
+            # Of a table all rows would come.
+            propagation="pull" if layers else self._asked,
+            sparse=bool(layers),
             filter=filters,
             timeout=self._timeout,
             **declaration,
@@ -1092,7 +1266,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         tensor._optimizer = rule.rule
         filtered = self._filters.push is not None
         transfer = transfer_for(parameter, tensor, self._check, mean, filtered=filtered)
+        if layers:
+            transfer = RowsTransfer(parameter, name, tensor, transfer, self._check)
         shared = Shared(parameter, name, tensor, rule, transfer, mean)
+        if isinstance(transfer, RowsTransfer):
+            transfer.left = lambda: shared.left
+            hook = ReadsRows(transfer)
+            shared.layers = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
         # In place of what a call that was interrupted has made of it.
         self._fresh[id(parameter)] = shared
         self._delivery.add(shared)
@@ -1108,6 +1288,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trained = self._labelled(shared.parameter for shared in self._shared.values())
         # Where all is frozen as yet, no declaration tells a difference.
         settings = [f"filter={self._filters!r}"]
+        settings.append(f"propagation={self._asked} sparse_pull={self._tables!r}")
         if self._clipping is not None:
             settings.append(f"clip_norm={self._clipping.limit}")
         labelled = self._labelled(rest.values())
@@ -1120,13 +1301,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
 
     @torch.no_grad()
-    def _pull_all(self, which: Iterable[Shared] | None = None, *, early: bool = False) -> None:
-        """Reads all of them, or `which`. With `early`, their gradients may leave in backward from now on."""
+    def _pull_all(
+        self,
+        which: Iterable[Shared] | None = None,
+        *,
+        early: bool = False,
+        exact: bool = False,
+        released: bool = False,
+    ) -> None:
+        """
+        Reads all of them, or `which`. With `early`, their gradients may leave in backward from now on. With
+        `exact`, nothing is held back of them, though readers are to see less; `released`: readers see all.
+        """
         for shared in self._shared.values() if which is None else which:
             # With a norm to wait for, what leaves in backward does not change the parameter.
             moves = (early or shared.expected is not None) and shared.mean is None
             seen = self._published.get(shared)
-            shared.transfer.receive(shared.parameter, moves=moves, seen=seen)
+            shared.is_whole = False
+            shared.transfer.receive(shared.parameter, moves=moves, seen=seen, exact=exact)
+            shared.is_whole = exact or (released and not shared.reads_rows)
+            shared.read_at = shared.parameter._version
 
     # -- parameters that come after `distribute`
 
@@ -1158,6 +1352,50 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if parameter.requires_grad and parameter.numel():
                 dtype_name(parameter.dtype)
 
+    def lacking(self, parameter: torch.Tensor) -> Shared | None:
+        """It, where the parameter lacks something of the servers' value."""
+        shared = self._shared.get(id(parameter)) if self._ready and not self._is_gone else None
+        return shared if shared is not None and shared.lacks else None
+
+    def lags(self) -> bool:
+        """Whether a parameter that is read whole lacks something."""
+        watches = self._ready and not self._is_gone
+        return watches and any(one.lacks and not one.reads_rows for one in self._shared.values())
+
+    def can_read(self, what: str) -> bool:
+        """Whether what parameters lack can be read now; warns if not, of `what` is made of them."""
+        why = "the job has ended" if self.job.closed else None
+        if why is None:
+            try:
+                self._refuse_cut()
+                self._refuse_part_of_flush()
+                self._delivery.refuse_between(what)
+            except OptionError as error:
+                why = str(error.args[0]).splitlines()[0]
+        if why is not None:
+            warnings.warn(
+                f"{what} lacks what parameters lack of the servers' values: {why}",
+                stacklevel=of_the_script(),
+            )
+        return why is None
+
+    def read_the_rest(self) -> None:
+        """The job is about to be left: the script goes on with what the servers have."""
+        lacking = [shared for shared in self._shared.values() if shared.lacks]
+        if not lacking or self.job.closed or not self._ready or self._is_gone:
+            return
+        if not self.can_read("the model that is kept"):
+            return
+        try:
+            # What the script has changed is its own from here on.
+            unchanged = [one for one in lacking if one.transfer.received(one.parameter) and one.is_untouched]
+            self._pull_all(unchanged, exact=True)
+        except DeadlineExceeded as error:
+            warnings.warn(
+                f"the model lacks what was held back of its parameters, or not read: {error.args[0]}",
+                stacklevel=of_the_script(),
+            )
+
     def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> NoReturn:
         """Raises OptionError for a step that another optimizer is about to take of the model's parameters."""
         if optimizer is self._original:
@@ -1185,14 +1423,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps_before and self._steps_before.pop() == self._steps:
             self._refuse_changes()
 
-    def drop_hooks(self) -> None:
+    def drop_hooks(self, *, goes_on: bool = False) -> None:
         """
-        No job is open any more, or the model goes on in another. Its hooks, and its parameters', do nothing
+        No job is open any more, or the model `goes_on` in another. Its hooks, and its parameters', do nothing
         from then on, but hold all of this: torch hides the latter from the collector of garbage.
         """
         self._delivery.forget()
         while self._after_loads:
             self._after_loads.pop().remove()
+        for shared in self._shared.values():
+            # Where rows were not read any more, the layer says so.
+            if goes_on or not shared.lacks:
+                shared.release_layers()
 
     def warn_of_no_step(self) -> None:
         """
@@ -1280,14 +1522,19 @@ class _AfterLoad(Ours):
         self._optimizer = optimizer
         self._part = part
 
-    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+    def __call__(self, module: torch.nn.Module, incompatible: Any) -> None:
         optimizer = self._optimizer
         if optimizer is None or not optimizer.watches:
             return
         if not self._part:
-            optimizer.publish()
-        elif any(id(parameter) in optimizer._shared for parameter in module.parameters()):
-            optimizer._loaded = self._part
+            optimizer._publish(frozenset(incompatible.missing_keys))
+            return
+        for parameter in module.parameters():
+            shared = optimizer._shared.get(id(parameter))
+            if shared is not None:
+                optimizer._loaded = self._part
+                if isinstance(shared.transfer, RowsTransfer):
+                    shared.transfer.loaded = True
 
 
 def _refuse_state(original: torch.optim.Optimizer, *_: Any) -> None:

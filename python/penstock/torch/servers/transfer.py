@@ -10,6 +10,9 @@ With `check`, it is also known whether the script has changed them since:
 | a gradient that is filtered | a copy: the lane will have what is sent of it | memory, and writing it |
 | a parameter, under BSP, that is sent in `step()` | the value, which stands still until then | nothing |
 | any other parameter | a copy, made when it was read | memory, and writing it |
+| a table of which only rows are read | those rows, as they were read | memory for them |
+
+A value of which something is held back, or that is broadcast out of step, changes at a flush: it is copied.
 """
 
 from __future__ import annotations
@@ -81,11 +84,13 @@ class Transfer(Protocol):
     def settle(self) -> None:
         """Returns when everything sent is in the lane and announced."""
 
-    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
+    def receive(
+        self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None, exact: bool = False
+    ) -> None:
         """
         Fills `into`, of the parameter's shape, with the value; it may be read on its own device at once. With
         `moves`, the servers' value may change before `received` is asked. `seen` notes what came, before
-        `into` has any of it; and `into` never has a part.
+        `into` has any of it; and `into` never has a part. With `exact`, nothing is held back of it.
         """
 
     def received(self, value: torch.Tensor) -> bool:
@@ -115,7 +120,8 @@ class HostTransfer:
         self._lane = over(self._sends_to._core.lane_until_push(), parameter)
         self.keeps_sent = not filtered
         self._kept = torch.empty_like(self._lane) if filtered and check else None
-        self._model = over(tensor._core.model(), parameter) if tensor._stable else None
+        stands_still = tensor._stable and not tensor._core.lags
+        self._model = over(tensor._core.model(), parameter) if stands_still else None
         # Where the last `receive` went: making a NumPy view costs more than the rest of the call.
         self._address = 0
         self._view: Any = None
@@ -152,14 +158,16 @@ class HostTransfer:
     def settle(self) -> None:
         """`send` is done when it returns."""
 
-    def receive(self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None) -> None:
+    def receive(
+        self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None, exact: bool = False
+    ) -> None:
         """Fills `into` in place, or through a copy: if it is not contiguous, or `seen` is to know first."""
         # The bytes change behind autograd's back: a backward through the old value must be noticed as usual.
         torch.autograd.graph.increment_version(into)
         self._torn = into._version
         if seen is not None or not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype, device=into.device)
-            self._tensor.pull(out=scratch)
+            self._tensor.pull(out=scratch, exact=exact)
             if seen is not None:
                 seen.comes(scratch)
             into.copy_(scratch)
@@ -170,9 +178,9 @@ class HostTransfer:
             if into.data_ptr() != self._address:
                 self._view = self._tensor._incoming(into)
                 self._address = into.data_ptr()
-            self._tensor.pull(out=self._view)
+            self._tensor.pull(out=self._view, exact=exact)
         if self._check:
-            if not moves and self._model is not None:
+            if not moves and self._model is not None and not exact:
                 self._received = self._model
             else:
                 if self._received is None or self._received is self._model:

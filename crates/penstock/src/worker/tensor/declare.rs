@@ -2,6 +2,7 @@
 
 use super::carry::Carry;
 use super::{HomeShard, Tensor};
+use crate::options::Options;
 use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
 use crate::wait::Deadline;
@@ -12,6 +13,7 @@ use crate::worker::link::{Link, lock};
 use penstock_fabric::memory::{ExtentLayout, OwnLane, Place, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::adaptive::Adaptive;
+use penstock_proto::choice::{Asked, Chosen, Circumstances, ParseAskedError};
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::error::Refusal;
@@ -56,6 +58,20 @@ impl Declaration {
         };
         Self { spec, consistency: None, adaptive: None, timeout: None }
     }
+}
+
+/// Who moves the values of a tensor that is declared with the word `asked`, that consistency (`None`: the job's), and travels so. A
+/// filter that cannot be made holds nothing back: the declaration refuses it.
+pub fn propagation(
+    asked: &str,
+    options: &Options,
+    consistency: Option<Consistency>,
+    travel: &Travel,
+    dtype: Dtype,
+) -> Result<Chosen, ParseAskedError> {
+    let holds_back = travel.resolve(dtype, &KNOWN).is_ok_and(|terms| terms.filter.holds_back());
+    let consistency = consistency.unwrap_or(options.consistency);
+    Ok(asked.parse::<Asked>()?.choose(&Circumstances { consistency, tree: options.tree, holds_back }))
 }
 
 /// How far a tensor's declaration has come in this worker. A call that fails on its way leaves here what it has achieved, and

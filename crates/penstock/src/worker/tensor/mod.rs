@@ -26,8 +26,8 @@ mod push;
 mod sparse;
 mod state;
 
-pub use declare::Declaration;
 pub(super) use declare::Progress;
+pub use declare::{Declaration, propagation};
 pub use divide::Divided;
 pub use pull::Asked;
 

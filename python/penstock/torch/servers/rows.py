@@ -1,0 +1,292 @@
+"""
+Tables of which a worker reads only the rows that its next batch looks up (`sparse_pull=`).
+
+A layer with `sparse=True` (`nn.Embedding`, `nn.EmbeddingBag`) reads few rows of its table in a forward pass,
+and the servers have the whole of it. So a step leaves the table as it is; a hook before each forward pass of
+the layer pulls those rows that it is about to read and that were not pulled since the last step, and writes
+them into the parameter. All other rows are of an earlier step, and nobody reads them:
+
+| who reads | what it reads |
+|---|---|
+| a forward pass of the layer, in training or evaluation | the rows of this step: pulled before it |
+| `state_dict()`, of the model or of a part with the layer | the whole table, pulled for it |
+| a copy of the model, or one that is saved as a whole | likewise |
+| the script, inside `with optimizer.exact():` and after the job | likewise, in the parameter |
+| the script otherwise, as `layer.weight` | rows of different steps |
+
+A gradient that is dense was computed of another use of the table, in which unread rows were read: an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...exceptions import JobClosed, OptionError
+from ...tensor import Tensor
+from ..copies import Ours
+from .bits import converted, same_bits
+from .transfer import Seen, Transfer
+
+LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+class Tables:
+    """Which layers of a model read rows of their tables."""
+
+    def __init__(self, model: torch.nn.Module, asked: bool | tuple[str, ...]) -> None:
+        """
+        Raises OptionError if a layer that is named is none, or has no sparse gradients, or if another module
+        has a table that only rows are to be pulled of.
+        """
+        self._model = model
+        self._all = asked is True
+        self._names = () if isinstance(asked, bool) else asked
+        for name in self._names:
+            self._check(name)
+        if self._all and not any(map(_is_sparse, model.modules())):
+            raise OptionError(
+                "expected a layer with sparse=True for sparse_pull=True, the model has none",
+                "build nn.Embedding or nn.EmbeddingBag with sparse=True, or leave sparse_pull out",
+            )
+        for parameter in model.parameters():
+            self.of(parameter)
+
+    def __bool__(self) -> bool:
+        return self._all or bool(self._names)
+
+    def __repr__(self) -> str:
+        return "all tables" if self._all else repr(list(self._names))
+
+    def of(self, parameter: torch.Tensor) -> list[torch.nn.Module]:
+        """
+        The layers that read rows of this parameter. Raises OptionError if another module has it too, which
+        would read rows that were not pulled.
+        """
+        if not self:
+            return []
+        found = [
+            (name, module)
+            for name, module in self._model.named_modules()
+            if any(own is parameter for own in module._parameters.values())
+        ]
+        layers = [one for name, one in found if (self._all and _is_sparse(one)) or name in self._names]
+        others = [name for name, one in found if one not in layers]
+        if layers and others:
+            raise OptionError(
+                f"`{others[0]}` has the same weight as a layer of which only rows are pulled, and would read "
+                "rows that are not",
+                "give the names of the layers with a table of their own: sparse_pull=[...]",
+            )
+        return layers
+
+    def _check(self, name: str) -> None:
+        module = dict(self._model.named_modules()).get(name)
+        if module is None:
+            tables = [f"`{one}`" for one, layer in self._model.named_modules() if _is_sparse(layer)]
+            raise OptionError(
+                f"expected the name of a layer for sparse_pull, the model has no `{name}`",
+                f"layers with sparse=True are {', '.join(tables)}" if tables else None,
+            )
+        if not isinstance(module, LAYERS) or module._parameters.get("weight") is None:
+            raise OptionError(
+                f"expected layers with a table for sparse_pull, `{name}` is a {type(module).__name__}",
+                "of nn.Embedding and nn.EmbeddingBag rows can be pulled, all else is pulled whole",
+            )
+        if not _is_sparse(module):
+            raise OptionError(
+                f"expected layers with sparse=True for sparse_pull, `{name}` has dense gradients",
+                f"build it as {type(module).__name__}(..., sparse=True)",
+            )
+
+
+def tables_asked(asked: object) -> bool | tuple[str, ...]:
+    """What `sparse_pull` says, alike however it is said; raises OptionError if it is none that it may be."""
+    if isinstance(asked, bool):
+        return asked
+    names = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else [None]
+    if all(isinstance(name, str) for name in names):
+        return tuple(sorted(set(names)))
+    raise OptionError(
+        f"expected sparse_pull as True, False, the name of a layer or several, got {asked!r}",
+        'such as sparse_pull=["encoder.words"]',
+    )
+
+
+def _is_sparse(module: torch.nn.Module) -> bool:
+    return isinstance(module, LAYERS) and module.sparse and module._parameters.get("weight") is not None
+
+
+class RowsTransfer:
+    """Moves the bytes of a table. `inner` moves a whole parameter's."""
+
+    def __init__(
+        self, parameter: torch.Tensor, name: str, tensor: Tensor, inner: Transfer, check: bool
+    ) -> None:
+        self._parameter = parameter
+        self._name = name
+        self._tensor = tensor
+        self._inner = inner
+        self._check = check
+        self.keeps_sent = inner.keeps_sent
+        self._fresh = torch.zeros(len(parameter), dtype=torch.bool, device="cpu")
+        """Which rows of the parameter are those that the last step left on the servers."""
+        self._places: list[torch.Tensor] = []
+        """These rows."""
+        self._values: list[torch.Tensor] = []
+        """What they held, with `check`."""
+        self._whole = False
+        """Whether all of them are."""
+        self.loaded = False
+        """Whether a load has written to the parameter since."""
+        self.left: Callable[[], bool] = lambda: False
+        """Whether the gradient has left: the servers may have taken the next step."""
+
+    def hold(self, gradient: torch.Tensor) -> None:
+        """A dense gradient is refused."""
+        raise self._of_another_use(gradient)
+
+    def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
+        """Contributes what it names; a dense one is refused."""
+        if gradient.layout is torch.strided:
+            raise self._of_another_use(gradient)
+        self._inner.send(gradient, held=held)
+
+    def _of_another_use(self, gradient: torch.Tensor) -> OptionError:
+        return OptionError(
+            f"expected a sparse gradient of `{self._name}`, of which only rows are pulled, got one of layout "
+            f"{gradient.layout}: it was used otherwise than by its layer, with rows that were not pulled",
+            "leave its layer out of sparse_pull",
+        )
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """As of a whole parameter."""
+        return self._inner.holds(gradient)
+
+    def settle(self) -> None:
+        """As of a whole parameter."""
+        self._inner.settle()
+
+    def receive(
+        self, into: torch.Tensor, *, moves: bool, seen: Seen | None = None, exact: bool = False
+    ) -> None:
+        """
+        Leaves the parameter as it is: from now on rows are pulled before they are read. With `exact`, all of
+        them at once.
+        """
+        del seen  # it has what was published
+        # The bytes change behind autograd's back: a backward through the old value must be noticed as usual.
+        torch.autograd.graph.increment_version(into)
+        self._forget()
+        if exact:
+            self._read_whole(into, moves=moves, exact=True)
+
+    def _forget(self) -> None:
+        for places in self._places:
+            self._fresh[places] = False
+        self._places, self._values = [], []
+        self._whole = self.loaded = False
+
+    def _read_whole(self, into: torch.Tensor, *, moves: bool, exact: bool) -> None:
+        self._inner.receive(into, moves=moves, exact=exact)
+        self._whole = True
+
+    def whole(self) -> bool:
+        """Has all of the parameter be what the last step left, if that can still be known; whether it is."""
+        if self._whole:
+            return True
+        if self.left() or self._tensor._job._core.closed:
+            return False
+        with torch.no_grad():
+            # A step may come between this and the next look: what is compared is a copy.
+            self._read_whole(self._parameter, moves=True, exact=False)
+        return True
+
+    @torch.no_grad()
+    def read(self, indices: torch.Tensor) -> None:
+        """
+        Has the rows that these name be those that the last step left.
+
+        Raises
+        ------
+        UnknownElement
+            The table has no such row.
+        OptionError
+            The gradient has left, and with it the servers may have taken the next step.
+        JobClosed
+            The job has ended, and they were not read before.
+        """
+        if self._whole or indices.is_floating_point() or indices.is_complex():
+            return  # torch says what is wrong with the latter
+        named = indices.detach().reshape(-1).to("cpu", torch.int64)
+        places = named.unique()
+        if places.numel() == 0:
+            return
+        if places[0] < 0 or places[-1] >= len(self._fresh):
+            self._tensor.pull(rows=named)  # which says so
+        places = places[~self._fresh[places]]
+        if places.numel() == 0:
+            return
+        if self._tensor._job._core.closed:
+            raise JobClosed(
+                f"rows of `{self._name}` are read that were not before the job ended",
+                "end the job by job.close(), which reads the whole of what is left",
+            )
+        if self.left():
+            raise OptionError(
+                f"rows of `{self._name}` are read that were not before its gradient left for the servers, "
+                "which may have taken the next step",
+                "read them after step(), or pass overlap=False to `ps.torch.distribute`",
+            )
+        data = self._parameter.data
+        values = torch.empty((len(places), *data.shape[1:]), dtype=data.dtype, device="cpu")
+        self._tensor.pull(out=values, rows=places)
+        # By `data`: rows that were read since the step stay as they are, and so do graphs over them.
+        data.index_copy_(0, places.to(data.device), values.to(data.device))
+        self._fresh[places] = True
+        self._places.append(places)
+        if self._check:
+            self._values.append(values.to(data.device))
+
+    def received(self, value: torch.Tensor) -> bool:
+        """Compares the rows that were read since the last step; of others nothing is known."""
+        if self.loaded:
+            return False
+        return self._inner.received(value) if self._whole else self._compare(value, same_bits)
+
+    def converted(self, value: torch.Tensor) -> bool:
+        """Whether these rows are what was read, in another type, or back from one."""
+        return self._inner.converted(value) if self._whole else self._compare(value, converted)
+
+    def _compare(self, value: torch.Tensor, same: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+        data = value.detach()
+        pairs = zip(self._places, self._values, strict=False)
+        return all(same(data.index_select(0, places.to(data.device)), held) for places, held in pairs)
+
+
+class ReadsRows(Ours):
+    """The hook of a layer before its forward pass: pulls the rows that are about to be read."""
+
+    def __init__(self, rows: RowsTransfer | None = None) -> None:
+        self._rows = rows
+
+    def __call__(self, _: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._rows is None:
+            return
+        if torch.compiler.is_compiling():
+            # Rows are pulled by a call that no compiled program can make.
+            torch._dynamo.graph_break()
+        indices = given[0] if given else named.get("input")
+        if isinstance(indices, torch.Tensor):
+            self._rows.read(indices)
+
+    def left_behind(self) -> None:
+        """The layer is copied, and the copy will pull nothing."""
+        if self._rows is not None and not self._rows.whole():
+            raise OptionError(
+                "expected a model of which only rows are pulled to be copied, or saved as a whole, while the "
+                "job is open, and before its gradients leave for the servers",
+                "copy it after step(), or save model.state_dict()",
+            )
