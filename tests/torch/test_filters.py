@@ -476,14 +476,6 @@ def test_a_filter_of_the_programs_own_is_refused_before_workers_wait_for_each_ot
     )
 
 
-def test_broadcasts_take_no_filter(job: ps.Job) -> None:
-    model = nn.Linear(2, 2)
-    both = ps.Filters(push=ps.TopK(0.5), broadcast=ps.TopK(0.5))
-    with pytest.raises(OptionError, match="expected a filter of pushes alone"):
-        distribute(model, sgd(model.parameters()), job=job, filter=both)
-    distribute(model, sgd(model.parameters()), job=job)
-
-
 # -- several workers, and optimizers
 
 SETUP = """

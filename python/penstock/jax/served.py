@@ -62,7 +62,6 @@ class Served:
         self._timeout: float | None = declaration["timeout"]
         self._rate_divisor = rate_divisor
         self._filtered = declaration["filter"] is not None
-        self._asked: str = declaration["propagation"]
         self._flushed: tuple[int, int, list[int]] | None = None
         self._begun = -1
         """The iteration in which gradients were contributed last."""
@@ -86,6 +85,8 @@ class Served:
             return tensor
 
         self._tensors = Tensors(self._layout, declare)
+        self._propagation = propagation_of(self._tensors.all, declaration["propagation"])
+        self._mode = declaration["consistency"]
 
     def push_pull(self, grads: Any, *, lr: Any = None) -> Any:
         """
@@ -163,12 +164,10 @@ class Served:
         Who moves the parameters between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in
         the `repr`.
         """
-        return propagation_of(self._tensors.all, self._asked)[0]
+        return self._propagation[0]
 
     def __repr__(self) -> str:
-        how = propagation_of(self._tensors.all, self._asked)[1]
-        mode = self._tensors.all[0].consistency if self._tensors.all else "no parameters"
-        return f"Served({len(self._places)} leaves, {mode}, propagation={how})"
+        return f"Served({len(self._places)} leaves, {self._mode}, propagation={self._propagation[1]})"
 
     def flush(self) -> None:
         """

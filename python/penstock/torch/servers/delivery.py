@@ -98,6 +98,8 @@ class Shared:
     """The handles of the hooks that read rows of it before they are looked up."""
     is_whole: bool = False
     """Whether the parameter was filled with all of the servers' value when it was read last."""
+    is_released: bool = False
+    """Whether every reader was let see all of it then."""
     read_at: int = -1
     """The parameter's version then."""
 
@@ -109,7 +111,7 @@ class Shared:
     @property
     def lacks(self) -> bool:
         """Whether the parameter may lack something of the servers' value."""
-        return not self.is_whole and (self.reads_rows or self.tensor._core.lags)
+        return not self.is_whole and (self.reads_rows or self.lags)
 
     @property
     def is_untouched(self) -> bool:
@@ -123,6 +125,8 @@ class Shared:
 
     def __post_init__(self) -> None:
         self._was = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
+        self.lags = self.tensor._core.lags
+        """Whether what is pulled may lack some of what was folded. It is known after the job too."""
 
     def check(self) -> None:
         """Raises DtypeError, OptionError or ShapeError if the parameter is no longer what the tensor is."""
@@ -511,6 +515,11 @@ class Delivery:
         """Raises OptionError if a step has begun that did not return, in a job that goes on."""
         if self.began and not all(map(self._is_over, self)):
             raise cut_short("a step()")
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether gradients of a step that is to come have left."""
+        return self._first_gone() is not None
 
     def _first_gone(self) -> Shared | None:
         return next((shared for shared in self if shared.left and not self._is_over(shared)), None)

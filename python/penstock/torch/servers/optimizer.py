@@ -154,6 +154,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._declaration = declaration
         self._filters = filters
         self._asked = propagation
+        self._propagation = propagation, repr(propagation)
+        """Who moves parameters, in a word and with the reason."""
         self._tables = Tables(model, sparse_pull)
         self.told_of_lacking = False
         """Whether somebody who read parameters was told what they lack."""
@@ -217,6 +219,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._hooked: Any = weakref.WeakSet()
         self._after_loads: list[Any] = []
         """The handles of those hooks."""
+        self._after_saves: list[Any] = []
+        """Of those that are called when a state is saved."""
 
     def begin(self) -> None:
         """What every worker does together. Before this the model has no hooks; if it raises, `let_go`."""
@@ -269,7 +273,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._hooked.add(part)
                 self._after_loads.append(part.register_load_state_dict_post_hook(_AfterLoad(self, name)))
                 if self._may_lack:
-                    self._after_loads.append(part.register_state_dict_post_hook(SavesExact(self)))
+                    self._after_saves.append(part.register_state_dict_post_hook(SavesExact(self)))
                 if self._may_lack and not name:
                     self._after_loads.append(part.register_forward_pre_hook(ToldOfEvaluations(self)))
         leave_hooks_behind(self._model)
@@ -429,11 +433,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `repr`. Tables with `sparse_pull` are pulled in any case.
         """
         return self._propagation[0]
-
-    @property
-    def _propagation(self) -> tuple[str, str]:
-        whole = (shared.tensor for shared in self._everything if not shared.reads_rows)
-        return propagation_of(whole, self._asked)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -618,7 +617,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> optimizer.held_back.elements
         0
         """
-        lagging = [shared for shared in self._everything if shared.tensor._core.lags]
+        lagging = [shared for shared in self._everything if shared.lags]
         if self._filters.push is None and not lagging:
             return
         self._follow_groups()
@@ -725,9 +724,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
             self._refuse_changes()
         finally:
-            # A step in the block, or the end of the job, has left them as they are to be.
+            # A step or a flush in the block, or the end of the job, has left them as they are to be.
             if not self.job.closed:
-                self._pull_all([shared for shared in filled if not shared.lacks])
+                self._pull_all(one for one in filled if one.is_whole and not one.is_released)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
@@ -1178,6 +1177,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self._fresh or not self._ready:
                 # Workers may order their groups differently; this order all have.
                 self._everything = sorted(self._shared.values(), key=lambda shared: shared.name)
+                whole = (shared.tensor for shared in self._everything if not shared.reads_rows)
+                self._propagation = propagation_of(whole, self._asked)
                 for part in (self._attendance, self._clipping):
                     if part is not None:
                         part.take_in(self._everything)
@@ -1319,7 +1320,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             seen = self._published.get(shared)
             shared.is_whole = False
             shared.transfer.receive(shared.parameter, moves=moves, seen=seen, exact=exact)
-            shared.is_whole = exact or (released and not shared.reads_rows)
+            shared.is_released = released and not shared.reads_rows
+            shared.is_whole = exact or shared.is_released
             shared.read_at = shared.parameter._version
 
     # -- parameters that come after `distribute`
@@ -1369,9 +1371,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             try:
                 self._refuse_cut()
                 self._refuse_part_of_flush()
-                self._delivery.refuse_between(what)
             except OptionError as error:
                 why = str(error.args[0]).splitlines()[0]
+        if why is None and self._delivery.has_sent:
+            why = "gradients have left for the servers, and no step() came since"
         if why is not None:
             warnings.warn(
                 f"{what} lacks what parameters lack of the servers' values: {why}",
@@ -1431,8 +1434,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.forget()
         while self._after_loads:
             self._after_loads.pop().remove()
+        # Where something could not be read any more, who reads it is told so.
+        lacks = not goes_on and any(shared.lacks for shared in self._shared.values())
+        while self._after_saves and not lacks:
+            self._after_saves.pop().remove()
         for shared in self._shared.values():
-            # Where rows were not read any more, the layer says so.
             if goes_on or not shared.lacks:
                 shared.release_layers()
 
