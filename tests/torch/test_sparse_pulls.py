@@ -1,0 +1,469 @@
+"""Tables of which only the rows are pulled that a batch looks up: as if they were pulled whole, for less."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.exceptions import JobClosed, OptionError, UnknownElement
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+distribute = functools.partial(ps.torch.distribute, where="servers")
+
+TRAIN = '''
+import copy
+import torch
+from torch import nn
+
+SIZES, WIDTH, STEPS = (6000, 300), 8, 6
+RULES = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.05, lr_decay=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+}
+
+
+class Words(nn.Module):
+    """Two tables of which each step touches some rows, and a dense layer behind them."""
+
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.words = nn.Embedding(SIZES[0], WIDTH, sparse=sparse, padding_idx=0)
+        self.bags = nn.EmbeddingBag(SIZES[1], WIDTH, sparse=sparse, mode="sum")
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, batch, with_bags):
+        found = self.words(batch).sum(1)
+        if with_bags:
+            weights = torch.full((20,), 0.5)
+            rows, offsets = batch.reshape(-1) % SIZES[1], torch.tensor([0, 3, 3, 9])
+            found = found + self.bags(input=rows, offsets=offsets, per_sample_weights=weights)
+        return self.out(found).squeeze(1)
+
+
+def made(sparse=True):
+    torch.manual_seed(3)
+    return Words(sparse)
+
+
+def batch_of(step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    batch = torch.randint(0, SIZES[0], (4, 5), generator=generator)
+    # Some rows come in each step, and twice in a batch.
+    batch[0, :] = torch.tensor([7, 7, 0, 5999, step])
+    return batch
+
+
+def loss_of(model, step, rank):
+    return model(batch_of(step, rank), step % 3 != 2).square().mean()
+
+
+def alone(name, size):
+    """One process, on what all workers have: dense layers, as torch's Adam takes no sparse gradients."""
+    model = made(sparse=False)
+    optimizer = RULES[name](model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(size):
+            (loss_of(model, step, rank) / size).backward()
+        optimizer.step()
+    return model
+'''
+
+
+@pytest.mark.parametrize(("workers", "transport"), [(3, "auto"), (2, "tcp")])
+def test_rows_that_are_looked_up_are_those_of_a_whole_pull_bit_for_bit(
+    spawn_job: Any, workers: int, transport: str
+) -> None:
+    spawn_job(
+        workers,
+        TRAIN
+        + """
+few = ps.Filters(broadcast=ps.TopK(0.2))
+with ps.init() as job:
+    for name, rule in RULES.items():
+        for overlap, check, more in (
+            ("auto", True, {}), (1, False, {"filter": few}), (False, True, {"clip_norm": 0.5})
+        ):
+            pairs = []
+            for tables in (False, True):
+                model = made()
+                model, optimizer = ps.torch.distribute(
+                    model, rule(model.parameters()), where="servers", overlap=overlap, check=check,
+                    sparse_pull=tables, **more,
+                )
+                pairs.append((model, optimizer))
+            for step in range(STEPS):
+                losses = []
+                for model, optimizer in pairs:
+                    optimizer.zero_grad()
+                    loss = loss_of(model, step, job.rank)
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.item())
+                assert losses[0] == losses[1], (name, overlap, step)
+                # Evaluated by one worker, on what it has not trained on.
+                if job.rank == step % job.size:
+                    with torch.no_grad():
+                        found = [model(batch_of(step, 50), True) for model, _ in pairs]
+                    assert torch.equal(*found)
+            states = [model.state_dict() for model, _ in pairs]
+            for what in states[0]:
+                assert torch.equal(states[0][what], states[1][what]), (name, overlap, what)
+            if not more:
+                for got, expected in zip(states[1].values(), alone(name, job.size).parameters()):
+                    torch.testing.assert_close(got, expected.detach(), rtol=2e-5, atol=2e-6)
+            job.barrier()
+    kept = pairs[1][0]
+assert all(map(torch.equal, kept.parameters(), states[1].values())), "read before the job was left"
+""",
+        servers=2,
+        options={"transport": transport, "chunk_bytes": "4KiB"},
+    )
+
+
+@pytest.mark.parametrize("consistency", ["ssp:2", "asp"])
+def test_out_of_step_nothing_is_lost_and_each_row_is_as_fresh_as_of_a_whole_pull(
+    spawn_job: Any, consistency: str
+) -> None:
+    spawn_job(
+        2,
+        f"""
+        import torch
+        with ps.init() as job:
+            model = torch.nn.Embedding(5000, 4, sparse=True)
+            torch.nn.init.zeros_(model.weight)
+            rule = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.torch.distribute(
+                model, rule, consistency={consistency!r}, sparse_pull=True, reduce="sum"
+            )
+            for step in range(8):
+                optimizer.zero_grad()
+                batch = torch.tensor([step, 4999, 100 * job.rank, 4999])
+                found = model(batch)
+                # Its own steps are in what it reads, and what the others did up to the slack.
+                assert torch.all(found[1] <= -2 * step), (step, found[1])
+                if {consistency!r} == "ssp:2":
+                    assert torch.all(found[1] <= -2 * (step + max(step - 2, 0)))
+                assert torch.equal(model.weight[4999], found[1])
+                found.sum().backward()
+                optimizer.step()
+            job.barrier()
+            state = model.state_dict()["weight"]
+            assert torch.all(state[4999] == -2 * 16)
+            assert torch.all(state[1:8] == -2)
+            assert state.sum() == -4 * 4 * 16
+            job.barrier()
+        """,
+        options={"transport": "tcp"},
+    )
+
+
+def test_between_hosts_the_rows_of_the_next_batch_are_all_that_comes(spawn_job: Any) -> None:
+    """Each worker looks up other rows than the other; Adam moves all of the table in each step."""
+    first, _ = spawn_job(
+        2,
+        """
+        import torch
+        STEPS = 10
+        with ps.init() as job:
+            came = {}
+            for name in ("SGD", "Adam"):
+                for tables in (False, True):
+                    model = torch.nn.Embedding(40_000, 16, sparse=True)
+                    rule = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+                    model, optimizer = ps.torch.distribute(
+                        model, rule, where="servers", sparse_pull=tables
+                    )
+                    job.barrier()
+                    before = job.stats()["received_bytes"]
+                    for step in range(STEPS):
+                        draw = torch.Generator().manual_seed(step)
+                        batch = torch.randint(0, 1000, (64,), generator=draw) + 20_000 * job.rank
+                        optimizer.zero_grad()
+                        model(batch).sum().backward()
+                        optimizer.step()
+                    came[f"{name} {tables}"] = (job.stats()["received_bytes"] - before) // STEPS
+                    job.barrier()
+            save(**came)
+        """,
+        options={"transport": "tcp"},
+    )
+    came = {name: int(first[name]) for name in first if " " in name}
+    print(came)
+    # Of 79 chunks 3 hold the rows of one worker, and 5 those of both.
+    assert came["SGD True"] < came["SGD False"] / 2, came
+    assert came["Adam True"] < 4 * 32 * 1024 + 10_000 < 40_000 * 16 * 4 < came["Adam False"], came
+
+
+def table(job: ps.Job, rows: int = 50, *, lr: float = 1.0, **options: Any) -> Any:
+    model = nn.Embedding(rows, 3, sparse=True)
+    nn.init.constant_(model.weight, 1.0)
+    options = {"sparse_pull": True, **options}
+    return distribute(model, torch.optim.SGD(model.parameters(), lr=lr), job=job, **options)
+
+
+def step(model: Any, optimizer: Any, *rows: int) -> None:
+    optimizer.zero_grad()
+    model(torch.tensor(rows)).sum().backward()
+    optimizer.step()
+
+
+def test_layers_that_are_named_are_pulled_by_rows_and_all_else_whole(job: ps.Job) -> None:
+    parts = {"one": nn.Embedding(9, 2, sparse=True), "other": nn.Embedding(9, 2, sparse=True)}
+    model = nn.ModuleDict({**parts, "out": nn.Linear(2, 1)})
+    rule = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = distribute(model, rule, job=job, sparse_pull="other")
+    rows = {shared.name: shared.reads_rows for shared in optimizer._everything}
+    assert [name for name, one in rows.items() if one] == ["model/other.weight"]
+    assert "rows read of ['other']" in repr(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model["out"](model["one"](torch.tensor([1])) + model["other"](torch.tensor([2]))).sum().backward()
+        optimizer.step()
+    assert torch.equal(model["one"].weight, model.state_dict()["one.weight"])
+    assert not torch.equal(model["other"].weight, model.state_dict()["other.weight"])
+
+
+def test_whoever_reads_the_table_whole_is_given_it(job: ps.Job) -> None:
+    model, optimizer = table(job)
+    whole = nn.Sequential(model)
+    for _ in range(3):
+        step(model, optimizer, 3, 4)
+    expected = torch.ones(50, 3)
+    expected[3:5] = -2
+    assert not torch.equal(model.weight, expected)
+    for state in (model.state_dict(), whole.state_dict()):
+        assert torch.equal(next(iter(state.values())), expected)
+    with optimizer.exact():
+        assert torch.equal(model.weight, expected)
+    assert torch.equal(copy.deepcopy(model).weight, expected)
+    step(model, optimizer, 3)
+    expected[3] -= 1
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert torch.equal(loaded.weight, expected)
+    # An ordinary layer, which asks nobody.
+    loaded(torch.tensor([1])).sum().backward()
+    step(model, optimizer, 3)
+    optimizer.flush()
+    job.close()
+    expected[3] -= 1
+    assert torch.equal(model.weight, expected)
+    assert torch.equal(model(torch.tensor([3])), expected[3:4])
+
+
+def test_in_one_step_rows_are_pulled_once_also_for_several_passes(job: ps.Job) -> None:
+    model, optimizer = table(job, overlap=3)
+    for number in range(3):
+        optimizer.zero_grad()
+        pulled = []
+        for rows in ([1, 2], [2, 3], [3, 1]):
+            before = job.stats()["pulled_bytes"]
+            model(torch.tensor(rows)).sum().backward()
+            pulled.append(job.stats()["pulled_bytes"] - before)
+        assert pulled == [2 * 12, 12, 0]
+        optimizer.step()
+        assert torch.all(model.state_dict()["weight"][1:4] == 1 - 2 * (number + 1))
+        before = job.stats()["pulled_bytes"]
+        model(torch.empty(0, dtype=torch.int64))
+        assert job.stats()["pulled_bytes"] == before
+
+
+def test_a_graph_over_rows_that_were_read_holds_while_others_are_pulled(job: ps.Job) -> None:
+    bags = nn.EmbeddingBag(20, 3, sparse=True, mode="sum")
+    nn.init.constant_(bags.weight, 1.0)
+    bags, optimizer = distribute(
+        bags, torch.optim.SGD(bags.parameters(), lr=1.0), job=job, sparse_pull=True, overlap=False
+    )
+    # Whose gradients are of the rows that were read.
+    weights = torch.tensor([[2.0, 3.0]], requires_grad=True)
+    first = bags(torch.tensor([[1, 2]]), per_sample_weights=weights)
+    second = bags(torch.tensor([[2, 5]]), per_sample_weights=weights)
+    (first + second).sum().backward()
+    optimizer.step()
+    assert torch.all(bags.state_dict()["weight"][[1, 2, 5]] == torch.tensor([[-1.0], [-4.0], [-2.0]]))
+    # A graph over what was read before the step is no more.
+    later = bags(torch.tensor([[1, 2]]), per_sample_weights=weights)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        later.sum().backward()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_rows_that_the_script_changes_are_noticed_and_published_if_they_are_whole(
+    job: ps.Job, check: bool
+) -> None:
+    model, optimizer = table(job, check=check)
+    step(model, optimizer, 3)
+    model(torch.tensor([3, 8]))
+    if check:
+        with torch.no_grad():
+            kept = model.weight[8].clone()
+            model.weight.data[8, 1] = 9
+        with pytest.raises(OptionError, match="changed outside of step"):
+            optimizer.step()
+        with torch.no_grad():
+            model.weight[8] = kept
+        optimizer.step()
+    with pytest.raises(OptionError, match="lacks something of the servers' value"):
+        optimizer.publish()
+    with optimizer.exact(), torch.no_grad():
+        model.weight.clamp_(min=0.5)
+        optimizer.publish()
+    assert torch.equal(model.state_dict()["weight"].min(), torch.tensor(0.5))
+    assert torch.all(model(torch.tensor([3])) == 0.5)
+    model.load_state_dict({"weight": torch.arange(150.0).reshape(50, 3)})
+    assert torch.equal(model(torch.tensor([49, 0]))[:, 0], torch.tensor([147.0, 0.0]))
+    step(model, optimizer, 49)
+    assert model.state_dict()["weight"][49, 0] == 146
+
+
+def test_a_load_into_a_part_must_be_published_and_one_that_names_no_table_leaves_it(job: ps.Job) -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
+    nn.init.zeros_(model["words"].weight)
+    rule = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = distribute(model, rule, job=job, sparse_pull=True)
+    optimizer.zero_grad()
+    model["words"](torch.tensor([2])).sum().backward()
+    optimizer.step()
+    # Of a table that nobody has read since the step, in the part, too.
+    model["words"].load_state_dict({"weight": torch.ones(9, 2)})
+    with pytest.raises(OptionError, match="changed outside of step"):
+        optimizer.step()
+    model.load_state_dict({"out.bias": torch.ones(1)}, strict=False)
+    assert model["words"](torch.tensor([2])).tolist() == [[-1, -1]]
+    assert model.state_dict()["words.weight"].sum() == -2
+    assert model["out"].bias.item() == 1
+
+
+def test_what_cannot_be_pulled_by_rows_is_refused_by_name(job: ps.Job) -> None:
+    def model(**more: Any) -> Any:
+        tables = {"words": nn.Embedding(9, 2, sparse=True), "dense": nn.Embedding(9, 2)}
+        return nn.ModuleDict({**tables, "out": nn.Linear(2, 9), **more})
+
+    for given, says in (
+        ("out", "`out` is a Linear"),
+        (["words", "nowhere"], "no `nowhere`"),
+        ("dense", "`dense` has dense gradients"),
+        ("words.weight", "no `words.weight`"),
+        (3, "got 3"),
+        ([2], r"got \[2\]"),
+        (None, "got None"),
+    ):
+        one = model()
+        with pytest.raises(OptionError, match=says):
+            distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job, sparse_pull=given)
+        # Nothing was distributed.
+        distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job)
+    tied = model()
+    tied["out"].weight = tied["words"].weight
+    with pytest.raises(OptionError, match="`out` has the same weight as a layer"):
+        distribute(tied, torch.optim.SGD(tied.parameters(), lr=1.0), job=job, sparse_pull=True)
+    none = nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="expected a layer with sparse=True"):
+        distribute(none, torch.optim.SGD(none.parameters(), lr=1.0), job=job, sparse_pull=True)
+    with pytest.raises(OptionError, match='no sparse_pull with where="gradients"'):
+        ps.torch.distribute(model(), job=job, sparse_pull=True)
+
+
+def test_a_row_that_there_is_not_and_a_table_that_is_used_otherwise_are_errors(job: ps.Job) -> None:
+    model, optimizer = table(job)
+    for rows in ([50], [-1], [3, 1000]):
+        with pytest.raises(UnknownElement, match="expected indices from 0 to 49"):
+            model(torch.tensor(rows))
+    with pytest.raises(RuntimeError):
+        model(torch.tensor([0.5]))
+    step(model, optimizer, 1)
+    optimizer.zero_grad()
+    with pytest.raises(OptionError, match="used otherwise than by its layer"):
+        model.weight.sum().backward()
+    with pytest.raises(OptionError, match="used otherwise than by its layer"):
+        optimizer.step()
+    optimizer.zero_grad()
+    step(model, optimizer, 1)
+
+
+def test_rows_are_not_read_between_the_gradients_leaving_and_the_step(job: ps.Job) -> None:
+    model, optimizer = table(job, overlap=1)
+    step(model, optimizer, 1)
+    optimizer.zero_grad()
+    model(torch.tensor([1])).sum().backward()
+    # What was read is there still.
+    model(torch.tensor([1]))
+    with pytest.raises(OptionError, match="before its gradient left for the servers"):
+        model(torch.tensor([2]))
+    with pytest.raises(OptionError, match="to be copied"):
+        copy.deepcopy(model)
+    optimizer.step()
+    model(torch.tensor([2]))
+
+
+def test_rows_that_were_not_read_before_a_job_failed_are_an_error() -> None:
+    with pytest.raises(KeyError), ps.init() as job:
+        model, optimizer = table(job)
+        step(model, optimizer, 1)
+        model(torch.tensor([1]))
+        raise KeyError
+    assert torch.all(model(torch.tensor([1])) == 0)
+    with pytest.raises(JobClosed, match="before the job ended"):
+        model(torch.tensor([2]))
+    with pytest.warns(UserWarning, match="the job has ended"):
+        model.state_dict()
+    # A later job begins with what it holds.
+    with ps.init() as other:
+        model, optimizer = table_of(model, other)
+        step(model, optimizer, 2)
+        model(torch.tensor([2]))
+
+
+def table_of(model: Any, job: ps.Job) -> Any:
+    return distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, sparse_pull=True)
+
+
+def test_layers_of_a_compiled_model_pull_their_rows(job: ps.Job) -> None:
+    words = nn.Sequential(nn.Embedding(50, 3, sparse=True), nn.Linear(3, 1))
+    nn.init.constant_(words[0].weight, 1.0)
+    words, optimizer = distribute(
+        words, torch.optim.SGD(words.parameters(), lr=1.0), job=job, sparse_pull=True
+    )
+    compiled = torch.compile(words, backend="eager")
+    for number in range(3):
+        optimizer.zero_grad()
+        compiled(torch.tensor([number, 7])).sum().backward()
+        optimizer.step()
+        with optimizer.exact():
+            expected = words[0].weight[[7, number]].clone()
+        compiled(torch.tensor([7, number]))
+        assert torch.equal(words[0].weight[[7, number]], expected)
+
+
+def test_workers_pull_rows_of_the_same_tables(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        import torch
+        with ps.init() as job:
+            model = torch.nn.Embedding(9, 2, sparse=True)
+            rule = torch.optim.SGD(model.parameters(), lr=1.0)
+            try:
+                ps.torch.distribute(
+                    model, rule, where="servers", prefix="m", sparse_pull=job.rank == 0
+                )
+            except ps.exceptions.PenstockError as error:
+                save(told=type(error).__name__)
+                raise
+        """,
+        fails=True,
+    )
+    assert any(str(one["told"]) == "DeclarationConflict" for one in saved if "told" in one)
