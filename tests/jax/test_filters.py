@@ -14,7 +14,7 @@ if importlib.util.find_spec("jax") is None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("propagation", ["pull", "broadcast"])
+@pytest.mark.parametrize("propagation", ["pull", "broadcast", "auto"])
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2"])
 def test_what_is_held_back_comes_with_a_flush(
     spawn_job: Any, transport: str, propagation: str, consistency: str
@@ -93,6 +93,30 @@ def test_what_these_parameters_cannot_have_is_refused(spawn_job: Any) -> None:
             else:
                 raise AssertionError
             assert served.push_pull(jnp.ones(3)).tolist() == [-1, -1, -1]
+        """,
+    )
+
+
+def test_what_auto_has_chosen_is_seen_with_its_reason(spawn_job: Any) -> None:
+    spawn_job(
+        1,
+        """
+        import jax.numpy as jnp
+
+        few = ps.Filters(broadcast=ps.TopK(0.1))
+        with ps.init() as job:
+            for more, chosen, why in (
+                ({}, "pull", "no tree"),
+                ({"consistency": "ssp:1"}, "pull", "own updates"),
+                ({"consistency": "ssp:1", "filter": few}, "broadcast", "once for each version"),
+                ({"consistency": "asp", "filter": "auto"}, "pull", "at each push"),
+            ):
+                served = ps.jax.distribute({"w": jnp.zeros(3)}, ps.SGD(1.0), propagation="auto", **more)
+                assert served.propagation == chosen, served
+                assert why in repr(served), served
+            plain = ps.jax.distribute({"w": jnp.zeros(3)}, ps.SGD(1.0), propagation="broadcast")
+        assert plain.propagation == "broadcast"
+        assert repr(plain) == "Served(1 leaves, bsp, propagation='broadcast')", plain
         """,
     )
 

@@ -654,7 +654,7 @@ def test_a_flush_that_has_sent_a_part_can_be_called_again_and_nothing_else(
     model(x).square().mean().backward()
     gradients = [torch.zeros(()) if one.grad is None else one.grad.clone() for one in model.parameters()]
     optimizer.step()
-    saved, flush, seen = optimizer.state_dict(), ps.Tensor.flush, []
+    saved, flush, seen = optimizer.state_dict(), ps.Tensor._send_held_back, []
     stood = next(model.parameters()).detach().clone()
 
     def second(self: ps.Tensor, *arguments: Any, **options: Any) -> None:
@@ -667,7 +667,7 @@ def test_a_flush_that_has_sent_a_part_can_be_called_again_and_nothing_else(
             flush(self, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ps.Tensor, "flush", second)
+        patch.setattr(ps.Tensor, "_send_held_back", second)
         with pytest.raises(type(error)):
             optimizer.flush()
     # Nothing leaves in it.
@@ -721,7 +721,7 @@ def test_a_flush_of_which_nothing_left_was_not_cut_short(
         raise ps.exceptions.LaneTimeout("no room", "try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ps.Tensor, "flush", full)
+        patch.setattr(ps.Tensor, "_send_held_back", full)
         with pytest.raises(ps.exceptions.LaneTimeout):
             optimizer.flush()
 

@@ -159,6 +159,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._tables = Tables(model, sparse_pull)
         self.told_of_lacking = False
         """Whether somebody who read parameters was told what they lack."""
+        self._missing: frozenset[str] | None = None
+        """While a load of the model is published: what it has left alone."""
         self._published: dict[Shared, Seen] = {}
         """Of a publication that has not returned, on worker 0."""
         self._published_in = 0
@@ -805,18 +807,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         JobClosed
             The job has ended.
         """
-        self._publish(None)
-
-    def _publish(self, missing: Collection[str] | None) -> None:
-        """
-        With `missing`, behind a load of the model: the names of what it has left as it was. None: the script
-        has changed parameters.
-        """
         self._refuse_cut()
         self._refuse_part_of_flush()
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
-        self._complete_for_publication(missing)
+        self._complete_for_publication()
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
@@ -844,12 +839,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._published = {}
 
-    def _complete_for_publication(self, missing: Collection[str] | None) -> None:
+    def publish_load(self, missing: Collection[str]) -> None:
+        """Publishes what a load of the model has brought; `missing`: the names of what it has left alone."""
+        self._missing = frozenset(missing)
+        try:
+            self.publish()
+        finally:
+            self._missing = None
+
+    def _complete_for_publication(self) -> None:
         """
         What is published is all of a parameter. Raises OptionError if the script may have changed one that
         lacks something; what a load has not replaced is read here.
         """
-        lacking = [shared for shared in self._shared.values() if shared.lacks]
+        missing, lacking = self._missing, [shared for shared in self._shared.values() if shared.lacks]
         if missing is None and lacking and not self._published:
             raise OptionError(
                 f"parameter `{lacking[0].name}` lacks something of the servers' value, which would be lost "
@@ -862,7 +865,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for name, parameter in self._model.named_parameters(remove_duplicate=False):
                 names[id(parameter)].add(name)
             # A parameter may have several.
-            kept = [one for one in lacking if names[id(one.parameter)] <= set(missing)]
+            kept = [one for one in lacking if names[id(one.parameter)] <= missing]
             self._pull_all(kept, exact=True)
 
     def _write_all(self) -> None:
@@ -1533,7 +1536,7 @@ class _AfterLoad(Ours):
         if optimizer is None or not optimizer.watches:
             return
         if not self._part:
-            optimizer._publish(frozenset(incompatible.missing_keys))
+            optimizer.publish_load(incompatible.missing_keys)
             return
         for parameter in module.parameters():
             shared = optimizer._shared.get(id(parameter))
