@@ -256,7 +256,7 @@ def test_whoever_reads_what_lacks_something_is_told_once(job: ps.Job) -> None:
     ):
         model, optimizer = trained(job, filter=QUIET)
         with torch.no_grad():
-            with pytest.warns(UserWarning, match=r"parameters that lack what .* optimizer.exact"):
+            with pytest.warns(UserWarning, match=r"parameters that may lack what .* optimizer.exact"):
                 look(model)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -297,6 +297,19 @@ def test_behind_exact_parameters_are_again_what_they_were_also_where_the_block_r
     assert alike(values(model), before)
     # And the next step does not take it for a change.
     optimizer.step()
+
+
+def test_an_evaluation_in_inference_mode_leaves_training_as_it_was(job: ps.Job) -> None:
+    plain, _ = trained(job, 6)
+    model, optimizer = trained(job, filter=QUIET)
+    for step in (4, 5):
+        with torch.inference_mode(), optimizer.exact():
+            model(3)
+            assert not model.state_dict()["first"].is_inference()
+        optimizer.zero_grad()
+        model(step).backward()
+        optimizer.step()
+    assert alike(list(model.state_dict().values()), values(plain))
 
 
 def test_what_the_script_changes_is_noticed_whatever_is_held_back(job: ps.Job) -> None:
@@ -424,7 +437,7 @@ with ps.init() as job:
         model = torch.nn.ParameterList([torch.zeros(300), torch.zeros(5, 7)])
         rule = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
         model, optimizer = ps.torch.distribute(
-            model, rule, where="servers", filter=given, clip_norm=2.0, propagation="auto"
+            model, rule, where="servers", filter=given, clip_norm=2.0, propagation="broadcast"
         )
         for step in range(5):
             optimizer.zero_grad()

@@ -431,6 +431,17 @@ def table_of(model: Any, job: ps.Job) -> Any:
     return distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, sparse_pull=True)
 
 
+def test_rows_that_an_evaluation_in_inference_mode_reads_are_those_of_training(job: ps.Job) -> None:
+    model, optimizer = table(job)
+    for number in range(3):
+        with torch.inference_mode():
+            assert torch.all(model(torch.tensor([3, 9])) == torch.tensor([[1.0 - number], [1.0]]))
+        step(model, optimizer, 3)
+        with torch.inference_mode(), optimizer.exact():
+            assert torch.all(model(torch.tensor([3])) == -number)
+    assert torch.all(model.state_dict()["weight"][3] == -2)
+
+
 def test_layers_of_a_compiled_model_pull_their_rows(job: ps.Job) -> None:
     words = nn.Sequential(nn.Embedding(50, 3, sparse=True), nn.Linear(3, 1))
     nn.init.constant_(words[0].weight, 1.0)

@@ -50,6 +50,7 @@ class SavesExact(Ours):
     def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
         self._optimizer = optimizer
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         if self._optimizer is None:
@@ -84,7 +85,7 @@ class ToldOfEvaluations(Ours):
             return
         optimizer.told_of_lacking = True
         warnings.warn(
-            f"{who} parameters that lack what is held back of them, or on its way: inside `with "
+            f"{who} parameters that may lack what is held back of them, or on its way: inside `with "
             "optimizer.exact():` they have it, and after optimizer.flush() on every worker",
             stacklevel=of_the_script(),
         )

@@ -1304,6 +1304,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         names.update(self._names)
         return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
 
+    # What is kept of them is compared and filled again outside of an evaluation's inference mode.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _pull_all(
         self,

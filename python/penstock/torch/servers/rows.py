@@ -199,11 +199,12 @@ class RowsTransfer:
             return True
         if self.left() or self._tensor._job._core.closed:
             return False
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             # A step may come between this and the next look: what is compared is a copy.
             self._read_whole(self._parameter, moves=True, exact=False)
         return True
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def read(self, indices: torch.Tensor) -> None:
         """
