@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.exceptions import JobClosed, OptionError, UnknownElement
+from penstock.exceptions import DtypeError, JobClosed, OptionError, UnknownElement
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -440,6 +440,69 @@ def test_rows_that_an_evaluation_in_inference_mode_reads_are_those_of_training(j
         with torch.inference_mode(), optimizer.exact():
             assert torch.all(model(torch.tensor([3])) == -number)
     assert torch.all(model.state_dict()["weight"][3] == -2)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_rows_that_were_asked_for_ahead_are_those_of_the_step(spawn_job: Any, transport: str) -> None:
+    spawn_job(
+        2,
+        TRAIN
+        + """
+with ps.init() as job:
+    pairs = []
+    for tables in (False, ["words"]):
+        model = made()
+        rule = RULES["adam"](model.parameters())
+        pairs.append(ps.torch.distribute(model, rule, where="servers", sparse_pull=tables))
+    for step in range(STEPS):
+        for number, (model, optimizer) in enumerate(pairs):
+            optimizer.zero_grad()
+            if number and step % 4:
+                optimizer.prefetch(model.words, batch_of(step, job.rank))
+            if number and step % 4 == 2:
+                # Of what is asked for and not looked up nothing is kept.
+                optimizer.prefetch(model.words, batch_of(step, 70))
+            if number and step % 4 == 3:
+                model(batch_of(step, 60), False)
+            loss_of(model, step, job.rank).backward()
+            optimizer.step()
+            if number and step == 1:
+                optimizer.prefetch(model.words, batch_of(step, 80))
+                optimizer.flush()
+                model.words(torch.tensor([3]))
+        found = [model(batch_of(step, 50), True) for model, _ in pairs]
+        assert torch.equal(*found), step
+    for one, other in zip(*(model.state_dict().values() for model, _ in pairs)):
+        assert torch.equal(one, other)
+    job.barrier()
+""",
+        options={"transport": transport},
+    )
+
+
+def test_what_cannot_be_asked_for_ahead_is_refused(job: ps.Job) -> None:
+    model, optimizer = table(job, overlap=1)
+    step(model, optimizer, 1)
+    other = nn.Embedding(9, 2, sparse=True)
+    for given in (other, "words", None):
+        with pytest.raises(OptionError, match="expected a layer of which rows are pulled"):
+            optimizer.prefetch(given, torch.tensor([1]))
+    for indices in ([1], torch.tensor([0.5])):
+        with pytest.raises(DtypeError, match="whole numbers"):
+            optimizer.prefetch(model, indices)
+    with pytest.raises(UnknownElement):
+        optimizer.prefetch(model, torch.tensor([50]))
+    optimizer.zero_grad()
+    model(torch.tensor([1])).sum().backward()
+    optimizer.prefetch(model, torch.tensor([1]))
+    with pytest.raises(OptionError, match="before its gradient left"):
+        optimizer.prefetch(model, torch.tensor([2]))
+    optimizer.step()
+    optimizer.prefetch(model, torch.tensor([[2, 1], [1, 1]]))
+    optimizer.step()
+    optimizer.prefetch(model, torch.tensor([2]))
+    job.close()
+    assert torch.all(model(torch.tensor([1])) == -2)
 
 
 def test_layers_of_a_compiled_model_pull_their_rows(job: ps.Job) -> None:

@@ -25,6 +25,7 @@ from ...consistency import BSP, Consistency, parse, spelled
 from ...exceptions import (
     AlreadyPushed,
     DeadlineExceeded,
+    DtypeError,
     FirstFailed,
     JobClosed,
     OptionError,
@@ -729,6 +730,56 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # A step or a flush in the block, or the end of the job, has left them as they are to be.
             if not self.job.closed:
                 self._pull_all(one for one in filled if one.is_whole and not one.is_released)
+
+    def prefetch(self, layer: torch.nn.Module, indices: torch.Tensor) -> None:
+        """
+        Begin to pull the rows that a layer with `sparse_pull` will look up, while the script goes on. Not
+        collective.
+
+        Call it between `step` and the next forward pass of the layer, which waits for what has not come by
+        then, and pulls what was not named.
+
+        Parameters
+        ----------
+        layer
+            The `nn.Embedding` or `nn.EmbeddingBag`.
+        indices
+            What it will be given: whole numbers, in any shape.
+
+        Raises
+        ------
+        OptionError
+            Of this layer not rows are pulled; or its gradient has left, so `step` must come first.
+        DtypeError
+            `indices` are no whole numbers.
+        UnknownElement
+            The table has no such row.
+        JobClosed
+            The job has ended.
+        PullTimeout
+            What was named in an earlier call did not come in time.
+
+        Examples
+        --------
+        >>> words = torch.nn.Embedding(100, 2, sparse=True)
+        >>> optimizer = torch.optim.SGD(words.parameters(), lr=0.1)
+        >>> words, optimizer = ps.torch.distribute(words, optimizer, where="servers", sparse_pull=True)
+        >>> batch = torch.tensor([3, 70])
+        >>> optimizer.prefetch(words, batch)
+        >>> words(batch).sum().backward()
+        >>> optimizer.step()
+        """
+        weight = layer._parameters.get("weight") if isinstance(layer, torch.nn.Module) else None
+        shared = self._shared.get(id(weight))
+        if shared is None or not isinstance(shared.transfer, RowsTransfer):
+            raise OptionError(
+                f"expected a layer of which rows are pulled, got {type(layer).__name__}",
+                "give `distribute` its name or True for sparse_pull",
+            )
+        if not isinstance(indices, torch.Tensor) or indices.is_floating_point() or indices.is_complex():
+            what = indices.dtype if isinstance(indices, torch.Tensor) else type(indices).__name__
+            raise DtypeError(f"expected a tensor of whole numbers for `indices`, got {what}")
+        shared.transfer.read_ahead(indices)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """

@@ -20,6 +20,7 @@ A gradient that is dense was computed of another use of the table, in which unre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -141,6 +142,8 @@ class RowsTransfer:
         """Whether all of them are."""
         self.loaded = False
         """Whether a load has written to the parameter since."""
+        self._coming: tuple[torch.Tensor, torch.Tensor, Future[Any]] | None = None
+        """Rows that were asked for ahead, where they are filled in, and what tells that they are."""
         self.left: Callable[[], bool] = lambda: False
         """Whether the gradient has left: the servers may have taken the next step."""
 
@@ -152,6 +155,8 @@ class RowsTransfer:
         """Contributes what it names; a dense one is refused."""
         if gradient.layout is torch.strided:
             raise self._of_another_use(gradient)
+        # Behind the push it would be the next step's rows that come.
+        self._arrive()
         self._inner.send(gradient, held=held)
 
     def _of_another_use(self, gradient: torch.Tensor) -> OptionError:
@@ -184,12 +189,17 @@ class RowsTransfer:
             self._read_whole(into, moves=moves, exact=True)
 
     def _forget(self) -> None:
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            # It fills memory of ours.
+            wait([coming[2]])
         for places in self._places:
             self._fresh[places] = False
         self._places, self._values = [], []
         self._whole = self.loaded = False
 
     def _read_whole(self, into: torch.Tensor, *, moves: bool, exact: bool) -> None:
+        self._arrive()
         self._inner.receive(into, moves=moves, exact=exact)
         self._whole = True
 
@@ -221,15 +231,39 @@ class RowsTransfer:
         """
         if self._whole or indices.is_floating_point() or indices.is_complex():
             return  # torch says what is wrong with the latter
+        self._arrive()
+        places = self._missing(indices)
+        if places.numel() == 0:
+            return
+        self._refuse_late()
+        values = self._room(places)
+        self._tensor.pull(out=values, rows=places)
+        self._take(places, values)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def read_ahead(self, indices: torch.Tensor) -> None:
+        """Begins to read rows, which a later `read` finds. Raises as that does."""
+        if self._whole:
+            return
+        self._arrive()
+        places = self._missing(indices)
+        if places.numel():
+            self._refuse_late()
+            values = self._room(places)
+            self._coming = places, values, self._tensor.pull_async(values, rows=places)
+
+    def _missing(self, indices: torch.Tensor) -> torch.Tensor:
+        """Which of these rows were not read since the last step, each once."""
         named = indices.detach().reshape(-1).to("cpu", torch.int64)
         places = named.unique()
-        if places.numel() == 0:
-            return
-        if places[0] < 0 or places[-1] >= len(self._fresh):
+        if places.numel() and (places[0] < 0 or places[-1] >= len(self._fresh)):
             self._tensor.pull(rows=named)  # which says so
-        places = places[~self._fresh[places]]
-        if places.numel() == 0:
-            return
+        missing: torch.Tensor = places[~self._fresh[places]]
+        return missing
+
+    def _refuse_late(self) -> None:
+        """Raises where rows of the last step cannot be read any more."""
         if self._tensor._job._core.closed:
             raise JobClosed(
                 f"rows of `{self._name}` are read that were not before the job ended",
@@ -241,9 +275,25 @@ class RowsTransfer:
                 "which may have taken the next step",
                 "read them after step(), or pass overlap=False to `ps.torch.distribute`",
             )
+
+    def _room(self, places: torch.Tensor) -> torch.Tensor:
+        like = self._parameter
+        return torch.empty((len(places), *like.shape[1:]), dtype=like.dtype, device="cpu")
+
+    def _arrive(self) -> None:
+        """Takes in what was read ahead; raises what that raised."""
+        if self._coming is None:
+            return
+        places, values, done = self._coming
+        # Interrupted while it waits, it is waited for again.
+        wait([done])
+        self._coming = None
+        done.result()
+        with torch.no_grad():
+            self._take(places, values)
+
+    def _take(self, places: torch.Tensor, values: torch.Tensor) -> None:
         data = self._parameter.data
-        values = torch.empty((len(places), *data.shape[1:]), dtype=data.dtype, device="cpu")
-        self._tensor.pull(out=values, rows=places)
         # By `data`: rows that were read since the step stay as they are, and so do graphs over them.
         data.index_copy_(0, places.to(data.device), values.to(data.device))
         self._fresh[places] = True
