@@ -239,8 +239,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._broadcast_rest()
         self._load_first_states(self._shared.values(), self._fresh.clear)
         self._delivery.allow(self._shared.values())
+        self._pull_all()
         # A first value passes whole.
-        self._pull_all(released=True)
+        self._have_seen_all(self._shared.values())
         if job.size > 1:
             job._barrier_of_all(self._timeout, "distributing its model and optimizer")
         self._state: Any = OnServers()
@@ -676,7 +677,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._releases = now, place
             lagging[place].tensor._release(Limit(self._timeout))
             self._releases = now, place + 1
-        self._pull_all(lagging, released=True)
+        self._pull_all(lagging)
+        self._have_seen_all(lagging)
         self._releases = -1, 0
 
     @contextlib.contextmanager
@@ -879,8 +881,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return checksum(said[shared].given for shared in self._shared.values())
 
         def behind() -> None:
+            self._pull_all()
             # A load passes whole.
-            self._pull_all(released=True)
+            self._have_seen_all(self._shared.values())
             self._keep_copies()
             # Who steps by hand and publishes does not train alone.
             self._delivery.forget_changes()
@@ -1364,21 +1367,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         early: bool = False,
         exact: bool = False,
-        released: bool = False,
     ) -> None:
         """
         Reads all of them, or `which`. With `early`, their gradients may leave in backward from now on. With
-        `exact`, nothing is held back of them, though readers are to see less; `released`: readers see all.
+        `exact`, nothing is held back of them.
         """
         for shared in self._shared.values() if which is None else which:
             # With a norm to wait for, what leaves in backward does not change the parameter.
             moves = (early or shared.expected is not None) and shared.mean is None
             seen = self._published.get(shared)
-            shared.is_whole = False
+            shared.is_whole = shared.is_released = False
             shared.transfer.receive(shared.parameter, moves=moves, seen=seen, exact=exact)
-            shared.is_released = released and not shared.reads_rows
-            shared.is_whole = exact or shared.is_released
+            shared.is_whole = exact
             shared.read_at = shared.parameter._version
+
+    def _have_seen_all(self, which: Iterable[Shared]) -> None:
+        """What was read of these just now is all that there is of them, as every reader sees all of it."""
+        for shared in which:
+            shared.is_released = shared.is_whole = not shared.reads_rows
 
     # -- parameters that come after `distribute`
 
