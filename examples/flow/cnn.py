@@ -273,8 +273,9 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
     if given.flat:
         flat = Flat(job, model, ps.SGD(given.lr, **settings), **options(given))
     else:
-        # Filters are the servers' who step; without one, the consistency says who does.
-        where = None if given.push is None else "servers"
+        # Filters and broadcasts are the servers' who step; without one, the consistency says who does.
+        travels = (given.push, given.broadcast, given.propagation)
+        where = None if travels == (None, None, None) else "servers"
         model, optimizer = ps.torch.distribute(model, optimizer, job=job, where=where, **options(given))
     # From here on each worker's own: what dropout leaves out.
     torch.manual_seed(given.seed + 1 + job.rank)
@@ -284,7 +285,7 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
         if flat is not None:
             flat.read()
         if record.is_due(step):
-            record.note(step, lambda: judge(model, kept))
+            record.note(step, lambda: judged(optimizer, model, kept))
         with record.computing():
             x, y = images.take(mine[next(chosen)])
             optimizer.zero_grad()
@@ -297,14 +298,24 @@ def train(job: ps.Job, given: argparse.Namespace) -> None:
             optimizer.step()
     if flat is not None:
         flat.read()
-    record.note(given.steps, lambda: judge(model, kept))
+    record.note(given.steps, lambda: judged(optimizer, model, kept))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     record.finish(parameters=parameters, trained_on=len(mine), kept=sum(len(y) for _, y in kept))
     if given.save is not None:
         if flat is not None:
             flat.read(flush=True)
+        elif isinstance(optimizer, ps.torch.DistributedOptimizer):
+            optimizer.flush()
         if job.rank == 0:
             torch.save(model.state_dict(), given.save)
+
+
+def judged(optimizer: torch.optim.Optimizer, model: nn.Module, kept: list[Any]) -> Any:
+    """As `judge`, of what the servers have, where they may have sent less."""
+    if not isinstance(optimizer, ps.torch.DistributedOptimizer):
+        return judge(model, kept)
+    with optimizer.exact():
+        return judge(model, kept)
 
 
 def arguments() -> argparse.Namespace:
@@ -319,12 +330,9 @@ def arguments() -> argparse.Namespace:
     add = made.add_argument_group("model").add_argument
     add("--size", choices=("small", "alexnet"), default="small", help="of the network (default small)")
     add("--weight-decay", type=number, default=5e-4, help="regularisation (default 0.0005)")
-    add("--flat", action="store_true", help="all parameters as one tensor, for filters of broadcasts")
+    add("--flat", action="store_true", help="all parameters as one tensor, filtered together")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default cpu)")
-    given = parse(made)
-    if not given.flat and (given.broadcast is not None or given.propagation is not None):
-        made.error("argument --flat: expected beside --broadcast and --propagation")
-    return given
+    return parse(made)
 
 
 if __name__ == "__main__":

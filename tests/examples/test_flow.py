@@ -568,7 +568,6 @@ def test_a_file_of_either_kind_is_trained_on(tmp_path: Path) -> None:
         ("mf.py", ["--data", "/nowhere/at/all"], "/nowhere/at/all: expected a file, there is none"),
         ("mf.py", ["--json", "/nowhere/at/all"], "argument --json: expected a file in a folder that exists"),
         ("lr.py", ["--push", "topk"], "expected a filter, got 'topk'"),
-        ("cnn.py", ["--broadcast", "topk:0.1"], "argument --flat: expected beside --broadcast"),
         ("cnn.py", ["--pixels", "4"], "expected --pixels of 8 or more with --size small, got 4"),
         ("cnn.py", ["--data", "/nowhere/at/all"], "expected a folder with a folder of images for each class"),
     ],
@@ -667,9 +666,10 @@ def test_gradients_of_any_device_come_into_the_lane(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(parameter.detach(), first - 1)
 
 
-def test_filters_and_broadcasts_reach_the_servers(tmp_path: Path) -> None:
-    few = ["--flat", "--push", "topk:0.05", "--broadcast", "dvf:0.001", "--propagation", "broadcast"]
-    report = trained("cnn.py", tmp_path, "--steps", 4, *few)
+@pytest.mark.parametrize("more", [["--flat"], [], ["--consistency", "ssp"]])
+def test_filters_and_broadcasts_reach_the_servers(more: list[str], tmp_path: Path) -> None:
+    few = ["--push", "topk:0.05", "--broadcast", "dvf:0.001", "--propagation", "broadcast", *more]
+    report = trained("cnn.py", tmp_path, "--steps", 4, "--save", tmp_path / "model.pt", *few)
     assert report["arguments"]["push"] == "TopK(fraction=0.05)"
     assert all(np.isfinite(point["objective"]) for point in report["trajectory"])
     assert report["trajectory"][-1]["computing_seconds"] > 0
