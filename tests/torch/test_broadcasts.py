@@ -543,6 +543,35 @@ def test_own_steps_are_seen_with_the_version_that_has_them(spawn_job: Any) -> No
     )
 
 
+def test_along_a_tree_parameters_are_those_that_are_pulled(spawn_job: Any) -> None:
+    spawn_job(
+        3,
+        REFERENCE
+        + """
+with ps.init(tree="chain") as job:
+    pairs = []
+    for propagation in ("pull", "auto"):
+        model = made()
+        rule = RULES["adam"](model.parameters())
+        pairs.append(ps.torch.distribute(model, rule, where="servers", propagation=propagation))
+    assert [optimizer.propagation for _, optimizer in pairs] == ["pull", "broadcast"]
+    assert "the job has a tree" in repr(pairs[1][1])
+    for step in range(STEPS):
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            loss_of(model, step, job.rank).backward()
+            optimizer.step()
+        assert all(map(torch.equal, *(model.parameters() for model, _ in pairs))), step
+    # Under BSP a version is all that there is: nothing more is to be read of it.
+    model, optimizer = pairs[1]
+    assert model.state_dict()["0.weight"].data_ptr() == model[0].weight.data_ptr()
+    optimizer.publish()
+    job.barrier()
+""",
+        options={"transport": "tcp"},
+    )
+
+
 def test_what_was_chosen_is_seen_and_in_one_declaration_for_all(job: ps.Job) -> None:
     for options, chosen, why in (
         ({}, "pull", "the job has no tree"),
