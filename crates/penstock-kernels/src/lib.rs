@@ -72,6 +72,7 @@ mod accumulate;
 mod arch;
 mod blocks;
 pub mod codec;
+pub mod compress;
 mod control_word;
 mod dtype;
 pub mod filter;
