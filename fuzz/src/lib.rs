@@ -81,7 +81,7 @@ pub fn frame(data: &[u8]) {
         assert_eq!(twice.encode(), again);
         let _ = read.check(rest);
         let mut chunk = vec![0xee; rest.len().next_multiple_of(8)];
-        if let Ok(codec) = Agreed::default().expect(read.encoding, rest.len(), chunk.len()) {
+        if let Ok(codec) = Agreed::default().expect(read.encoding, (rest.len(), read.packed), chunk.len()) {
             assert_eq!(codec.decode(rest, read.base(), &mut chunk), Ok(()), "its length was judged");
             assert_eq!(chunk, rest);
         } else {

@@ -9,14 +9,16 @@
 //! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it;
 //!   they get the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit. And a contribution
 //!   stands at its shard as it was sent.
-//! - **E-2** A payload in an encoding that was not agreed to, or of an impossible length, is refused before a byte of it is
-//!   decoded or put anywhere, and one that cannot be decoded changes nothing.
+//! - **E-2** A payload in an encoding, or by a compressor, that was not agreed to, or of an impossible length before or behind
+//!   that, is refused before a byte of it is decoded or put anywhere, and one that cannot be decoded changes nothing.
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 
 use crate::checksum::OncePublished;
+use crate::compress::{Compress, Packed};
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Raw};
+use penstock_kernels::compress::Compressor;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -52,6 +54,7 @@ impl Member {
 pub struct Agreed {
     members: [Member; MAX_ENCODINGS],
     count: usize,
+    compress: Compress,
 }
 
 /// Raw alone.
@@ -69,6 +72,14 @@ pub enum Unexpected {
     NotAgreed {
         /// What came.
         got: Encoding,
+    },
+    /// Nothing of the tensor is compressed so.
+    #[error("expected a payload that is compressed as the tensor agreed to, by {agreed}, got one by {got}")]
+    NotCompressed {
+        /// What was agreed to.
+        agreed: Compress,
+        /// What came.
+        got: Compressor,
     },
     /// No chunk of that size has that length in this encoding.
     #[error("expected {least} to {most} bytes of a chunk of {bytes}, got {got}")]
@@ -155,7 +166,8 @@ impl Agreed {
         let [.., Member { encoding: Encoding::RAW, .. }] = members else {
             panic!("every tensor agrees to raw")
         };
-        let mut agreed = Self { members: [Member::RAW; MAX_ENCODINGS], count: members.len() };
+        let mut agreed =
+            Self { members: [Member::RAW; MAX_ENCODINGS], count: members.len(), compress: Compress::None };
         let mut at = 0;
         while at < members.len() {
             agreed.members[at] = members[at];
@@ -164,13 +176,24 @@ impl Agreed {
         agreed
     }
 
+    /// The same, and what comes of it may be compressed.
+    #[must_use]
+    pub const fn compressed(self, compress: Compress) -> Self {
+        Self { compress, ..self }
+    }
+
+    /// How payloads may be compressed.
+    pub fn compress(&self) -> Compress {
+        self.compress
+    }
+
     fn members(&self) -> &[Member] {
         &self.members[..self.count]
     }
 
     /// Whether the chunk itself is all that is ever sent: then neither end needs room to encode or decode it in.
     pub fn is_verbatim(&self) -> bool {
-        self.members().iter().all(|member| member.codec.is_verbatim())
+        self.compress == Compress::None && self.members().iter().all(|member| member.codec.is_verbatim())
     }
 
     /// Whether the sender of values has to keep what their receivers hold.
@@ -178,7 +201,7 @@ impl Agreed {
         self.members().iter().any(|member| member.codec.uses_base())
     }
 
-    /// Most bytes of a payload for a chunk of `bytes` bytes.
+    /// Most bytes of a payload for a chunk of `bytes` bytes, before it is compressed.
     pub fn longest(&self, bytes: usize) -> usize {
         self.members().iter().map(|member| *member.codec.lengths(bytes).end()).max().unwrap_or(bytes)
     }
@@ -218,13 +241,19 @@ impl Agreed {
         unreachable!("raw is the last, and always pays")
     }
 
-    /// The codec for a payload whose header has come, of a chunk of `bytes` bytes.
+    /// The codec for a payload whose header has come, of a chunk of `bytes` bytes. `length`: its own; or if it is compressed, what
+    /// it decompresses to, which decides, is in `packed`.
     pub fn expect(
         &self,
         encoding: Encoding,
-        length: usize,
+        (length, packed): (usize, Option<Packed>),
         bytes: usize,
     ) -> Result<&'static dyn Codec, Unexpected> {
+        let agreed = self.compress;
+        if let Some(got) = packed.map(|packed| packed.by).filter(|by| !agreed.allows(*by)) {
+            return Err(Unexpected::NotCompressed { agreed, got });
+        }
+        let length = packed.map_or(length, |packed| packed.length as usize);
         let member = self.members().iter().find(|member| member.encoding == encoding);
         let codec = member.ok_or(Unexpected::NotAgreed { got: encoding })?.codec;
         let lengths = codec.lengths(bytes);
@@ -266,13 +295,36 @@ mod tests {
     #[test]
     fn what_was_not_agreed_to_and_what_is_too_long_is_refused_before_it_is_read() {
         let agreed = Agreed::default();
-        assert!(agreed.expect(Encoding::RAW, 32, 32).is_ok_and(|codec| codec.is_verbatim()));
-        let refused = agreed.expect(Encoding(7), 32, 32).unwrap_err();
+        assert!(agreed.expect(Encoding::RAW, (32, None), 32).is_ok_and(|codec| codec.is_verbatim()));
+        let refused = agreed.expect(Encoding(7), (32, None), 32).unwrap_err();
         assert_eq!(refused, Unexpected::NotAgreed { got: Encoding(7) });
         assert_eq!(refused.to_string(), "expected an encoding that the tensor agreed to, got 7");
         for got in [0, 31, 33] {
-            let refused = agreed.expect(Encoding::RAW, got, 32).unwrap_err();
+            let refused = agreed.expect(Encoding::RAW, (got, None), 32).unwrap_err();
             assert_eq!(refused, Unexpected::Length { least: 32, most: 32, bytes: 32, got });
         }
+    }
+
+    #[test]
+    fn what_is_compressed_is_judged_by_what_it_decompresses_to_and_by_what_was_agreed_to() {
+        let packed = |by, length| (5, Some(Packed { by, length }));
+        let by = |compress| Agreed::RAW.compressed(compress);
+        assert!(!by(Compress::Auto).is_verbatim() && by(Compress::None).is_verbatim());
+        for one in Compressor::ALL {
+            for agreed in [by(Compress::By(one)), by(Compress::Auto)] {
+                assert!(agreed.expect(Encoding::RAW, packed(one, 32), 32).is_ok());
+                assert!(agreed.expect(Encoding::RAW, (32, None), 32).is_ok(), "it need not be");
+                for got in [0, 5, 31, 33, u32::MAX] {
+                    let refused = agreed.expect(Encoding::RAW, packed(one, got), 32).unwrap_err();
+                    let got = got as usize;
+                    assert_eq!(refused, Unexpected::Length { least: 32, most: 32, bytes: 32, got });
+                }
+            }
+        }
+        let refused = by(Compress::None).expect(Encoding::RAW, packed(Compressor::Lz4, 32), 32).unwrap_err();
+        let said = "expected a payload that is compressed as the tensor agreed to, by none, got one by lz4";
+        assert_eq!(refused.to_string(), said);
+        let zstd = by(Compress::By(Compressor::Zstd));
+        assert!(zstd.expect(Encoding::RAW, packed(Compressor::Lz4, 32), 32).is_err());
     }
 }

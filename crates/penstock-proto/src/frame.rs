@@ -1,6 +1,7 @@
 //! Frames: what travels on the connection between a worker and a shard of another host.
 //!
-//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk, [encoded](crate::encoding). A worker's frames
+//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk, [encoded](crate::encoding), and maybe
+//! [compressed](crate::compress) behind that. A worker's frames
 //! carry a [`Submission`], the same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a
 //! [`Notice`]. The header is drawn in docs/layout.md.
 //!
@@ -11,11 +12,13 @@
 //! The sequence number makes reconnecting exact: see [`crate::outbox`].
 
 use crate::checksum;
+use crate::compress::Packed;
 use crate::encoding::Encoding;
 use crate::remote::{Contents, Holding};
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
 use penstock_kernels::codec::Base;
+use penstock_kernels::compress::Compressor;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 128;
@@ -149,6 +152,8 @@ pub struct Header {
     pub length: u32,
     /// How it is encoded.
     pub encoding: Encoding,
+    /// Whether what came of that was compressed; never to no bytes, or as many.
+    pub packed: Option<Packed>,
     /// Its checksum (XXH3, 64 bits); 0 where there is none.
     pub checksum: u64,
     /// What it says.
@@ -172,6 +177,22 @@ pub enum FrameError {
     #[error("expected a payload of at most {MAX_PAYLOAD_BYTES} bytes, got {got}")]
     TooLong {
         /// Its length.
+        got: u32,
+    },
+    /// A compressor that does not exist.
+    #[error("expected a payload that is compressed by 1, 2 or nothing, got {got}")]
+    UnknownCompressor {
+        /// What came.
+        got: u8,
+    },
+    /// A compressed payload that is not shorter than what it is of, or of nothing; or bytes before compression where nothing is.
+    #[error(
+        "expected a payload of {length} bytes to decompress to more, and to {MAX_PAYLOAD_BYTES} at most, got {got}"
+    )]
+    Packed {
+        /// The payload's length.
+        length: u32,
+        /// What it is said to decompress to.
         got: u32,
     },
     /// A direction or notice that does not exist.
@@ -267,12 +288,13 @@ impl Notice {
 impl Header {
     /// A header without a payload.
     pub fn bare(job: u64, sequence: u64, body: Body) -> Self {
-        Self { job, epoch: 0, sequence, length: 0, encoding: Encoding::RAW, checksum: 0, body }
+        let (length, encoding, packed, checksum) = (0, Encoding::RAW, None, 0);
+        Self { job, epoch: 0, sequence, length, encoding, packed, checksum, body }
     }
 
     /// Whether it has no payload, nor says how one would be encoded.
     pub fn is_bare(&self) -> bool {
-        self.length == 0 && self.encoding == Encoding::RAW
+        self.length == 0 && self.encoding == Encoding::RAW && self.packed.is_none()
     }
 
     /// The same, for a raw payload that it is then sent with.
@@ -296,6 +318,16 @@ impl Header {
         self
     }
 
+    /// The same for a payload that was compressed to what it is sent with.
+    pub fn with_packed(self, packed: Option<Packed>) -> Self {
+        Self { packed, ..self }
+    }
+
+    /// Bytes of the payload before it was compressed, if it was.
+    pub fn unpacked(&self) -> u32 {
+        self.packed.map_or(self.length, |packed| packed.length)
+    }
+
     /// What the payload has to be decoded onto.
     pub fn base(&self) -> Base {
         match self.body {
@@ -311,14 +343,15 @@ impl Header {
             Body::Notice(notice) => (FROM_SHARD, false, notice.encode()),
             Body::Alive => (ALIVE, false, [0; WORDS]),
         };
-        let kind = u32::from_le_bytes([from, self.encoding.0, u8::from(wanted), 0]);
+        let (by, unpacked) = self.packed.map_or((0, 0), |packed| (packed.by.number(), packed.length));
+        let kind = u32::from_le_bytes([from, self.encoding.0, u8::from(wanted), by]);
         let mut words = [0u64; HEADER_BYTES / 8];
         words[..6].copy_from_slice(&[
             pack(MAGIC, kind),
             self.job,
             self.epoch,
             self.sequence,
-            u64::from(self.length),
+            pack(self.length, unpacked),
             self.checksum,
         ]);
         words[6..14].copy_from_slice(&body);
@@ -345,11 +378,22 @@ impl Header {
         if magic != MAGIC {
             return Err(FrameError::NoFrame { got: magic });
         }
-        let length = u32::try_from(words[4]).unwrap_or(u32::MAX);
+        let (length, unpacked) = unpack(words[4]);
         if length > MAX_PAYLOAD_BYTES {
             return Err(FrameError::TooLong { got: length });
         }
-        let [from, encoding, wanted, _] = kind.to_le_bytes();
+        let [from, encoding, wanted, by] = kind.to_le_bytes();
+        let by = match by {
+            0 => None,
+            got => Some(Compressor::numbered(got).ok_or(FrameError::UnknownCompressor { got })?),
+        };
+        let packed = by.map(|by| Packed { by, length: unpacked });
+        // Zero where nothing is compressed.
+        let fits = packed
+            .map_or(unpacked == 0, |_| length > 0 && (length + 1..=MAX_PAYLOAD_BYTES).contains(&unpacked));
+        if !fits {
+            return Err(FrameError::Packed { length, got: unpacked });
+        }
         let body: [u64; WORDS] = words[6..14].try_into().expect("eight words");
         let body = match from {
             FROM_WORKER => Body::Submission { submission: Submission::decode(body)?, wanted: wanted != 0 },
@@ -363,6 +407,7 @@ impl Header {
             sequence: words[3],
             length,
             encoding: Encoding(encoding),
+            packed,
             checksum: words[5],
             body,
         })
@@ -404,6 +449,10 @@ mod tests {
             let mut header = push(tensor, chunk, stamp);
             header.sequence = sequence;
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+            let packed = Compressor::ALL.map(|by| Some(Packed { by, length: 9 + tensor % MAX_CHUNK_BYTES }));
+            for header in packed.map(|packed| header.with_packed(packed)) {
+                prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+            }
         }
 
         #[test]
@@ -432,6 +481,34 @@ mod tests {
             let header = Header::bare(1, 2, Body::Notice(notice));
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
+    }
+
+    #[test]
+    fn a_payload_is_compressed_to_fewer_bytes_and_to_some_by_what_exists() {
+        let header = push(1, 2, 3);
+        let decoded = |length, unpacked, by: u8| {
+            let mut bytes = Header { length, ..header }.encode();
+            bytes[7] = by;
+            bytes[36..40].copy_from_slice(&u32::to_le_bytes(unpacked));
+            let sum = checksum::of(&bytes[..HEADER_BYTES - 8]);
+            bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+            Header::decode(&bytes).map(|header| header.packed)
+        };
+        assert_eq!(decoded(8, 0, 0), Ok(None));
+        for by in Compressor::ALL {
+            for length in [9, MAX_PAYLOAD_BYTES] {
+                assert_eq!(decoded(8, length, by.number()), Ok(Some(Packed { by, length })));
+            }
+            for (length, got) in [(8, 8), (8, 0), (0, 0), (0, 9), (8, MAX_PAYLOAD_BYTES + 1), (8, u32::MAX)] {
+                assert_eq!(decoded(length, got, by.number()), Err(FrameError::Packed { length, got }));
+            }
+        }
+        assert_eq!(decoded(8, 9, 0), Err(FrameError::Packed { length: 8, got: 9 }));
+        assert_eq!(decoded(8, 9, 3), Err(FrameError::UnknownCompressor { got: 3 }));
+        assert_eq!(
+            decoded(MAX_PAYLOAD_BYTES + 1, 0, 0).unwrap_err(),
+            FrameError::TooLong { got: MAX_PAYLOAD_BYTES + 1 }
+        );
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub mod checksum;
 pub mod choice;
 pub mod chunk;
 pub mod clock;
+pub mod compress;
 pub mod consistency;
 pub mod encoding;
 pub mod error;

@@ -8,7 +8,7 @@
 //!
 //! The number of leaves is signed too and fixes the tree's shape, so a leaf fits at its own place alone. A leaf cannot be taken for a
 //! node, nor what belongs to one [scope](Scope) for what belongs to another, because their hashes have other keys. What a header
-//! says beside notice, encoding and length is not sealed: its sequence number is each connection's own, and its checksum is made
+//! says beside notice, encoding, lengths and compressor is not sealed: its sequence number is each connection's own, and its checksum is made
 //! from the payload.
 //!
 //! Speed of light: every sealed byte is read once more, by the home and by each receiver, and each batch costs one signature there
@@ -17,6 +17,7 @@
 //! A seal says who has made a frame, not that it is news: an old frame is as good as on its first day. That it changes nothing is
 //! its receiver's part, at which publications and versions never fall.
 
+use crate::compress::Packed;
 use crate::frame::{Body, Header, Notice};
 use crate::hex::hex;
 use crate::overlay::MAX_STRIPES;
@@ -163,12 +164,16 @@ impl Hashes {
     /// The payload comes first: behind something shorter than BLAKE3's own chunks of 1 KiB its vectors fill late, and 32 KiB took 2.6
     /// times as long. What comes behind it has one length, so that nothing can be read in two ways.
     fn leaf(&self, notice: &Notice, header: &Header, payload: &[u8]) -> Leaf {
-        let mut behind = [0; 72];
+        let mut behind = [0; 80];
         for (bytes, word) in behind.chunks_exact_mut(8).zip(notice.encode()) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
         behind[64..68].copy_from_slice(&header.length.to_le_bytes());
         behind[68] = header.encoding.0;
+        if let Some(Packed { by, length }) = header.packed {
+            behind[69] = by.number();
+            behind[72..76].copy_from_slice(&length.to_le_bytes());
+        }
         let mut hasher = blake3::Hasher::new_keyed(&self.leaf);
         hasher.update(payload).update(&behind);
         Leaf(*hasher.finalize().as_bytes())

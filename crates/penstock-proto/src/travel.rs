@@ -12,6 +12,7 @@
 //! where the contribution enters the lane, once for each push, however often frames are sent; so it changes what is trained,
 //! and does so alike on every host. A worker that is lost takes with it what it carried.
 
+use crate::compress::Compress;
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use crate::factors::{LowRank, MAX_RANK};
 use crate::propagation::Propagation;
@@ -79,6 +80,8 @@ pub struct Travel {
     pub contributions: Vec<Encoding>,
     /// The largest rank of contributions that travel as [factors](crate::factors); 0: none does.
     pub low_rank: u32,
+    /// How all of it is compressed between hosts.
+    pub compress: Compress,
 }
 
 /// Everything, raw.
@@ -91,6 +94,7 @@ impl Default for Travel {
             values: raw(),
             contributions: raw(),
             low_rank: 0,
+            compress: Compress::None,
         }
     }
 }
@@ -115,7 +119,7 @@ impl Travel {
             sums,
             values: encodings(filter, [steps, sparse]),
             contributions: encodings(sums, [named.or(sparse), None]),
-            low_rank: 0,
+            ..Self::default()
         }
     }
 }
@@ -137,6 +141,12 @@ impl Travel {
     #[must_use]
     pub fn low_rank(self, low_rank: u32) -> Self {
         Self { low_rank, ..self }
+    }
+
+    /// The same, compressed behind its encodings.
+    #[must_use]
+    pub fn compressed(self, compress: Compress) -> Self {
+        Self { compress, ..self }
     }
 
     /// The encoding of the elements that have changed.
@@ -405,8 +415,10 @@ impl Travel {
     /// Looks up what it names, and judges it, foreign or our own. Readers pull, unless the declaration says otherwise.
     pub fn resolve(&self, dtype: Dtype, known: &Registry) -> Result<Terms, TravelError> {
         Ok(Terms {
-            values: known.agree(Kind::Values, &self.values, dtype)?,
-            contributions: known.agree(Kind::Contributions, &self.contributions, dtype)?,
+            values: known.agree(Kind::Values, &self.values, dtype)?.compressed(self.compress),
+            contributions: known
+                .agree(Kind::Contributions, &self.contributions, dtype)?
+                .compressed(self.compress),
             filter: known.filter_of_values(&self.filter, dtype)?,
             sums: known.filter_of_sums(&self.sums, dtype)?,
             low_rank: None,
@@ -463,6 +475,7 @@ impl Travel {
                 numbers(&other.contributions),
             ),
             ("low_rank", self.low_rank.to_string(), other.low_rank.to_string()),
+            ("compress", self.compress.to_string(), other.compress.to_string()),
         ];
         pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
     }
@@ -547,10 +560,10 @@ mod tests {
     #[test]
     fn each_way_has_its_own_encodings_and_the_longest_payload_is_that_of_any() {
         let terms = travel(&BY, &[2, 0], 4, [0.5, 0.0]).resolve(Dtype::F32, &known()).unwrap();
-        assert!(terms.values.expect(Encoding(1), 7, 8).is_ok());
-        assert!(terms.values.expect(Encoding(2), 8, 8).is_err());
-        assert!(terms.contributions.expect(Encoding(2), 8, 8).is_ok());
-        assert!(terms.contributions.expect(Encoding(1), 7, 8).is_err());
+        assert!(terms.values.expect(Encoding(1), (7, None), 8).is_ok());
+        assert!(terms.values.expect(Encoding(2), (8, None), 8).is_err());
+        assert!(terms.contributions.expect(Encoding(2), (8, None), 8).is_ok());
+        assert!(terms.contributions.expect(Encoding(1), (7, None), 8).is_err());
         assert_eq!((terms.values.longest(8), terms.contributions.longest(8)), (16, 8));
         assert!(!terms.values.is_verbatim() && !terms.values.uses_base());
     }
@@ -617,6 +630,10 @@ mod tests {
     fn a_difference_names_the_part_that_differs() {
         let ours = travel(&BY, &[0], 4, [0.5, 0.0]);
         assert_eq!(ours.difference(&ours.clone()), None);
+        let packed = ours.clone().compressed(Compress::Auto);
+        assert_eq!(ours.difference(&packed), Some(("compress", "none".to_owned(), "auto".to_owned())));
+        let terms = packed.resolve(Dtype::F32, &known()).unwrap();
+        assert_eq!([terms.values, terms.contributions].map(|agreed| agreed.compress()), [Compress::Auto; 2]);
         for (theirs, what) in [
             (
                 travel(&BY, &[0], 4, [0.25, 0.0]),

@@ -239,7 +239,10 @@ impl Line {
         match submission {
             Submission::Push { first, .. } => {
                 let lane = &self.lane[range(first as usize)];
-                let codec = self.agreed.expect(header.encoding, header.length as usize, lane.len()).unwrap();
+                let codec = self
+                    .agreed
+                    .expect(header.encoding, (header.length as usize, header.packed), lane.len())
+                    .unwrap();
                 header.check(&payload).unwrap();
                 // What the contribution before left there does not count.
                 let mut taken = vec![0xdd; lane.len()];
@@ -307,7 +310,10 @@ impl Line {
             Effect::Publish { chunk, .. } => {
                 let Notice::Value { publication, .. } = notice else { panic!("{notice:?}") };
                 let (local, held) = (chunk as usize, &mut self.held[chunk as usize]);
-                let codec = self.agreed.expect(header.encoding, header.length as usize, held.len()).unwrap();
+                let codec = self
+                    .agreed
+                    .expect(header.encoding, (header.length as usize, header.packed), held.len())
+                    .unwrap();
                 header.check(&payload).unwrap();
                 codec.decode(&payload, header.base(), held).unwrap();
                 assert_eq!(*held, home.history[&(local, publication)], "E-1: chunk {chunk}");
@@ -445,12 +451,12 @@ fn what_does_not_pay_goes_raw_and_only_what_was_agreed_to_comes_in() {
     assert_eq!(encoded.encoding, CHANGES);
     assert!(matches!(encoded.payload, Payload::Buffered(range) if range == (0..0)));
     for length in [0, 8, 63] {
-        assert!(AGREED.expect(CHANGES, length, 64).is_ok());
-        let refused = Agreed::default().expect(CHANGES, length, 64).unwrap_err();
+        assert!(AGREED.expect(CHANGES, (length, None), 64).is_ok());
+        let refused = Agreed::default().expect(CHANGES, (length, None), 64).unwrap_err();
         assert_eq!(refused, Unexpected::NotAgreed { got: CHANGES });
     }
     let long = Unexpected::Length { least: 0, most: 63, bytes: 64, got: 64 };
-    assert_eq!(AGREED.expect(CHANGES, 64, 64).unwrap_err(), long);
+    assert_eq!(AGREED.expect(CHANGES, (64, None), 64).unwrap_err(), long);
 }
 
 /// A home of one chunk, with what its receivers hold, and who is sent what.

@@ -8,6 +8,8 @@
 
 use super::backlog::Backlog;
 use super::link::{Got, Link, SEGMENTS, Segment};
+use super::squeeze::Squeezing;
+use penstock_proto::TensorId;
 use penstock_proto::checksum;
 use penstock_proto::encoding::{Agreed, Encoded, Encoding, Payload, Sent, Source};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
@@ -297,21 +299,65 @@ impl<'a> Batch<'a> {
         self.push_encoded(header, agreed, sent, None);
     }
 
+    /// The same, compressed where that was agreed to and is to be tried.
+    pub(super) fn push_squeezed<L: Link>(
+        &mut self,
+        header: Header,
+        (tensor, agreed): (TensorId, &Agreed),
+        sent: &Sent<'a>,
+        squeezing: &mut Squeezing<'_, L>,
+    ) {
+        let by = squeezing.next(tensor, agreed);
+        let source = match sent.source {
+            // What is read more than once, and by other code, is a copy.
+            Source::Lane(lane) if by.is_some() => Source::LentLane(lane),
+            source => source,
+        };
+        let encoded = agreed.encode(&Sent { source, ..*sent }, self.buffer, self.used);
+        let squeezed = by.and_then(|by| match segment(self.buffer, &encoded.payload) {
+            Segment::Own(bytes) => squeezing.squeeze(tensor, by, bytes),
+            Segment::Foreign(_) => None,
+        });
+        let Some((packed, bytes)) = squeezed else {
+            let length = self.push_payload(header, encoded, None);
+            squeezing.goes((tensor, agreed), length, None, by.is_some());
+            return;
+        };
+        let (at, end) = (self.used, self.used + bytes.len());
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        // Over what was encoded there, if it was.
+        self.buffer[at..end].copy_from_slice(bytes);
+        let payload = Payload::Buffered(at..end);
+        let header = header.with_packed(Some(packed));
+        let length = self.push_payload(header, Encoded { payload, checksum: None, ..encoded }, None);
+        squeezing.goes((tensor, agreed), length, Some(packed), true);
+    }
+
     /// `named`: another name for the encoding.
     fn push_encoded(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>, named: Option<Encoding>) {
-        let Encoded { encoding, base, payload, checksum } = agreed.encode(sent, self.buffer, self.used);
+        let encoded = agreed.encode(sent, self.buffer, self.used);
+        self.push_payload(header, encoded, named);
+    }
+
+    /// Adds a frame with that payload. How long it is.
+    fn push_payload(&mut self, header: Header, encoded: Encoded<'a>, named: Option<Encoding>) -> usize {
+        let Encoded { encoding, base, payload, checksum } = encoded;
         let encoding = named.unwrap_or(encoding);
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
         }
         let segment = segment(self.buffer, &payload);
-        self.bytes += segment.len();
+        let length = segment.len();
+        self.bytes += length;
         let checksum = checksum.unwrap_or_else(|| match segment {
             Segment::Own(bytes) => checksum::of(bytes),
             Segment::Foreign(memory) => checksum::of_foreign(memory),
         });
-        self.headers.push(header.with_sum(encoding, base, segment.len(), checksum).encode());
+        self.headers.push(header.with_sum(encoding, base, length, checksum).encode());
         self.payloads.push(payload);
+        length
     }
 
     /// A frame with bytes of a lane that are sent as they are and mean something else than a chunk.

@@ -17,6 +17,7 @@ use penstock_kernels::Foreign;
 use penstock_proto::pressure::Flow;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
+use std::time::Duration;
 
 /// One end of a connection.
 pub trait Link {
@@ -43,6 +44,11 @@ pub trait Link {
 
     /// What it has carried from here, and how fast; `None`: it does not know.
     fn flow(&self) -> Option<Flow> {
+        None
+    }
+
+    /// A moment of its clock, by which it is measured how long compressing takes; `None`: it has none.
+    fn now(&self) -> Option<Duration> {
         None
     }
 

@@ -29,6 +29,7 @@ pub mod quiet;
 pub mod records;
 pub mod remote_peer;
 pub mod remote_shard;
+mod squeeze;
 pub mod stream;
 mod tcp_info;
 pub mod tls;

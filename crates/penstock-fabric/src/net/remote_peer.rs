@@ -1,8 +1,8 @@
 //! A peer on another host, as one shard sees it: its connection, over any link. Which of its frames were taken, and what is owed
 //! to it, its machine knows ([`penstock_proto::remote::home`]).
 //!
-//! A payload is received straight into the peer's lane, or decoded into it once all of it is here, and taken only when it was
-//! verified. Of a contribution that comes as [factors](penstock_proto::factors) the right one is kept here, over connections, and
+//! A payload is received straight into the peer's lane, or decompressed and decoded into it once all of it is here, and taken
+//! only when it was verified. Of a contribution that comes as [factors](penstock_proto::factors) the right one is kept here, over connections, and
 //! multiplied by the rows of the left one where another payload is decoded. A value is sent from where it stands.
 //!
 //! Where lanes and values lie is the shard's, by [`Homed`]: shared memory in a job, its own in the simulator. No byte and no
@@ -10,6 +10,7 @@
 
 use super::frames::{Batch, FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Interest, Link, Segment};
+use super::squeeze::{Squeezer, unpack};
 use super::stream::Stream;
 use crate::spent::Spent;
 use penstock_kernels::codec::{Base, Undecodable};
@@ -47,6 +48,10 @@ pub trait Homed: Chunks {
     /// What came was worked on for as long as so many bytes take to be passed over: whoever waits may have to be shown that this
     /// end lives.
     fn worked(&mut self, _bytes: usize) {}
+    /// How many peers the thread sends to.
+    fn links(&self) -> usize {
+        1
+    }
     /// A chunk's number.
     fn chunk(&self, tensor: TensorId, local: usize) -> u32;
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
@@ -81,6 +86,7 @@ pub struct RemotePeer<L = Stream> {
     wire: Option<Wire<L>>,
     subscriber: Subscriber,
     factors: Kept,
+    squeezer: Squeezer,
     received: u64,
     sent: u64,
     /// Whether it passes on what it is sent, which is sealed then.
@@ -88,11 +94,12 @@ pub struct RemotePeer<L = Stream> {
     spent: Option<Arc<Spent>>,
 }
 
-/// The right factors of a peer's contributions, and room to widen rows of a left one in.
+/// The right factors of a peer's contributions, room to widen rows of a left one in, and to decompress payloads in.
 #[derive(Default)]
 struct Kept {
     right: Numbered<Held>,
     rows: Vec<u8>,
+    unpacked: Vec<u8>,
 }
 
 /// What a look at the connection brought.
@@ -117,7 +124,7 @@ pub struct Taken {
     pub judged: Judged,
     /// Whether its result is wanted.
     pub wanted: bool,
-    /// Bytes that came with it.
+    /// Bytes that came with it, decompressed.
     pub bytes: u32,
     /// What they were encoded by.
     pub encoding: Encoding,
@@ -158,7 +165,7 @@ impl<H: Homed> Places for Judge<'_, H> {
                 let held = self.factors.right.get_mut(*tensor)?;
                 Some(held.receive(low_rank, *rank, piece.clone()))
             }
-            Incoming::Submission(_, Some(part)) if part.made.is_verbatim() => Some(self.memory.receive(part)),
+            Incoming::Submission(_, Some(part)) if part.is_verbatim() => Some(self.memory.receive(part)),
             Incoming::Submission(_, Some(_)) => None,
         }
     }
@@ -172,10 +179,13 @@ fn settle(
     memory: &mut impl Homed,
 ) -> Result<(), Undecodable> {
     match part.made {
-        Made::By(codec) if codec.is_verbatim() => Ok(()),
-        Made::By(codec) => codec.decode(payload, Base::Zeros, memory.receive(part)),
+        Made::By(_) if part.is_verbatim() => Ok(()),
+        Made::By(codec) => {
+            let payload = unpack(part.packed, payload, &mut factors.unpacked)?;
+            codec.decode(payload, Base::Zeros, memory.receive(part))
+        }
         Made::Product { low_rank: LowRank { dtype, columns, .. }, rank, column } => {
-            let Kept { right, rows } = factors;
+            let Kept { right, rows, .. } = factors;
             rows.resize(payload.len() / dtype.size() * dtype.accumulator_size(), 0);
             widen(dtype, payload, rows);
             let v = right.get(part.tensor).map_or(&[][..], Held::whole);
@@ -192,9 +202,9 @@ fn settle(
 impl<L: Link> RemotePeer<L> {
     /// A peer that has no connection. `job`: the job's number in frames.
     pub fn new(job: u64, peer: PeerId) -> Self {
-        let (subscriber, factors) = (Subscriber::default(), Kept::default());
+        let (subscriber, factors, squeezer) = (Subscriber::default(), Kept::default(), Squeezer::default());
         let (wire, spent) = (None, None);
-        Self { job, peer, wire, subscriber, factors, received: 0, sent: 0, passes_on: false, spent }
+        Self { job, peer, wire, subscriber, factors, squeezer, received: 0, sent: 0, passes_on: false, spent }
     }
 
     /// Counts the time that it takes.
@@ -253,6 +263,7 @@ impl<L: Link> RemotePeer<L> {
             watched: Interest { read: true, write: false },
         });
         self.passes_on = false;
+        self.squeezer.connect();
         self.subscriber.connect();
     }
 
@@ -375,7 +386,9 @@ impl<L: Link> RemotePeer<L> {
         if let Err(broken) = self.subscriber.take() {
             return Heard::Broke(broken.to_string());
         }
-        let &Header { body, length: bytes, encoding, .. } = header;
+        let &Header { body, encoding, .. } = header;
+        // As many as are worked on.
+        let bytes = header.unpacked();
         let wanted = matches!(body, Body::Submission { wanted: true, .. });
         Heard::Submission(Taken { judged, wanted, bytes, encoding })
     }
@@ -431,8 +444,11 @@ impl<L: Link> RemotePeer<L> {
 
     /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
     fn send_batch(&mut self, memory: &impl Homed) -> io::Result<Option<bool>> {
-        let Self { job, wire: Some(wire), subscriber, passes_on, spent, .. } = self else { return Ok(None) };
+        let Self { job, wire: Some(wire), subscriber, passes_on, squeezer, spent, .. } = self else {
+            return Ok(None);
+        };
         let spent = spent.as_deref();
+        let mut squeezing = squeezer.onto(&wire.link, memory.links());
         let sealer = memory.sealer().filter(|_| *passes_on);
         let mut batch = Batch::new(&mut wire.outgoing);
         // A seal before each takes as many frames again.
@@ -446,8 +462,9 @@ impl<L: Link> RemotePeer<L> {
             let (notice, chunk) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match chunk {
-                Some((agreed, sent)) => {
-                    Spent::on_if(spent, Layer::Encode, || batch.push_chunk(header, agreed, &sent));
+                Some((tensor, agreed, sent)) => {
+                    let push = || batch.push_squeezed(header, (tensor, agreed), &sent, &mut squeezing);
+                    Spent::on_if(spent, Layer::Encode, push);
                 }
                 None => batch.push(header),
             }
@@ -546,7 +563,7 @@ impl Seals {
 }
 
 /// What is said of that, and the chunk that goes with it.
-fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'_>)>) {
+fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(TensorId, &Agreed, Sent<'_>)>) {
     match owing {
         Owing::Value { tensor, local, publication, position } => {
             let (chunk, agreed, sent) = memory.value(tensor, local, position);
@@ -554,7 +571,7 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
             let content = changed.min(sequence);
             let notice =
                 Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0, content };
-            (notice, Some((agreed, sent)))
+            (notice, Some((tensor, agreed, sent)))
         }
         Owing::Raised { tensor, local, count, version, steps, contents } => {
             let chunk = memory.chunk(tensor, local);
@@ -563,7 +580,7 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(&Agreed, Sent<'
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);
             let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
-            (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
+            (Notice::State { tensor, chunk }, Some((tensor, &Agreed::RAW, sent)))
         }
         Owing::Standing { tensor, stripe, digest } => (Notice::Standing { tensor, stripe, digest }, None),
         Owing::Expected { tensor, local, held } => {

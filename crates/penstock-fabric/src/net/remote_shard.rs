@@ -14,6 +14,7 @@
 use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
 use super::passing_on::{Children, Fed, Feeder, Passed};
+use super::squeeze::{Squeezer, Squeezing, unpack};
 use super::stream::Stream;
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
@@ -22,6 +23,7 @@ use crate::spent::Spent;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
+use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
@@ -99,7 +101,7 @@ pub trait Mirrored {
 pub struct Value<'a> {
     /// Of its frame.
     pub header: &'a Header,
-    /// What came with it.
+    /// What came with it, decompressed.
     pub payload: &'a [u8],
     /// What decodes that.
     pub codec: &'a dyn Codec,
@@ -159,7 +161,12 @@ struct Mirrors<M> {
 
 impl<M: Mirrored> Mirrors<M> {
     /// Adds a frame to a batch, with what it carries of the lane. `None`: the tensor was not declared.
-    fn push<'a>(&'a self, batch: &mut Batch<'a>, frame: &Frame) -> Option<()> {
+    fn push<'a, L: Link>(
+        &'a self,
+        batch: &mut Batch<'a>,
+        frame: &Frame,
+        squeezing: &mut Squeezing<'_, L>,
+    ) -> Option<()> {
         let Frame { sequence, submission, payload } = *frame;
         let header = |wanted| Header::bare(self.job, sequence, Body::Submission { submission, wanted });
         let Some(carried) = payload else {
@@ -178,7 +185,8 @@ impl<M: Mirrored> Mirrors<M> {
         match carried {
             Carried::Chunk { chunk, .. } => {
                 let sent = Sent { source: source(mirrored.contribution(chunk)), shadow: None, position: 0 };
-                batch.push_chunk(header(wanted), mirrored.contributions(), &sent);
+                let agreed = (tensor, mirrored.contributions());
+                batch.push_squeezed(header(wanted), agreed, &sent, squeezing);
             }
             Carried::Rows { chunk, rank, .. } => {
                 batch.push_as(header(wanted), ROWS, source(mirrored.left_factor(rank, chunk)));
@@ -246,6 +254,22 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
     fn memory<'b>(&'b mut self, _: &'b mut Self::Place) -> Option<&'b mut [u8]> {
         None
     }
+}
+
+/// What came with a notice that is acted on, decompressed into `room` if it was compressed, and counted.
+fn decompressed<'a, M: Mirrored>(
+    effect: &Effect,
+    header: &Header,
+    payload: &'a [u8],
+    tensors: &Numbered<M>,
+    (received, room): (&mut Squeezed, &'a mut Vec<u8>),
+) -> Result<&'a [u8], String> {
+    let Effect::Publish { tensor, chunk, .. } = effect else { return Ok(payload) };
+    let compress = tensors.get(*tensor).map(|mirrored| mirrored.values().compress());
+    if compress.is_some_and(|compress| compress != Compress::None) {
+        received.count(payload.len(), header.packed);
+    }
+    unpack(header.packed, payload, room).map_err(|refused| format!("chunk {chunk}: {refused}"))
 }
 
 /// Does what a notice asks for, and what was waiting for that.
@@ -377,6 +401,10 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     machine: Mirror,
     mirrors: Mirrors<M>,
     wire: Option<Wire<L>>,
+    squeezer: Squeezer,
+    /// What came compressed, and where that is decompressed.
+    received: Squeezed,
+    unpacked: Vec<u8>,
     /// Bytes that came on connections before this one.
     heard: u64,
     /// By what values are known that others pass on; `None`: no parent is believed.
@@ -400,6 +428,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             machine: Mirror::default(),
             mirrors,
             wire: None,
+            squeezer: Squeezer::default(),
+            received: Squeezed::default(),
+            unpacked: Vec::new(),
             heard: 1,
             verifier: None,
             seal: Vec::new(),
@@ -462,6 +493,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             writable: true,
             beat: false,
         });
+        self.squeezer.connect();
         self.machine.connect();
     }
 
@@ -599,6 +631,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.progress()
     }
 
+    /// What became of chunks of tensors that may be compressed since this was asked last: of those that were sent, and of those that
+    /// came.
+    pub fn take_squeezed(&mut self) -> (Squeezed, Squeezed) {
+        (self.squeezer.take_sent(), std::mem::take(&mut self.received))
+    }
+
     /// Whether everything that was submitted was taken.
     pub fn is_delivered(&self) -> bool {
         self.machine.is_delivered() && self.submitter.is_empty()
@@ -652,6 +690,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, spent, .. } = self else {
             return Ok(());
         };
+        let (received, unpacked) = (&mut self.received, &mut self.unpacked);
         // Before anything is done with it: the next one has it sooner.
         if matches!(effect, Effect::Publish { .. } | Effect::Raise { .. })
             && !seal.is_empty()
@@ -663,8 +702,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if notice != Notice::Seal {
             seal.clear();
         }
-        let value = Value { header, payload: wire.reader.payload(), codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent.as_deref()))
+        let spent = spent.as_deref();
+        let payload = wire.reader.payload();
+        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (received, unpacked));
+        let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
+        let value = Value { header, payload, codec };
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
     }
 
     // Parents and children
@@ -853,7 +896,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         header: &Header,
         codec: Option<&'static dyn Codec>,
     ) -> Result<(), String> {
-        let Self { machine, mirrors, submitter, children, parents, spent, .. } = self;
+        let Self { machine, mirrors, submitter, children, parents, received, unpacked, spent, .. } = self;
         let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
             return Ok(());
         };
@@ -875,8 +918,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         {
             children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
+        let spent = spent.as_deref();
+        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (received, unpacked));
+        let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
         let value = Value { header, payload, codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent.as_deref()))
+        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
     }
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
@@ -950,7 +996,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             let taken = if !Spent::on_if(spent, Layer::Send, || wire.writer.flush(&mut wire.link))? {
                 false
             } else if self.machine.is_resumed()
-                && let Some(taken) = Self::send_batch(&mut self.machine, &self.mirrors, wire, spent)?
+                && let Some(taken) =
+                    Self::send_batch(&mut self.machine, &self.mirrors, (&mut self.squeezer, wire), spent)?
             {
                 taken
             } else {
@@ -966,13 +1013,15 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     fn send_batch(
         machine: &mut Mirror,
         mirrors: &Mirrors<M>,
-        wire: &mut Wire<L>,
+        (squeezer, wire): (&mut Squeezer, &mut Wire<L>),
         spent: Option<&Spent>,
     ) -> std::io::Result<Option<bool>> {
+        let mut squeezing = squeezer.onto(&wire.link, 1);
         let mut batch = Batch::new(&mut wire.outgoing);
         while !batch.is_full() {
             let Some(frame) = machine.due() else { break };
-            let pushed = Spent::on_if(spent, Layer::Encode, || mirrors.push(&mut batch, &frame));
+            let pushed =
+                Spent::on_if(spent, Layer::Encode, || mirrors.push(&mut batch, &frame, &mut squeezing));
             if pushed.is_none() {
                 return Err(std::io::Error::other("a submission of a tensor that was not declared"));
             }

@@ -15,9 +15,9 @@ use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerCon
 use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 /// Bytes of plaintext that wait for encryption at most.
 const TLS_BUFFER: usize = 256 * 1024;
@@ -177,6 +177,11 @@ impl Stream {
 impl Link for Stream {
     fn flow(&self) -> Option<Flow> {
         tcp_info::flow(&self.socket)
+    }
+
+    fn now(&self) -> Option<Duration> {
+        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+        Some(FIRST.elapsed())
     }
 
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {

@@ -3,6 +3,7 @@
 //! Only the caller knows where a payload goes: it is asked which bytes of a lane, or of a value, the frame may carry.
 
 use super::home::Subscriber;
+use crate::compress::Packed;
 use crate::encoding::{Agreed, Encoding};
 use crate::factors::{Held, LowRank, ROWS};
 use crate::frame::{Body, Header, Notice};
@@ -15,6 +16,13 @@ use crate::{Rank, TensorId};
 use penstock_kernels::codec::{Codec, Raw};
 use std::fmt::Display;
 use std::ops::Range;
+
+impl LanePart {
+    /// Whether the payload goes straight to its place.
+    pub fn is_verbatim(&self) -> bool {
+        self.packed.is_none() && self.made.is_verbatim()
+    }
+}
 
 /// A frame of a worker, or of another peer of a home.
 #[derive(Debug)]
@@ -89,6 +97,8 @@ pub struct LanePart {
     pub range: Range<usize>,
     /// What is made of the payload.
     pub made: Made,
+    /// Whether it has to be decompressed first.
+    pub packed: Option<Packed>,
 }
 
 /// Judges a frame that comes to a home. `lane`: where a chunk lies in the lane that a worker has of a tensor, and how it travels;
@@ -117,9 +127,10 @@ pub fn submission<'a>(
     let nothing = Held::default();
     if let Submission::Factor { tensor, rank, at } = submission {
         let found = peer.rank().and_then(|of| low_rank(of, tensor));
-        let low_rank = found.filter(|_| header.encoding == Encoding::RAW).ok_or_else(|| {
-            format!("it sent a factor of tensor {tensor}, whose contributions do not travel so")
-        })?;
+        let low_rank =
+            found.filter(|_| header.encoding == Encoding::RAW && header.packed.is_none()).ok_or_else(
+                || format!("it sent a factor of tensor {tensor}, whose contributions do not travel so"),
+            )?;
         let held = held(tensor).unwrap_or(&nothing);
         let piece = held.expect(&low_rank, rank, at, header.length as usize);
         let piece = piece.map_err(|unexpected| format!("tensor {tensor}: {unexpected}"))?;
@@ -145,7 +156,7 @@ pub fn submission<'a>(
     };
     let length = header.length as usize;
     let refused = |unexpected: &dyn Display| format!("chunk {chunk} of tensor {tensor}: {unexpected}");
-    let made = match low_rank.filter(|_| is_push && header.encoding == ROWS) {
+    let made = match low_rank.filter(|_| is_push && header.encoding == ROWS && header.packed.is_none()) {
         Some(low_rank) => {
             let held = held(tensor).unwrap_or(&nothing);
             let rank = held.expect_rows(&low_rank, start..start + range.len() as u64, length);
@@ -153,11 +164,14 @@ pub fn submission<'a>(
             Made::Product { low_rank, rank, column: low_rank.column(start) }
         }
         None => {
-            let codec = agreed.expect(header.encoding, length, range.len());
+            let codec = agreed.expect(header.encoding, (length, header.packed), range.len());
             Made::By(codec.map_err(|unexpected| refused(&unexpected))?)
         }
     };
-    Ok(Incoming::Submission(judged, Some(LanePart { rank, tensor, chunk, range, made })))
+    Ok(Incoming::Submission(
+        judged,
+        Some(LanePart { rank, tensor, chunk, range, made, packed: header.packed }),
+    ))
 }
 
 /// Judges a frame that comes to a mirror: what decodes its payload. `chunk`: how the chunk that the notice is about travels, and
@@ -172,10 +186,11 @@ pub fn notice(
         return Err("a frame of another job or epoch".to_owned());
     }
     let length = header.length as usize;
+    let is_plain = header.encoding == Encoding::RAW && header.packed.is_none();
     let chunk = match notice {
         // Judged by whoever reads them.
-        Notice::Seal if header.encoding == Encoding::RAW && length <= MAX_SEAL_BYTES => return Ok(&Raw),
-        Notice::Route if header.encoding == Encoding::RAW && length <= MAX_ROUTE_BYTES => return Ok(&Raw),
+        Notice::Seal if is_plain && length <= MAX_SEAL_BYTES => return Ok(&Raw),
+        Notice::Route if is_plain && length <= MAX_ROUTE_BYTES => return Ok(&Raw),
         Notice::Value { .. } | Notice::State { .. } => chunk(&notice),
         _ if header.is_bare() => return Ok(&Raw),
         _ => None,
@@ -183,6 +198,6 @@ pub fn notice(
     let Some((agreed, bytes)) = chunk else {
         return Err(format!("{length} bytes for {notice:?}, which was not asked for"));
     };
-    let codec = agreed.expect(header.encoding, length, bytes);
+    let codec = agreed.expect(header.encoding, (length, header.packed), bytes);
     codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
 }

@@ -1,0 +1,128 @@
+//! Compressing chunks that go, and decompressing those that came, behind their encodings ([`penstock_proto::compress`]).
+//!
+//! One [`Squeezer`] belongs to one end of a connection. It keeps a [`Chooser`] for each tensor of which chunks may be compressed,
+//! tells it what the link carries, and measures how long compressing takes. Where nothing may be compressed it does nothing, and asks
+//! the link nothing.
+
+use super::link::Link;
+use penstock_kernels::codec::Undecodable;
+use penstock_kernels::compress::{Compressor, compress, decompress};
+use penstock_proto::TensorId;
+use penstock_proto::compress::{Chooser, Compress, LEAST, Packed, Squeezed};
+use penstock_proto::encoding::Agreed;
+use penstock_proto::numbered::Numbered;
+
+/// Chunks after which the link is asked again what it carries: a system call, of which few are made beside one for a batch.
+const ASKED_EACH: u32 = 16;
+
+/// What one end of a connection compresses.
+#[derive(Debug, Default)]
+pub(super) struct Squeezer {
+    choosers: Numbered<Chooser>,
+    /// What chunks are compressed to: as long as the longest becomes at most.
+    room: Vec<u8>,
+    /// What the link carries, bytes a second, as far as it ever had enough to send to show that.
+    rate: Option<f64>,
+    /// Chunks until it is asked again.
+    asked: u32,
+    sent: Squeezed,
+}
+
+/// The same, while frames are collected for its link.
+pub(super) struct Squeezing<'a, L> {
+    squeezer: &'a mut Squeezer,
+    link: &'a L,
+    /// How many links the thread serves.
+    links: usize,
+}
+
+impl Squeezer {
+    /// For frames to this link, by a thread that serves so many.
+    pub(super) fn onto<'a, L: Link>(&'a mut self, link: &'a L, links: usize) -> Squeezing<'a, L> {
+        Squeezing { squeezer: self, link, links }
+    }
+
+    /// Another connection: what its link carries is not known.
+    pub(super) fn connect(&mut self) {
+        (self.rate, self.asked) = (None, 0);
+    }
+
+    /// What became of the chunks that were sent since this was asked last.
+    pub(super) fn take_sent(&mut self) -> Squeezed {
+        std::mem::take(&mut self.sent)
+    }
+}
+
+impl<L: Link> Squeezing<'_, L> {
+    /// What the tensor's next chunk is to be tried with.
+    pub(super) fn next(&mut self, tensor: TensorId, agreed: &Agreed) -> Option<Compressor> {
+        if agreed.compress() == Compress::None {
+            return None;
+        }
+        let Squeezer { choosers, rate, asked, .. } = &mut *self.squeezer;
+        if choosers.get(tensor).is_none() {
+            choosers.insert(tensor, Chooser::new(agreed.compress()));
+        }
+        let chooser = choosers.get_mut(tensor)?;
+        if chooser.asks() {
+            *asked = asked.checked_sub(1).unwrap_or_else(|| {
+                // What was cut short by having nothing to send carries as much at least: its last rate stands.
+                let seen = self.link.flow().filter(|flow| !flow.cut_short).and_then(|flow| flow.rate);
+                *rate = seen.or(*rate);
+                ASKED_EACH
+            });
+            chooser.carries(*rate, self.links);
+        }
+        chooser.next()
+    }
+
+    /// The chunk, as it was encoded, is tried with that. What it became, if it is shorter.
+    pub(super) fn squeeze(
+        &mut self,
+        tensor: TensorId,
+        by: Compressor,
+        bytes: &[u8],
+    ) -> Option<(Packed, &[u8])> {
+        let Squeezer { choosers, room, .. } = &mut *self.squeezer;
+        let chooser = choosers.get_mut(tensor).filter(|_| bytes.len() >= LEAST)?;
+        let begun = chooser.asks().then(|| self.link.now()).flatten();
+        let length = compress(by, bytes, room);
+        let took = begun.and_then(|begun| Some(self.link.now()?.saturating_sub(begun)));
+        chooser.tried(by, bytes.len(), length.unwrap_or(bytes.len()), took);
+        let length = length?;
+        Some((Packed { by, length: u32::try_from(bytes.len()).ok()? }, &room[..length]))
+    }
+
+    /// A chunk of the tensor goes with so many bytes, and was compressed, if it was; `tried` says whether that was attempted.
+    pub(super) fn goes(
+        &mut self,
+        (tensor, agreed): (TensorId, &Agreed),
+        length: usize,
+        packed: Option<Packed>,
+        tried: bool,
+    ) {
+        if agreed.compress() == Compress::None {
+            return;
+        }
+        self.squeezer.sent.count(length, packed);
+        if !tried && let Some(chooser) = self.squeezer.choosers.get_mut(tensor) {
+            chooser.went(length);
+        }
+    }
+}
+
+/// The payload as it was encoded: itself, or decompressed into `room`. Its lengths were judged with its header (E-2).
+pub(super) fn unpack<'a>(
+    packed: Option<Packed>,
+    payload: &'a [u8],
+    room: &'a mut Vec<u8>,
+) -> Result<&'a [u8], Undecodable> {
+    let Some(Packed { by, length }) = packed else { return Ok(payload) };
+    let length = length as usize;
+    if room.len() < length {
+        room.resize(length, 0);
+    }
+    let out = &mut room[..length];
+    decompress(by, payload, out)?;
+    Ok(out)
+}
