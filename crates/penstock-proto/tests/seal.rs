@@ -1,6 +1,8 @@
 //! Seals: what a home has sealed is known by itself, and nothing else is taken for it.
 
+use penstock_kernels::compress::Compressor;
 use penstock_proto::checksum;
+use penstock_proto::compress::Packed;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::seal::{Forged, MAX_SEAL_BYTES, MOST_LEAVES, Scope, Sealer, Verifier};
@@ -20,7 +22,9 @@ fn frame(notice: Notice, payload: &[u8]) -> Frame {
 fn value(chunk: u32) -> Frame {
     let notice =
         Notice::Value { tensor: 1, chunk, version: 3, steps: 4, publication: 6, base: 5, content: 6 };
-    frame(notice, &vec![chunk as u8; 100 * (chunk as usize + 1)])
+    let (header, payload) = frame(notice, &vec![chunk as u8; 100 * (chunk as usize + 1)]);
+    let packed = (chunk % 2 == 0).then_some(Packed { by: Compressor::Zstd, length: 3000 + chunk });
+    (header.with_packed(packed), payload)
 }
 
 fn raised(chunk: u32) -> Frame {
@@ -171,6 +175,21 @@ fn raised_versions_that_are_told_otherwise_are_not_the_homes() {
 }
 
 #[test]
+fn how_a_payload_is_compressed_is_sealed() {
+    let (frames, proofs, mut known) = sealed(3);
+    for (at, packed) in [
+        (0, None),
+        (0, Some(Packed { by: Compressor::Lz4, length: 3000 })),
+        (0, Some(Packed { by: Compressor::Zstd, length: 3001 })),
+        (2, None),
+    ] {
+        let (header, payload) = frames[at].clone();
+        assert!(header.packed.is_some());
+        assert_eq!(taken(&proofs[at], &(header.with_packed(packed), payload), &mut known), SIGNATURE);
+    }
+}
+
+#[test]
 fn each_connection_has_its_own_sequence_numbers_and_the_seal_stays() {
     let (frames, proofs, mut known) = sealed(2);
     let (mut header, payload) = frames[0].clone();
@@ -238,7 +257,13 @@ fn a_seal_is_what_the_page_says() {
         .map(|(header, payload)| {
             let bytes = header.encode();
             let (words, length) = (&bytes[6 * 8..14 * 8], &bytes[4 * 8..4 * 8 + 4]);
-            leaf(&[&payload[..], words, length, &[header.encoding.0, 0, 0, 0]].concat())
+            let packed = header.packed.map_or([0; 11], |Packed { by, length }| {
+                let mut behind = [0; 11];
+                behind[0] = by.number();
+                behind[3..7].copy_from_slice(&length.to_le_bytes());
+                behind
+            });
+            leaf(&[&payload[..], words, length, &[header.encoding.0], &packed].concat())
         })
         .collect();
     let left = node(&[leaves[0], leaves[1]].concat());

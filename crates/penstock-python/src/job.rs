@@ -14,6 +14,7 @@ use penstock::worker::{
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
+use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
@@ -287,6 +288,7 @@ impl Job {
         propagation: &str,
         sparse: bool,
         low_rank: u32,
+        compress: &str,
         mean: bool,
         rescale: f64,
         clip: Option<f64>,
@@ -342,7 +344,11 @@ impl Job {
             travel,
         };
         let spec = if sparse { TensorSpec { travel: spec.travel.sparse(dtype), ..spec } } else { spec };
-        let spec = TensorSpec { travel: spec.travel.low_rank(low_rank), ..spec };
+        let compress = compress
+            .parse::<Compress>()
+            .map_err(|error| bad_argument(py, "OptionError", &error.to_string(), None))?;
+        let travel = spec.travel.low_rank(low_rank).compressed(compress);
+        let spec = TensorSpec { travel, ..spec };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor, chosen.why))
@@ -395,6 +401,14 @@ impl Job {
         dict.set_item("pulled_bytes", stats.pulled_bytes)?;
         dict.set_item("sent_bytes", stats.sent_bytes)?;
         dict.set_item("received_bytes", stats.received_bytes)?;
+        for (way, Squeezed { chunks, raw, before, after }) in
+            [("sent", stats.squeezed_sent), ("received", stats.squeezed_received)]
+        {
+            dict.set_item(format!("compressed_chunks_{way}"), chunks)?;
+            dict.set_item(format!("uncompressed_chunks_{way}"), raw)?;
+            dict.set_item(format!("compress_before_{way}"), before)?;
+            dict.set_item(format!("compress_after_{way}"), after)?;
+        }
         dict.set_item("pushes", stats.pushes)?;
         dict.set_item("pulls", stats.pulls)?;
         dict.set_item("waited_seconds", stats.waited.as_secs_f64())?;

@@ -5,7 +5,8 @@
 //! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
 //! Some chunks go raw: so what a stream carries changes from one publication to the next.
 //!
-//! Of half of the tensors contributions may travel as factors, whatever else was declared.
+//! Of half of the tensors contributions may travel as factors, whatever else was declared; and what travels of half of them is
+//! compressed, by one compressor or by whichever pays, as links and clocks say that tell whatever the seed makes of them.
 //!
 //! [`Reluctant`] holds back one changed word in four; beside it there are the filters of the product by which values move. A filter is declared of marked tensors alone, whose contributions do not depend on
 //! what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
@@ -14,8 +15,10 @@
 use crate::rng::Rng;
 use crate::workload::{Kind, Workload};
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
+use penstock_kernels::compress::Compressor;
 use penstock_kernels::filter::{self, Coordinates, Filter, sums};
 use penstock_kernels::{Dtype, Foreign};
+use penstock_proto::compress::Compress;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::TensorSpec;
@@ -45,6 +48,16 @@ const FILTERS: &[filter::Entry] = &[
 ];
 /// Those by which values move: what a receiver is told is not what they are, but by how much.
 const QUANTIZE: &[filter::Entry] = filter::ALL.split_at(4).1;
+
+/// How half of the tensors are compressed behind their encodings.
+const COMPRESS: [Compress; 6] = [
+    Compress::None,
+    Compress::None,
+    Compress::None,
+    Compress::By(Compressor::Lz4),
+    Compress::By(Compressor::Zstd),
+    Compress::Auto,
+];
 
 /// All codecs that there are, and this one.
 const fn codecs(codec: &'static dyn Codec) -> [codec::Entry; codec::ALL.len() + 1] {
@@ -78,6 +91,7 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     let mut sends = Rng::new(seed ^ 0xb40adca57);
     let mut thin = Rng::new(seed ^ 0xfac702);
     let mut moves = Rng::new(seed ^ 0x57e95);
+    let mut packs = Rng::new(seed ^ 0xc0_4b9e55);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
@@ -101,7 +115,9 @@ pub fn declare(seed: u64, workload: &mut Workload) {
         if holds_back && is_moved {
             values = Travel::filtered(Filtering::NONE, filter, tensor.spec.dtype).values;
         }
-        tensor.spec.travel = Travel { filter, values, contributions, low_rank, ..Travel::default() };
+        let compress = packs.pick(&COMPRESS);
+        tensor.spec.travel =
+            Travel { filter, values, contributions, low_rank, compress, ..Travel::default() };
     }
 }
 

@@ -12,9 +12,11 @@ use crate::transport::{End, Way, Wire};
 use penstock_fabric::net::link::{Got, Link, Segment};
 use penstock_proto::Rank;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::pressure::Flow;
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// One write in so many takes a part of what it is given.
 const PART_ONCE_IN: u64 = 6;
@@ -112,6 +114,8 @@ pub struct Socket<'a> {
     full: Cell<bool>,
     broken: Option<Broken>,
     liar: Option<Liar>,
+    /// What compressors take, and what is carried: whatever the seed says. And the moment that was told last.
+    told: RefCell<(Rng, Duration)>,
 }
 
 impl<'a> Socket<'a> {
@@ -127,7 +131,21 @@ impl<'a> Socket<'a> {
     ) -> Self {
         let reads = rng.once_in(2).then(|| Rng::new(rng.word()));
         let (wire, number, air) = (Rc::clone(wire), wire.borrow().number, Rc::clone(air));
-        Self { wire, number, air, faults, line, out, rng, reads, full: Cell::new(false), broken, liar: None }
+        let told = RefCell::new((Rng::new(rng.clone().word()), Duration::ZERO));
+        Self {
+            wire,
+            number,
+            air,
+            faults,
+            line,
+            out,
+            rng,
+            reads,
+            full: Cell::new(false),
+            broken,
+            liar: None,
+            told,
+        }
     }
 
     /// The same, which passes on something else than it is given.
@@ -216,6 +234,19 @@ impl Link for Socket<'_> {
 
     fn short_is_all(&self) -> bool {
         self.reads.is_none()
+    }
+
+    /// Compressing pays, and does not.
+    fn flow(&self) -> Option<Flow> {
+        let (rng, _) = &mut *self.told.borrow_mut();
+        let rate = rng.pick(&[1e6, 1e7, 1e8, 1e10]);
+        Some(Flow { sent: 0, rate: Some(rate), cut_short: rng.once_in(4) })
+    }
+
+    fn now(&self) -> Option<Duration> {
+        let (rng, moment) = &mut *self.told.borrow_mut();
+        *moment += Duration::from_nanos(rng.within(0..=40_000));
+        Some(*moment)
     }
 
     fn write(&mut self, parts: &[Segment<'_>]) -> io::Result<usize> {

@@ -7,6 +7,7 @@ use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
 use super::tcp_info;
 use crate::spent::Spent;
+use penstock_proto::compress::Squeezed;
 use penstock_proto::handshake::PLAIN_BINDING;
 use penstock_proto::pressure::Flow;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -16,7 +17,7 @@ use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of plaintext that wait for encryption at most.
@@ -34,6 +35,8 @@ pub struct Traffic {
     sent: AtomicU64,
     received: AtomicU64,
     spent: Arc<Spent>,
+    /// What became of chunks that may be compressed: of those that were sent, and of those that came.
+    squeezed: Mutex<(Squeezed, Squeezed)>,
 }
 
 impl Traffic {
@@ -50,6 +53,19 @@ impl Traffic {
     /// The time that went into what they carry.
     pub fn spent(&self) -> &Arc<Spent> {
         &self.spent
+    }
+
+    /// What became so far of chunks that may be compressed: of those that were sent, and of those that came.
+    pub fn squeezed(&self) -> (Squeezed, Squeezed) {
+        *self.squeezed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts more of them.
+    pub fn squeeze(&self, sent: Squeezed, received: Squeezed) {
+        if (sent, received) != Default::default() {
+            let mut squeezed = self.squeezed.lock().unwrap_or_else(PoisonError::into_inner);
+            *squeezed = (squeezed.0 + sent, squeezed.1 + received);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub use choice::{Chooser, LEAST};
 use penstock_kernels::compress::Compressor;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Add;
 use std::str::FromStr;
 
 /// What a declaration asks for.
@@ -105,6 +106,19 @@ impl Squeezed {
     }
 }
 
+impl Add for Squeezed {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            chunks: self.chunks + other.chunks,
+            raw: self.raw + other.raw,
+            before: self.before + other.before,
+            after: self.after + other.after,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,5 +150,6 @@ mod tests {
         squeezed.count(100, None);
         squeezed.count(40, Some(Packed { by: Compressor::Lz4, length: 100 }));
         assert_eq!(squeezed, Squeezed { chunks: 1, raw: 1, before: 200, after: 140 });
+        assert_eq!(squeezed + squeezed, Squeezed { chunks: 2, raw: 2, before: 400, after: 280 });
     }
 }

@@ -173,6 +173,8 @@ impl Cluster<'_> {
                 Deed::Returned { .. } => {}
             }
         }
+        let (sent, came) = self.proxies[rank as usize][shard].shard.take_squeezed();
+        self.tally.count("squeeze", sent.chunks + came.chunks);
         let waits_for = match &self.workers[rank as usize].state {
             State::Waiting { needs, .. } => needs.first().map(|need| match need.chunks {
                 Some(_) => single_chunks(need.tensor + 1),

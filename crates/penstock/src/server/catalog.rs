@@ -8,8 +8,10 @@ use crate::wire::travel::KNOWN;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::net::frames::BATCH_BYTES;
 use penstock_fabric::region::{Region, Untouched};
+use penstock_kernels::compress::Compressor;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
+use penstock_proto::compress::Compress;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{MAX_TENSORS, SlabSpot};
 use penstock_proto::placement::{self, Extent};
@@ -524,7 +526,8 @@ impl Catalog {
 }
 
 /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer than
-/// one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded from.
+/// one, if it is not read; where payloads are not the chunks themselves, what they are encoded into and decoded from; and where they
+/// are compressed, what they are compressed into and decompressed into.
 fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
     let Terms { values, contributions, low_rank, .. } = terms;
     let bytes = layout.value(chunk).len();
@@ -537,7 +540,14 @@ fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
         let rows = low_rank.longest(bytes, low_rank.most);
         rows + rows / low_rank.dtype.size() * low_rank.dtype.accumulator_size()
     });
-    unread + outgoing + incoming.max(rows)
+    let packed = match values.compress() {
+        Compress::None => 0,
+        _ => {
+            let room = Compressor::ALL.map(|by| by.room(values.longest(bytes)));
+            room.into_iter().max().unwrap_or(0) + contributions.longest(bytes)
+        }
+    };
+    unread + outgoing + incoming.max(rows) + packed
 }
 
 impl Entry {

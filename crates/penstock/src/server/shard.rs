@@ -539,6 +539,7 @@ impl Loop {
                 let mut remote = Remote::new(job, peer, place, self.setup.lease);
                 remote.count_time(Arc::clone(&self.setup.spent));
                 self.ports.open(peer, Port::Remote(Box::new(remote)));
+                self.memory.serve(self.ports.remotes().count());
             }
             Command::Attach { peer, waiting } => {
                 if let Some((stream, long)) = waiting.take() {
@@ -667,8 +668,10 @@ impl Loop {
     }
 
     fn close_port(&mut self, place: usize) {
-        if let Some(Port::Local(local)) = self.ports.close(place) {
-            let _ = epoll::delete(&self.epoll, &local.wakeup);
+        match self.ports.close(place) {
+            Some(Port::Local(local)) => _ = epoll::delete(&self.epoll, &local.wakeup),
+            Some(Port::Remote(_)) => self.memory.serve(self.ports.remotes().count()),
+            None => {}
         }
     }
 

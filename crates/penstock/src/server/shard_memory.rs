@@ -64,6 +64,8 @@ pub(super) struct Memory {
     changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
+    /// Peers on other hosts.
+    links: usize,
     /// The share of each stripe that values go in to peers on other hosts.
     shares: Vec<u32>,
     /// What seals those that are passed on.
@@ -142,10 +144,16 @@ impl Memory {
             folded: false,
             changed: false,
             idle_looks: 0,
+            links: 0,
             shares: Vec::new(),
             sealer: None,
             spent: Arc::default(),
         }
+    }
+
+    /// So many peers are on other hosts.
+    pub(super) fn serve(&mut self, links: usize) {
+        self.links = links;
     }
 
     /// Whether so much was worked on since the last call of this that others may have to be shown that this thread lives.
@@ -398,6 +406,10 @@ impl Homed for Memory {
 
     fn worked(&mut self, bytes: usize) {
         self.life.work(bytes);
+    }
+
+    fn links(&self) -> usize {
+        self.links
     }
 
     fn chunk(&self, id: TensorId, local: usize) -> u32 {

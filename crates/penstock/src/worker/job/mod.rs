@@ -30,6 +30,7 @@ use penstock_fabric::net::stream::Traffic;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
+use penstock_proto::compress::Squeezed;
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask, LEFT};
@@ -51,6 +52,10 @@ pub struct Stats {
     pub sent_bytes: u64,
     /// Bytes that these brought.
     pub received_bytes: u64,
+    /// Chunks of contributions to tensors that may be compressed, on connections by TCP to servers.
+    pub squeezed_sent: Squeezed,
+    /// Chunks of their values that came, and were news here.
+    pub squeezed_received: Squeezed,
     /// Contributions that left.
     pub pushes: u64,
     /// Pulls.
@@ -478,11 +483,14 @@ impl Job {
     pub fn stats(&self) -> Stats {
         let counters = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let squeezed = counters.traffic.squeezed();
         Stats {
             pushed_bytes: get(&counters.pushed_bytes),
             pulled_bytes: get(&counters.pulled_bytes),
             sent_bytes: counters.traffic.sent(),
             received_bytes: counters.traffic.received(),
+            squeezed_sent: squeezed.0,
+            squeezed_received: squeezed.1,
             pushes: get(&counters.pushes),
             pulls: get(&counters.pulls),
             waited: Duration::from_nanos(get(&counters.waited_nanos)),

@@ -378,6 +378,8 @@ impl Proxy {
         busy |= looked;
         self.see_to_others();
         if busy {
+            let (sent, received) = self.remote.take_squeezed();
+            self.setup.dialer.traffic().squeeze(sent, received);
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
