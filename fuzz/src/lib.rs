@@ -12,9 +12,11 @@ use penstock_join::exchange::Verdict;
 use penstock_join::tcp::RendezvousAddress;
 use penstock_join::tcp::caller::{Caller, Expected};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
-use penstock_kernels::{Dtype, Factors, Foreign, product};
 use penstock_kernels::codec::{self, Base, Codec};
-use penstock_proto::encoding::Agreed;
+use penstock_kernels::compress::{self as compressors, Compressor};
+use penstock_kernels::{Dtype, Factors, Foreign, product};
+use penstock_proto::compress::{Compress, Packed};
+use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::factors::{Held, LowRank, PIECE};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
@@ -34,7 +36,7 @@ use std::sync::LazyLock;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -48,6 +50,7 @@ pub const TARGETS: [Target; 15] = [
     ("endpoint", endpoint),
     ("items", items),
     ("codec", codec),
+    ("compress", compress),
     ("factors", factors),
     ("seal", seal),
 ];
@@ -88,6 +91,35 @@ pub fn frame(data: &[u8]) {
             let refused = codec::Raw.decode(rest, read.base(), &mut chunk).is_err();
             assert!(!refused || chunk.iter().all(|&byte| byte == 0xee));
         }
+    }
+}
+
+/// Foreign bytes decompress to exactly the room that there is, or not at all, and write nothing behind it; what was compressed comes
+/// back; and a frame that says what the bytes decompress to is let in for a chunk of that length alone. The first two bytes say by
+/// what, and how much room there is.
+pub fn compress(data: &[u8]) {
+    let [how, length, rest @ ..] = data else { return };
+    let by = Compressor::ALL[usize::from(*how & 1)];
+    let bytes = 16 * (1 + usize::from(*length)) * if how & 2 == 0 { 1 } else { 65 };
+    let mut room = vec![0xee; bytes + 64];
+    let unpacked = compressors::decompress(by, rest, &mut room[..bytes]);
+    assert!(room[bytes..].iter().all(|&byte| byte == 0xee), "nothing is written behind its room");
+    if unpacked.is_ok() {
+        let mut shorter = vec![0; bytes - 1];
+        assert!(compressors::decompress(by, rest, &mut shorter).is_err(), "it has one length");
+    }
+    let (mut out, mut back) = (Vec::new(), vec![0; rest.len()]);
+    if let Some(length) = compressors::compress(by, rest, &mut out) {
+        assert!(length < rest.len());
+        assert_eq!(compressors::decompress(by, &out[..length], &mut back), Ok(()));
+        assert_eq!(back, rest);
+    }
+    let agreed = Agreed::default().compressed(Compress::By(by));
+    let packed = Packed { by, length: bytes as u32 };
+    for chunk in [bytes, bytes + 1] {
+        let taken = agreed.expect(Encoding::RAW, (rest.len(), Some(packed)), chunk);
+        assert_eq!(taken.is_ok(), chunk == bytes);
+        assert!(Agreed::default().expect(Encoding::RAW, (rest.len(), Some(packed)), chunk).is_err());
     }
 }
 

@@ -4,7 +4,9 @@ use crate::sealed;
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec;
+use penstock_kernels::compress::{Compressor, compress};
 use penstock_kernels::{Dtype, Foreign, Settings};
+use penstock_proto::compress::Packed;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
@@ -64,6 +66,13 @@ pub fn all() -> Vec<Seeds> {
         Notice::Route,
     ] {
         frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
+    }
+    for by in Compressor::ALL {
+        let notice =
+            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 0, content: 6 };
+        let packed = Some(Packed { by, length: 4096 });
+        let header = Header::bare(job, 5, Body::Notice(notice)).with_payload(&[7; 24]);
+        frames.push(header.with_packed(packed).encode().to_vec());
     }
     let secret = Secret([7; 32]);
     let (worker, hello) =
@@ -130,6 +139,7 @@ pub fn all() -> Vec<Seeds> {
         named("items", items()),
         named("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec()),
         ("codec", quantized()),
+        named("compress", compressed()),
         named(
             "factors",
             vec![
@@ -156,6 +166,23 @@ fn seals() -> Vec<Vec<u8>> {
         for at in [0, 1, 40, 70, proof + 48, proof + 80, proof + HEADER_BYTES] {
             seeds.push([&flipped[..], &vec![0; at], &[1]].concat());
         }
+    }
+    seeds
+}
+
+/// Blocks of each compressor: of as much as there is room for, of more, and cut off.
+fn compressed() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (how, by) in (0..).zip(Compressor::ALL) {
+        let numbers: Vec<u8> = (0..1024_u32).flat_map(|at| ((at % 37) as f32 / 8.0).to_le_bytes()).collect();
+        let mut out = Vec::new();
+        for bytes in [&numbers[..], &numbers[..256], &[7; 4096], &[0; 1 << 18]] {
+            let length = compress(by, bytes, &mut out).expect("it repeats itself");
+            // As the target reads it: 256 times 16 bytes.
+            seeds.push([&[how, 255][..], &out[..length]].concat());
+            seeds.push([&[how, 255][..], &out[..length / 2]].concat());
+        }
+        seeds.push([&[how, 15][..], &numbers[..300]].concat());
     }
     seeds
 }

@@ -110,6 +110,7 @@ class Job:
         propagation: str,
         sparse: bool,
         low_rank: int,
+        compress: str,
         mean: bool,
         rescale: float,
         clip: float | None,
@@ -124,8 +125,9 @@ class Job:
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
-        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast" | "auto". Filters:
-        "everything", or a filter's name as `penstock.filters.spelled` gives it, with its settings.
+        "ssp:4" | "asp" | "" (the job's default). propagation: "pull" | "broadcast" | "auto". compress:
+        "none" | "lz4" | "zstd" | "auto". Filters: "everything", or a filter's name as
+        `penstock.filters.spelled` gives it, with its settings.
         """
 
     def table(
@@ -150,8 +152,9 @@ class Job:
 
     def stats(self) -> dict[str, float]:
         """
-        Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes, pushes, pulls,
-        waited_seconds, max_staleness, copies_retried, slack, iteration; all by this worker.
+        Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes;
+        compressed_chunks_sent, uncompressed_chunks_sent, compress_before_sent, compress_after_sent, and the
+        same with _received; pushes, pulls, waited_seconds, max_staleness, copies_retried, slack, iteration; all by this worker.
         """
 
     def spent(self, timeout: float | None) -> tuple[dict[str, float], list[dict[str, float]]]:

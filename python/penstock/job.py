@@ -28,6 +28,7 @@ import numpy as np
 from . import _core, filters
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, Pending
+from .compress import Compress, check_compress
 from .consistency import ASP, BSP, SSP, Consistency, check_propagation, spelled
 from .exceptions import (
     DeclarationConflict,
@@ -233,6 +234,7 @@ class Job(Sealed):
         propagation: str = "pull",
         sparse: bool = False,
         low_rank: int = 0,
+        compress: Compress = "none",
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -277,6 +279,10 @@ class Job(Sealed):
         low_rank
             Of a tensor of two dimensions: the largest rank with which `Tensor.push_factors` sends factors, in
             place of their product, to servers on other hosts; 1024 at most. Default 0: none.
+        compress
+            General-purpose compressors behind all that, between hosts, of pushes and of values: "lz4" or
+            "zstd" for each chunk that becomes shorter; "auto": by measured cost, whichever pays on this host
+            and link, or none. On one host nothing is compressed. Default "none".
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
@@ -302,8 +308,8 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `rescale`, `clip`,
-            `refuse_nonfinite` or `filter` is none that it may be. Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `compress`, `rescale`,
+            `clip`, `refuse_nonfinite` or `filter` is none that it may be. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -340,6 +346,7 @@ class Job(Sealed):
             propagation=propagation,
             sparse=sparse,
             low_rank=low_rank,
+            compress=compress,
             reduce=reduce,
             rescale=rescale,
             clip=clip,
@@ -361,6 +368,7 @@ class Job(Sealed):
         propagation: str = "pull",
         sparse: bool = False,
         low_rank: int = 0,
+        compress: Compress = "none",
         reduce: str = "mean",
         rescale: float = 1.0,
         clip: float | None = None,
@@ -386,6 +394,7 @@ class Job(Sealed):
         if reduce not in ("mean", "sum"):
             raise OptionError(f'expected reduce "mean" or "sum", got {reduce!r}')
         check_propagation(propagation)
+        check_compress(compress)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise OptionError(
                 f"expected an optimizer of penstock, got {optimizer!r}",
@@ -409,6 +418,7 @@ class Job(Sealed):
                 propagation,
                 flag("sparse", sparse),
                 _rank(low_rank),
+                compress,
                 reduce == "mean",
                 _number("rescale", rescale),
                 None if clip is None else _number("clip", clip),
@@ -783,7 +793,10 @@ class Job(Sealed):
         dict of str to float
             pushed_bytes, pulled_bytes (of contributions and values); sent_bytes, received_bytes (of the
             connections by TCP to servers, and between workers that pass values on, before encryption:
-            what filters and encodings save is seen there); pushes, pulls, waited_seconds, max_staleness
+            what filters and encodings save is seen there); of tensors that are compressed, sent to servers
+            and received: compressed_chunks_sent, uncompressed_chunks_sent (those that went as they were),
+            compress_before_sent, compress_after_sent (their bytes, before compression and as they went), and
+            the same with _received; pushes, pulls, waited_seconds, max_staleness
             (iterations), copies_retried, slack (the largest in force, where it is adaptive), iteration.
 
         Raises

@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
     raise
 
 from ..arrays import Array
+from ..compress import Compress
 from ..consistency import Consistency
 from ..filters import Filters
 from ..job import Job, current
@@ -198,6 +199,7 @@ def distribute(
     lr_scale: str | None = "per-update",
     filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (as for tensors)
     propagation: str = "pull",
+    compress: Compress = "none",
     timeout: float | None = None,
 ) -> Served:
     """
@@ -233,6 +235,8 @@ def distribute(
     propagation
         "pull", "broadcast" or "auto", as for `Job.tensor`; `served.propagation` is what was chosen. Default
         "pull".
+    compress
+        "none", "lz4", "zstd" or "auto", as for `Job.tensor`. Default "none".
     timeout
         Seconds for each wait. Default: the job's `deadline`.
 
@@ -282,5 +286,6 @@ def distribute(
         "refuse_nonfinite": refuse_nonfinite,
         "filter": filter,
         "propagation": propagation,
+        "compress": compress,
     }
     return serve(params, optimizer, job, name, declaration, consistency, lr_scale, timeout)

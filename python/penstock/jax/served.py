@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ..arrays import Array
+from ..compress import check_compress
 from ..consistency import Consistency, check_propagation, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
 from ..filters import HeldBack, Pressure
@@ -317,6 +318,7 @@ def serve(
         )
     declaration["filter"] = filters_of(declaration["filter"], replaces=isinstance(optimizer, Replace))
     check_propagation(declaration["propagation"])
+    check_compress(declaration["compress"])
     tree = Tree(params)
     places = tree.shared("the parameter ")
     if any(isinstance(tree.values[place], jax.core.Tracer) for place in places):

@@ -43,6 +43,7 @@ except ModuleNotFoundError as error:
     raise
 
 from .. import _core
+from ..compress import Compress, check_compress
 from ..consistency import BSP, Consistency, check_propagation, parse, spelled
 from ..exceptions import OptionError
 from ..filters import Filters, meant
@@ -150,6 +151,7 @@ class Options(TypedDict, total=False):
     filter: Filters | Literal["auto"] | None
     propagation: str
     sparse_pull: bool | str | Iterable[str]
+    compress: Compress
     check_every: int
     bucket_bytes: int
     patience: float
@@ -186,6 +188,7 @@ def distribute(
     filter: Filters | Literal["auto"] | None = None,  # noqa: A002 (as for tensors)
     propagation: str = "pull",
     sparse_pull: bool | str | Iterable[str] = False,
+    compress: Compress = "none",
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
     patience: float = PATIENCE,
@@ -269,6 +272,9 @@ def distribute(
         `with optimizer.exact():` and when the job is closed; read otherwise, as by `layer.weight`, rows are
         of different steps. With `check`, only rows are compared that were read since the last step. The
         servers keep such a table once more. Default False: every step pulls the whole.
+    compress
+        As for `Job.tensor`: "none", "lz4", "zstd" or "auto", of gradients and of what comes back, between
+        hosts; the same on every worker. Default "none".
     check_every
         With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
         are not compared. A comparison reads the parameters once. Default 100.
@@ -345,7 +351,14 @@ def distribute(
     _refuse_twice(model, parameters)
     check_shapes(parameters)
     refuse_nonfinite = flag("refuse_nonfinite", refuse_nonfinite)
-    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    check_compress(compress)
+    declaration = {
+        "reduce": reduce,
+        "rescale": rescale,
+        "clip": clip,
+        "refuse_nonfinite": refuse_nonfinite,
+        "compress": compress,
+    }
     prefixes = prefixes_of(job)
     if where == "servers":
         if optimizer is None:

@@ -470,11 +470,15 @@ fn rest<'a, 'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::squeeze::{Squeezer, unpack};
     use crate::net::stream::Stream;
     use crate::sync::Ordering;
     use penstock_kernels::Foreign;
+    use penstock_kernels::compress::Compressor;
+    use penstock_proto::compress::{Compress, Squeezed};
     use penstock_proto::encoding::{Shadow, Source};
     use penstock_proto::frame::{Body, Notice};
+    use penstock_proto::pressure::Flow;
     use penstock_proto::submission::Submission;
     use proptest::prelude::*;
     use std::net::{TcpListener, TcpStream};
@@ -597,6 +601,81 @@ mod tests {
         assert_eq!(batch.bytes(), 3 * 4096);
         assert!(batch.frames().iter().all(|(_, payload)| payload.as_ptr() == chunk.as_ptr()));
         assert!(batch.buffer.is_empty(), "nothing was copied");
+    }
+
+    /// A link that carries little, and a clock on which all takes a microsecond.
+    struct Slow(std::cell::Cell<u64>);
+
+    impl Link for Slow {
+        fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            Ok(Got::Nothing)
+        }
+
+        fn write(&mut self, _: &[Segment<'_>]) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn flush(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn holds_output(&self) -> bool {
+            false
+        }
+
+        fn resize(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flow(&self) -> Option<Flow> {
+            Some(Flow { sent: 0, rate: Some(1e6), cut_short: false })
+        }
+
+        fn now(&self) -> Option<Duration> {
+            self.0.set(self.0.get() + 1);
+            Some(Duration::from_micros(self.0.get()))
+        }
+    }
+
+    #[test]
+    fn each_chunk_goes_compressed_where_that_makes_it_shorter_and_else_as_it_is() {
+        let repeats = vec![[1, 2, 3, 4]; 1024].concat();
+        let noise: Vec<u8> =
+            (0..4096_u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+        for compress in [Compress::By(Compressor::Lz4), Compress::By(Compressor::Zstd), Compress::Auto] {
+            let (mut squeezer, link, mut buffer) = (Squeezer::default(), Slow(0.into()), Vec::new());
+            let agreed = Agreed::RAW.compressed(compress);
+            for round in 0..4 {
+                let mut batch = Batch::new(&mut buffer);
+                let mut squeezing = squeezer.onto(&link, 1);
+                // Both ways there are, and what must not be tried.
+                let chunks = [&repeats[..], &noise, &repeats, &noise[..40], &repeats[..100]];
+                for (at, &chunk) in chunks.iter().enumerate() {
+                    let source = match (at + round) % 3 {
+                        0 => Source::Lane(Foreign::of(chunk)),
+                        1 => Source::LentLane(Foreign::of(chunk)),
+                        _ => Source::Stands(chunk),
+                    };
+                    let sent = Sent { source, shadow: None, position: 0 };
+                    batch.push_squeezed(value(at as u32, &[]), (0, &agreed), &sent, &mut squeezing);
+                }
+                let mut bytes = 0;
+                for ((header, payload), chunk) in batch.frames().iter().zip(chunks) {
+                    let header = Header::decode(header).unwrap();
+                    let payload = Segment::copied(&[*payload], usize::MAX);
+                    bytes += payload.len();
+                    assert_eq!(header.check(&payload), Ok(()));
+                    assert_eq!(header.packed.is_some(), chunk == repeats, "round {round}");
+                    assert!(payload.len() < chunk.len() / 10 || header.packed.is_none());
+                    let mut room = Vec::new();
+                    assert_eq!(unpack(header.packed, &payload, &mut room).unwrap(), chunk);
+                }
+                assert_eq!(batch.bytes(), bytes);
+                let Squeezed { chunks, raw, before, after } = squeezer.take_sent();
+                assert_eq!((chunks, raw, before), (2, 3, 3 * 4096 + 140), "{compress}");
+                assert_eq!(after, bytes as u64);
+            }
+        }
     }
 
     /// Counts the headers that it has judged.

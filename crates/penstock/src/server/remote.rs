@@ -329,10 +329,12 @@ mod tests {
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
     use penstock_fabric::net::remote_peer::Homed as _;
+    use penstock_kernels::compress::{Compressor, compress};
     use penstock_kernels::filter::{Coordinates, Filter};
     use penstock_kernels::{Dtype, Foreign, Settings};
     use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
+    use penstock_proto::compress::{Compress, Packed};
     use penstock_proto::encoding::{Encoding, Sent, Source};
     use penstock_proto::factors::{LowRank, ROWS};
     use penstock_proto::frame::{Body, Header};
@@ -388,10 +390,22 @@ mod tests {
     impl Rig {
         /// The worker sends this of chunk `first`, and goes no further; what the shard makes of it.
         fn say(&mut self, first: u32, encoding: Encoding, payload: &[u8]) -> Heard {
+            self.say_packed(first, encoding, None, payload)
+        }
+
+        /// The same, compressed, if it is.
+        fn say_packed(
+            &mut self,
+            first: u32,
+            encoding: Encoding,
+            packed: Option<Packed>,
+            payload: &[u8],
+        ) -> Heard {
             let settings = Settings([0.0; 5]);
             let submission = Submission::Push { tensor: W, first, count: 1, stamp: 0, settings };
             let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
-            self.worker.write_all(&header.with_encoded(encoding, 0, payload).encode()).unwrap();
+            let header = header.with_encoded(encoding, 0, payload).with_packed(packed);
+            self.worker.write_all(&header.encode()).unwrap();
             self.worker.write_all(payload).unwrap();
             self.hear()
         }
@@ -584,6 +598,67 @@ mod tests {
                 _ => panic!("it was taken: {said}"),
             }
             assert_eq!(rig.lane(1), [0xee; 40], "{said}");
+            assert!(rig.remote.subscriber().expect(1).is_ok(), "no frame was taken");
+        }
+    }
+
+    /// So many bytes that a chunk came to in its encoding, compressed.
+    fn packed(by: Compressor, bytes: &[u8]) -> (Option<Packed>, Vec<u8>) {
+        let mut out = Vec::new();
+        let length = compress(by, bytes, &mut out).unwrap();
+        out.truncate(length);
+        (Some(Packed { by, length: bytes.len() as u32 }), out)
+    }
+
+    #[test]
+    fn what_was_compressed_stands_in_its_lane_as_it_was_encoded_or_decoded() {
+        for by in Compressor::ALL {
+            for travel in [Travel::default(), differences(Filtering::NONE)] {
+                let mut rig = rig(&travel.compressed(Compress::Auto));
+                rig.lane(0).fill(0xee);
+                let (packed, payload) = packed(by, &[7; 4096]);
+                let heard = rig.say_packed(0, Encoding::RAW, packed, &payload);
+                let Heard::Submission(Taken { bytes, .. }) = heard else { panic!("{by}") };
+                assert_eq!((bytes, &*rig.lane(0)), (4096, &[7; 4096][..]));
+            }
+            let mut rig = rig(&differences(Filtering::NONE).compressed(Compress::By(by)));
+            let (encoding, encoded) = encoded(&[vec![0; 2048], vec![5; 2048]].concat());
+            assert_eq!(encoding, CHANGES);
+            let (packed, payload) = packed(by, &encoded);
+            assert!(matches!(rig.say_packed(0, encoding, packed, &payload), Heard::Submission(..)));
+            assert_eq!(*rig.lane(0), [vec![0; 2048], vec![5; 2048]].concat());
+        }
+    }
+
+    /// E-2.
+    #[test]
+    fn what_was_compressed_otherwise_than_agreed_or_does_not_decompress_is_refused_and_changes_nothing() {
+        let by = Compressor::Zstd;
+        let agreed = Travel::default().compressed(Compress::By(by));
+        let (plain, lengths) = (Travel::default(), "expected 4096 to 4096 bytes of a chunk of 4096, got");
+        let (good, bytes) = packed(by, &[7; 4096]);
+        // A bomb: far more than the chunk, of few bytes; one that says so, and one that does not.
+        let (bomb, bombs) = packed(by, &[0; 1 << 20]);
+        let (longer, other) = (Some(Packed { by, length: 4097 }), packed(Compressor::Lz4, &[7; 4096]));
+        let cut = &bytes[..bytes.len() - 1];
+        let unpacked = "a payload's bytes once decompressed: expected 4096, got";
+        for (travel, packed, payload, said) in [
+            (&plain, good, &bytes[..], "as the tensor agreed to, by none, got one by zstd"),
+            (&agreed, other.0, &other.1, "as the tensor agreed to, by zstd, got one by lz4"),
+            (&agreed, bomb, &bombs, lengths),
+            (&agreed, longer, &bytes, lengths),
+            (&agreed, None, &bytes, lengths),
+            (&agreed, good, &bombs, unpacked),
+            (&agreed, good, cut, unpacked),
+            (&agreed, good, &[9; 40], unpacked),
+        ] {
+            let mut rig = rig(travel);
+            rig.lane(0).fill(0xee);
+            match rig.say_packed(0, Encoding::RAW, packed, payload) {
+                Heard::Broke(what) => assert!(what.contains(said), "{what}, not {said}"),
+                _ => panic!("it was taken: {said}"),
+            }
+            assert!(rig.lane(0).iter().all(|&byte| byte == 0xee), "{said}");
             assert!(rig.remote.subscriber().expect(1).is_ok(), "no frame was taken");
         }
     }

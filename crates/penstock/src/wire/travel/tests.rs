@@ -8,10 +8,12 @@ mod line;
 use super::members::{CHANGES, COUNTED, COUNTED_SPARSE, LOUD, came, differences};
 use crate::options::Options;
 use crate::server::{Server, ServerConfig};
-use crate::worker::{Declaration, Error, Job, Membership, Tensor};
+use crate::worker::{Declaration, Error, Job, Membership, Stats, Tensor};
 use line::Line;
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_kernels::compress::Compressor;
 use penstock_kernels::{Foreign, Rule, Settings};
+use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::error::Refusal;
@@ -187,6 +189,53 @@ fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differe
     }
 }
 
+/// E-1: nothing of what was compressed on the way is seen behind it.
+#[test]
+fn what_is_compressed_comes_bit_for_bit_wherever_connections_break() {
+    for compress in [Compress::By(Compressor::Lz4), Compress::By(Compressor::Zstd), Compress::Auto] {
+        run(&Travel::default().compressed(compress), true);
+        run(&differences(LOUD).compressed(compress), compress == Compress::Auto);
+    }
+}
+
+/// What was compressed is counted at the worker, both ways, and on the servers' host nothing is.
+#[test]
+fn a_worker_counts_what_went_and_came_compressed_and_on_one_host_nothing_is() {
+    let rig = rig();
+    let jobs: Vec<Job> = (0..WORKERS).map(|rank| rig.join(rank, None)).collect();
+    let travel = Travel::default().compressed(Compress::By(Compressor::Lz4));
+    std::thread::scope(|scope| {
+        for job in &jobs {
+            let travel = travel.clone();
+            scope.spawn(move || {
+                let tensor = job.declare(declaration(travel)).unwrap();
+                tensor.initialize(None, None).unwrap();
+                let ones = bytes(&vec![1.0; ELEMENTS as usize]);
+                tensor.push(Foreign::of(&ones), ADDED, false, None).unwrap();
+                job.clock().unwrap();
+                pull(&tensor);
+            });
+        }
+    });
+    for (rank, job) in (0..).zip(&jobs) {
+        // Counted behind the pull.
+        while rank != HERE && job.stats().squeezed_received.chunks < 4 {
+            std::thread::yield_now();
+        }
+        let Stats { squeezed_sent, squeezed_received, .. } = job.stats();
+        if rank == HERE {
+            assert_eq!((squeezed_sent, squeezed_received), Default::default());
+            continue;
+        }
+        // The last chunk has 28 bytes.
+        let sent = Squeezed { after: squeezed_sent.after, chunks: 4, raw: 1, before: 4 * ELEMENTS };
+        assert_eq!(squeezed_sent, sent);
+        assert!(sent.after < sent.before / 20, "{sent:?}");
+        let Squeezed { chunks, before, after, .. } = squeezed_received;
+        assert!(chunks >= 4 && after < before / 20, "{squeezed_received:?}");
+    }
+}
+
 /// Codecs that the product has are found by their numbers, and give what raw gives.
 #[test]
 fn what_is_declared_sparse_comes_exact_and_only_for_elements_of_its_width() {
@@ -286,6 +335,7 @@ fn a_tensor_that_is_declared_to_travel_in_another_way_is_refused_with_what_diffe
             "7 with [2.0, 0.0, 0.0, 0.0, 0.0]",
             "7 with [1.0, 0.0, 0.0, 0.0, 0.0]",
         ),
+        (1, differences(LOUD).compressed(Compress::Auto), "compress", "none", "auto"),
         (HERE, values, "encodings of values (as `sparse` says)", "[9, 0]", "[0]"),
     ] {
         let refused = jobs[rank as usize].declare(declaration(travel)).unwrap_err();

@@ -172,6 +172,8 @@ mod tests {
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
     use penstock_kernels::codec::Codec;
+    use penstock_kernels::compress::{Compressor, compress};
+    use penstock_proto::compress::{Compress, Packed, Squeezed};
     use penstock_proto::encoding::{Encoding, Sent, Shadow, Source};
     use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
     use penstock_proto::job::job_number;
@@ -321,6 +323,53 @@ mod tests {
         let [Heard::Frame, Heard::Over(Over::Broke(what))] = &heard[..] else { panic!("{heard:?}") };
         assert!(what.contains("expected an encoding that the tensor agreed to, got 9"), "{what}");
         assert_eq!(seen.what(), only_good(3));
+    }
+
+    #[test]
+    fn a_value_that_is_compressed_comes_whole_and_one_that_does_not_decompress_is_a_breach() {
+        for by in Compressor::ALL {
+            let mut out = Vec::new();
+            let length = compress(by, &[4; CHUNK], &mut out).unwrap();
+            let frame = |says: usize, payload: &[u8]| {
+                let packed = Some(Packed { by, length: says as u32 });
+                let header = rig::value(W, 0, 4).with_payload(payload).with_packed(packed);
+                [&header.encode()[..], payload].concat()
+            };
+            let good_packed = frame(CHUNK, &out[..length]);
+            for most in PIECES {
+                let (mut shard, seen) = shard(AGREED.compressed(Compress::Auto));
+                shard.attach(link(most, &[good(3), good_packed.clone()]));
+                assert_eq!(heard(&mut shard), [Heard::Frame, Heard::Frame]);
+                assert_eq!(seen.what(), only_good(4));
+                let (sent, received) = shard.take_squeezed();
+                let after = (CHUNK + length) as u64;
+                assert_eq!(sent, Squeezed::default());
+                assert_eq!(received, Squeezed { chunks: 1, raw: 1, before: 2 * CHUNK as u64, after });
+            }
+            for (agreed, bad, said) in [
+                (AGREED, &good_packed, "as the tensor agreed to, by none"),
+                (
+                    AGREED.compressed(Compress::Auto),
+                    &frame(CHUNK + 1, &out[..length]),
+                    "expected 4096 to 4096",
+                ),
+                (
+                    AGREED.compressed(Compress::Auto),
+                    &frame(CHUNK, &[9; 40]),
+                    "once decompressed: expected 4096",
+                ),
+                (AGREED.compressed(Compress::Auto), &frame(CHUNK, &out[..length - 1]), "once decompressed"),
+            ] {
+                let (mut shard, seen) = shard(agreed);
+                shard.attach(link(usize::MAX, &[good(3), bad.clone(), good_behind(5)]));
+                let heard = heard(&mut shard);
+                let [Heard::Frame, Heard::Over(Over::Broke(what))] = &heard[..] else {
+                    panic!("{said}: {heard:?}")
+                };
+                assert!(what.contains(said), "{what}, not {said}");
+                assert_eq!(seen.what(), only_good(3));
+            }
+        }
     }
 
     #[test]
