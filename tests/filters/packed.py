@@ -1,5 +1,5 @@
 """
-A worker whose tensors are compressed in each way there is, with filters and without: all end with the same bits,
+A worker whose tensors are compressed in each way there is, with filters and without: all have the same bits,
 which are printed, with what became of the chunks.
 """
 

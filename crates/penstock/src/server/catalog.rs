@@ -11,7 +11,7 @@ use penstock_fabric::region::{Region, Untouched};
 use penstock_kernels::compress::Compressor;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
-use penstock_proto::compress::Compress;
+use penstock_proto::compress::{Chooser, Compress};
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{MAX_TENSORS, SlabSpot};
 use penstock_proto::placement::{self, Extent};
@@ -412,7 +412,12 @@ impl Catalog {
         // What each of its shards keeps of contributions that come as factors.
         let right = terms.low_rank.map_or(0, |low_rank| low_rank.right(low_rank.most) as u64);
         let factors = right * u64::from(extent.count).min(self.shard_loads.len() as u64);
-        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors);
+        // What each notes of what compressing its values costs.
+        let noted = match terms.values.compress() {
+            Compress::None => 0,
+            _ => CHOOSER_BYTES * self.shard_loads.len() as u64,
+        };
+        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors + noted);
         let what = || format!("what it may have to send of `{name}` to worker {rank} on another host");
         Ok(Sending { longest, charge: charge.map_err(|why| why.refuse(what()))? })
     }
@@ -568,6 +573,9 @@ const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 112;
 /// What a shard notes of a chunk for a worker on another host: what is owed, and its place in a queue that grows by doubling.
 const NOTE_BYTES: u64 = 64;
+/// What a shard notes, for each worker on another host, of a tensor that is compressed, in a list that grows by doubling.
+const CHOOSER_BYTES: u64 = 512;
+const _: () = assert!(2 * size_of::<Chooser>() as u64 + 64 <= CHOOSER_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -728,6 +736,26 @@ mod tests {
             shards.min(2) * u64::from(right) + shards * u64::from(left)
         );
         assert_eq!(charged(3, false), charged(0, false));
+    }
+
+    #[test]
+    fn room_to_compress_and_decompress_is_charged_to_the_worker_on_another_host() {
+        let charged = |compress, remote| {
+            let account = Account::new(Limits::NONE);
+            let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+            let (shape, travel) = (vec![u64::from(CHUNK)], Travel::default().compressed(compress));
+            let spec = TensorSpec { shape, travel, ..spec("w") };
+            let (id, _) = declare_in_turns(&mut catalog, 0, spec, None).unwrap();
+            lane_in_turns(&mut catalog, id, 1, remote).unwrap();
+            account.worker(1).taken(Resource::Bytes)
+        };
+        for compress in [Compress::Auto, Compress::By(Compressor::Lz4)] {
+            let more = charged(compress, true) - charged(Compress::None, true);
+            // A batch; and a chunk as it is encoded, as it becomes at most, as it comes, and decompressed.
+            let each = BATCH_BYTES as u64 + 4 * u64::from(CHUNK) + CHOOSER_BYTES;
+            assert!((each..each + 1024).contains(&(more / u64::from(SHARDS))), "{more}");
+            assert_eq!(charged(compress, false), charged(Compress::None, false));
+        }
     }
 
     // The chunks of a tensor that has more than the memory there is were gone over before that was found out: half a second here.
