@@ -127,6 +127,27 @@ def test_filters_that_follow_the_network_give_way_on_a_slow_one_and_lose_nothing
         assert float(after[3]) < 0.9 * float(before[3])
 
 
+def test_compressors_are_used_where_a_slow_link_makes_them_pay_and_change_no_bit(
+    tmp_path: Path, make_testbed: MakeTestbed
+) -> None:
+    testbed = make_testbed(hosts=3, rate="100mbit")
+    results = {}
+    for compress in ("none", "zstd", "auto"):
+        with job(tmp_path) as one:
+            one.serve(testbed, [2], 2)
+            one.work(testbed, [0, 1], compress, "zeros", 200_000, 10, program="squeezed.py")
+            results[compress] = one.results()
+    assert len({words[5] for ranks in results.values() for words in ranks}) == 1, "no bit has changed"
+    for before, named, chosen in zip(results["none"], results["zstd"], results["auto"], strict=True):
+        assert before[:2] == ["0", "0"]
+        assert int(named[0]) > 0
+        assert int(named[1]) <= 20, "the last of each push may be short"
+        # It begins when it has seen what the link carries.
+        assert int(chosen[0]) > int(chosen[1])
+        for words in (named, chosen):
+            assert float(words[2]) < 0.6 * float(before[2]), "nine in ten are zeros"
+
+
 @pytest.mark.parametrize("decay", ["none", "sqrt"])
 def test_on_a_slow_network_bounds_rise_from_where_on_the_program_is_told(
     tmp_path: Path, make_testbed: MakeTestbed, decay: str

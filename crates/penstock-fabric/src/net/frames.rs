@@ -640,8 +640,12 @@ mod tests {
     #[test]
     fn each_chunk_goes_compressed_where_that_makes_it_shorter_and_else_as_it_is() {
         let repeats = vec![[1, 2, 3, 4]; 1024].concat();
-        let noise: Vec<u8> =
-            (0..4096_u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+        let mut state = 1_u64;
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        let noise: Vec<u8> = (0..4096).map(|_| draw()).collect();
         for compress in [Compress::By(Compressor::Lz4), Compress::By(Compressor::Zstd), Compress::Auto] {
             let (mut squeezer, link, mut buffer) = (Squeezer::default(), Slow(0.into()), Vec::new());
             let agreed = Agreed::RAW.compressed(compress);
