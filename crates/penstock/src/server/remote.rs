@@ -328,7 +328,7 @@ mod tests {
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_fabric::net::frames::Batch;
     use penstock_fabric::net::link::Segment;
-    use penstock_fabric::net::remote_peer::Homed as _;
+    use penstock_fabric::net::remote_peer::{Homed as _, Taken};
     use penstock_kernels::compress::{Compressor, compress};
     use penstock_kernels::filter::{Coordinates, Filter};
     use penstock_kernels::{Dtype, Foreign, Settings};

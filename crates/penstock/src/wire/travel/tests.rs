@@ -211,7 +211,7 @@ fn a_worker_counts_what_went_and_came_compressed_and_on_one_host_nothing_is() {
                 let tensor = job.declare(declaration(travel)).unwrap();
                 tensor.initialize(None, None).unwrap();
                 let ones = bytes(&vec![1.0; ELEMENTS as usize]);
-                tensor.push(Foreign::of(&ones), ADDED, false, None).unwrap();
+                tensor.push(Some(&ones), ADDED, false, None).unwrap();
                 job.clock().unwrap();
                 pull(&tensor);
             });

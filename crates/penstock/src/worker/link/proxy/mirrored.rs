@@ -456,7 +456,7 @@ mod tests {
             let (mut mirrored, seen) = rig::tensor(AGREED);
             mirrored.share = Share::of(Box::leak(Box::new(bypass::Mirrored::beside(1 << 30))), mirrored_here);
             let publish = |mirrored: &mut Mirrored, encoding: Encoding, payload: &[u8], version| {
-                let codec = AGREED.expect(encoding, payload.len(), CHUNK).unwrap();
+                let codec = AGREED.expect(encoding, (payload.len(), None), CHUNK).unwrap();
                 let base = if encoding == CHANGES { 2 } else { 0 };
                 let header = &rig::value(W, 0, version).with_encoded(encoding, base, payload);
                 mirrored.publish(0, &Value { header, payload, codec }, Published { version, steps: version })
