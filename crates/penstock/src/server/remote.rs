@@ -622,11 +622,11 @@ mod tests {
                 assert_eq!((bytes, &*rig.lane(0)), (4096, &[7; 4096][..]));
             }
             let mut rig = rig(&differences(Filtering::NONE).compressed(Compress::By(by)));
-            let (encoding, encoded) = encoded(&[vec![0; 2048], vec![5; 2048]].concat());
+            let (encoding, encoded) = encoded(&[vec![0; 3072], vec![5; 1024]].concat());
             assert_eq!(encoding, CHANGES);
             let (packed, payload) = packed(by, &encoded);
             assert!(matches!(rig.say_packed(0, encoding, packed, &payload), Heard::Submission(..)));
-            assert_eq!(*rig.lane(0), [vec![0; 2048], vec![5; 2048]].concat());
+            assert_eq!(*rig.lane(0), [vec![0; 3072], vec![5; 1024]].concat());
         }
     }
 
