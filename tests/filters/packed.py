@@ -39,8 +39,6 @@ def main() -> None:
                     w.push(numbers.astype(np.float32))
                     digests.add((step, hashlib.sha256(w.pull().tobytes()).hexdigest()))
                     job.clock()
-                # Counted behind the pull: by the next one it stands there.
-                w.pull()
                 told[kind][compress] = {
                     key: count - before[key]
                     for key, count in job.stats().items()

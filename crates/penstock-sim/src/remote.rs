@@ -276,6 +276,8 @@ pub struct Proxy<'a> {
     deeds: Rc<RefCell<Vec<Deed>>>,
     /// Whether the worker has said goodbye: what comes is not looked at any more.
     pub left: bool,
+    /// Chunks that went and came compressed, as far as they were counted.
+    pub squeezed: u64,
 }
 
 impl Proxy<'_> {
@@ -284,7 +286,7 @@ impl Proxy<'_> {
         // Here chunks are short: two of the longest fit, or not one.
         let limits = Limits { unsent: rng.pick(&[1, 8, 4096]), read: rng.pick(&[4096, 32 * 1024]) };
         let shard = RemoteShard::new(job, Submissions::default(), limits);
-        Self { shard, deeds: Rc::default(), left: false }
+        Self { shard, deeds: Rc::default(), left: false, squeezed: 0 }
     }
 
     /// The declaration stands everywhere: a mirror is made of these chunks.

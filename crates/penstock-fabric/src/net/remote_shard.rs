@@ -15,7 +15,7 @@ use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
 use super::passing_on::{Children, Fed, Feeder, Passed};
 use super::squeeze::{Squeezer, Squeezing, unpack};
-use super::stream::Stream;
+use super::stream::{Stream, Traffic};
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
 use crate::publish::Published;
@@ -262,12 +262,14 @@ fn decompressed<'a, M: Mirrored>(
     header: &Header,
     payload: &'a [u8],
     tensors: &Numbered<M>,
-    (received, room): (&mut Squeezed, &'a mut Vec<u8>),
+    (traffic, room): (&Traffic, &'a mut Vec<u8>),
 ) -> Result<&'a [u8], String> {
     let Effect::Publish { tensor, chunk, .. } = effect else { return Ok(payload) };
     let compress = tensors.get(*tensor).map(|mirrored| mirrored.values().compress());
     if compress.is_some_and(|compress| compress != Compress::None) {
-        received.count(payload.len(), header.packed);
+        let mut one = Squeezed::default();
+        one.count(payload.len(), header.packed);
+        traffic.squeeze(Squeezed::default(), one);
     }
     unpack(header.packed, payload, room).map_err(|refused| format!("chunk {chunk}: {refused}"))
 }
@@ -402,9 +404,10 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     mirrors: Mirrors<M>,
     wire: Option<Wire<L>>,
     squeezer: Squeezer,
-    /// What came compressed, and where that is decompressed.
-    received: Squeezed,
+    /// Where what comes compressed is decompressed.
     unpacked: Vec<u8>,
+    /// What became of chunks that may be compressed.
+    traffic: Arc<Traffic>,
     /// Bytes that came on connections before this one.
     heard: u64,
     /// By what values are known that others pass on; `None`: no parent is believed.
@@ -429,8 +432,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             mirrors,
             wire: None,
             squeezer: Squeezer::default(),
-            received: Squeezed::default(),
             unpacked: Vec::new(),
+            traffic: Arc::default(),
             heard: 1,
             verifier: None,
             seal: Vec::new(),
@@ -631,10 +634,14 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.progress()
     }
 
-    /// What became of chunks of tensors that may be compressed since this was asked last: of those that were sent, and of those that
-    /// came.
-    pub fn take_squeezed(&mut self) -> (Squeezed, Squeezed) {
-        (self.squeezer.take_sent(), std::mem::take(&mut self.received))
+    /// What becomes of chunks of tensors that may be compressed is counted there from now on: before what came is seen.
+    pub fn count_in(&mut self, traffic: &Arc<Traffic>) {
+        self.traffic = Arc::clone(traffic);
+    }
+
+    /// What became of them so far: of those that were sent, and of those that came.
+    pub fn squeezed(&self) -> (Squeezed, Squeezed) {
+        self.traffic.squeezed()
     }
 
     /// Whether everything that was submitted was taken.
@@ -690,7 +697,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, spent, .. } = self else {
             return Ok(());
         };
-        let (received, unpacked) = (&mut self.received, &mut self.unpacked);
+        let (traffic, unpacked) = (&*self.traffic, &mut self.unpacked);
         // Before anything is done with it: the next one has it sooner.
         if matches!(effect, Effect::Publish { .. } | Effect::Raise { .. })
             && !seal.is_empty()
@@ -704,7 +711,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let spent = spent.as_deref();
         let payload = wire.reader.payload();
-        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (received, unpacked));
+        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked));
         let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
         let value = Value { header, payload, codec };
         carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
@@ -896,7 +903,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         header: &Header,
         codec: Option<&'static dyn Codec>,
     ) -> Result<(), String> {
-        let Self { machine, mirrors, submitter, children, parents, received, unpacked, spent, .. } = self;
+        let Self { machine, mirrors, submitter, children, parents, traffic, unpacked, spent, .. } = self;
         let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
             return Ok(());
         };
@@ -919,7 +926,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
         let spent = spent.as_deref();
-        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (received, unpacked));
+        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked));
         let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
         let value = Value { header, payload, codec };
         carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
@@ -996,8 +1003,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             let taken = if !Spent::on_if(spent, Layer::Send, || wire.writer.flush(&mut wire.link))? {
                 false
             } else if self.machine.is_resumed()
-                && let Some(taken) =
-                    Self::send_batch(&mut self.machine, &self.mirrors, (&mut self.squeezer, wire), spent)?
+                && let Some(taken) = Self::send_batch(
+                    &mut self.machine,
+                    &self.mirrors,
+                    (&mut self.squeezer, &*self.traffic),
+                    (wire, spent),
+                )?
             {
                 taken
             } else {
@@ -1013,8 +1024,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     fn send_batch(
         machine: &mut Mirror,
         mirrors: &Mirrors<M>,
-        (squeezer, wire): (&mut Squeezer, &mut Wire<L>),
-        spent: Option<&Spent>,
+        (squeezer, traffic): (&mut Squeezer, &Traffic),
+        (wire, spent): (&mut Wire<L>, Option<&Spent>),
     ) -> std::io::Result<Option<bool>> {
         let mut squeezing = squeezer.onto(&wire.link, 1);
         let mut batch = Batch::new(&mut wire.outgoing);
@@ -1035,6 +1046,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if batch.is_empty() {
             return Ok(None);
         }
+        traffic.squeeze(squeezer.take_sent(), Squeezed::default());
         Spent::on_if(spent, Layer::Send, || wire.writer.send(&mut wire.link, &batch.frames())).map(Some)
     }
 }

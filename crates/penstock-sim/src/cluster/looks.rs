@@ -173,8 +173,10 @@ impl Cluster<'_> {
                 Deed::Returned { .. } => {}
             }
         }
-        let (sent, came) = self.proxies[rank as usize][shard].shard.take_squeezed();
-        self.tally.count("squeeze", sent.chunks + came.chunks);
+        let proxy = &mut self.proxies[rank as usize][shard];
+        let (sent, came) = proxy.shard.squeezed();
+        let squeezed = std::mem::replace(&mut proxy.squeezed, sent.chunks + came.chunks);
+        self.tally.count("squeeze", proxy.squeezed - squeezed);
         let waits_for = match &self.workers[rank as usize].state {
             State::Waiting { needs, .. } => needs.first().map(|need| match need.chunks {
                 Some(_) => single_chunks(need.tensor + 1),

@@ -341,7 +341,7 @@ mod tests {
                 shard.attach(link(most, &[good(3), good_packed.clone()]));
                 assert_eq!(heard(&mut shard), [Heard::Frame, Heard::Frame]);
                 assert_eq!(seen.what(), only_good(4));
-                let (sent, received) = shard.take_squeezed();
+                let (sent, received) = shard.squeezed();
                 let after = (CHUNK + length) as u64;
                 assert_eq!(sent, Squeezed::default());
                 assert_eq!(received, Squeezed { chunks: 1, raw: 1, before: 2 * CHUNK as u64, after });

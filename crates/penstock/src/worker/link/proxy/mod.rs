@@ -196,6 +196,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
     let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
     let mut remote = RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL);
+    remote.count_in(setup.dialer.traffic());
     if let (Some(_), Some(verifier)) = (&setup.doors, &setup.verifier) {
         remote.trust(verifier.clone());
     }
@@ -378,8 +379,6 @@ impl Proxy {
         busy |= looked;
         self.see_to_others();
         if busy {
-            let (sent, received) = self.remote.take_squeezed();
-            self.setup.dialer.traffic().squeeze(sent, received);
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
