@@ -65,7 +65,8 @@ fn quantized(form: &str, numbers: &[f32]) -> Vec<u8> {
             .flat_map(|block| {
                 let most = block.iter().fold(0.0_f32, |most, one| most.max(one.abs()));
                 let step = (most / 127.49).log2().ceil().exp2();
-                block.iter().map(move |one| (one / step).round() * step)
+                // Steps have no -0.0.
+                block.iter().map(move |one| (one / step).round() * step + 0.0)
             })
             .collect(),
         "2bit" => {
@@ -99,7 +100,10 @@ fn coded(codec: &dyn Codec, bytes: &[u8]) -> Option<(Vec<Vec<u8>>, f64)> {
     let mut out = vec![0; *codec.lengths(CHUNK).end()];
     let payloads: Option<Vec<Vec<u8>>> = bytes
         .chunks(CHUNK)
-        .map(|chunk| Some(out[..codec.encode(Foreign::of(chunk), None, &mut out)?].to_vec()))
+        .map(|chunk| {
+            let length = codec.encode(Foreign::of(chunk), None, &mut out)?;
+            Some(out[..length].to_vec())
+        })
         .collect();
     let payloads = payloads?;
     let mut back = vec![0; CHUNK];

@@ -73,7 +73,7 @@ impl<L: Link> Squeezing<'_, L> {
             });
             chooser.carries(*rate, self.links);
         }
-        chooser.next()
+        chooser.attempt()
     }
 
     /// The chunk, as it was encoded, is tried with that. What it became, if it is shorter.

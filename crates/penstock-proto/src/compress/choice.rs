@@ -97,7 +97,7 @@ impl Chooser {
     }
 
     /// What the next chunk is to be tried with; `None`: it goes as it is.
-    pub fn next(&mut self) -> Option<Compressor> {
+    pub fn attempt(&mut self) -> Option<Compressor> {
         match self.compress {
             Compress::None => None,
             Compress::By(by) => Some(by),
@@ -206,7 +206,7 @@ mod tests {
             if at % 8 == 0 {
                 chooser.carries(Some(truth.rate), 1);
             }
-            let by = chooser.next();
+            let by = chooser.attempt();
             match by {
                 None => chooser.went(bytes),
                 Some(by) => {
@@ -233,11 +233,11 @@ mod tests {
         for by in Compressor::ALL {
             let mut chooser = Chooser::new(Compress::By(by));
             for _ in 0..100 {
-                assert_eq!(chooser.next(), Some(by));
+                assert_eq!(chooser.attempt(), Some(by));
                 chooser.tried(by, 1000, 1000, None);
             }
         }
-        assert_eq!(Chooser::new(Compress::None).next(), None);
+        assert_eq!(Chooser::new(Compress::None).attempt(), None);
     }
 
     #[test]
@@ -269,11 +269,11 @@ mod tests {
         let mut chooser = Chooser::new(Compress::Auto);
         for rate in [None, Some(0.0), Some(-1.0), Some(f64::NAN), Some(f64::INFINITY)] {
             chooser.carries(rate, 1);
-            assert_eq!(chooser.next(), None, "{rate:?}");
+            assert_eq!(chooser.attempt(), None, "{rate:?}");
         }
         chooser.carries(Some(1.0), 1);
         for _ in 0..10 {
-            if let Some(by) = chooser.next() {
+            if let Some(by) = chooser.attempt() {
                 chooser.tried(by, 1000, 1, None);
             }
         }
@@ -329,7 +329,7 @@ mod tests {
             let mut chooser = Chooser::new(Compress::Auto);
             for (rate, links, bytes, became, nanos) in told {
                 chooser.carries(Some(rate), links);
-                match chooser.next() {
+                match chooser.attempt() {
                     Some(by) => chooser.tried(by, bytes, became, Some(Duration::from_nanos(nanos.into()))),
                     None => chooser.went(bytes),
                 }
