@@ -542,7 +542,9 @@ impl Tally {
 
     /// Counts what is nobody's to check, so often.
     pub fn count(&mut self, word: &'static str, times: u64) {
-        *self.0.entry(word).or_default() += times;
+        if times > 0 {
+            *self.0.entry(word).or_default() += times;
+        }
     }
 
     /// How often `event` (a word of the third column) happened.

@@ -148,7 +148,7 @@ fn tickets_that_come_back_to_a_worker_that_has_said_goodbye_promise_nothing() {
 
 #[test]
 fn chunks_travel_raw_and_encoded_and_values_whole_and_as_differences() {
-    let mut met = std::collections::BTreeMap::new();
+    let (mut met, mut squeezed) = (std::collections::BTreeMap::new(), 0);
     for seed in 0..160 {
         let scenario = Scenario::from_seed(seed);
         let descends = scenario.workload.kind == Kind::Descent;
@@ -160,8 +160,11 @@ fn chunks_travel_raw_and_encoded_and_values_whole_and_as_differences() {
             };
             *met.entry((descends, way.0, way.1 == Encoding::RAW, way.2)).or_default() += 1;
         };
-        scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        let outcome =
+            scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        squeezed += outcome.tally.of("squeeze");
     }
+    assert!(squeezed >= 500, "{squeezed} went compressed");
     // Nothing raw is a difference, and a sum never is.
     let ways = [("contribution", false, false), ("contribution", true, false)].into_iter();
     let ways = ways.chain([("value", false, false), ("value", false, true), ("value", true, false)]);
@@ -201,6 +204,7 @@ fn values_that_go_from_worker_to_worker_come_as_they_stand_at_the_home_whatever_
         ("hang", 100),
         ("crash", 100),
         ("come", 20_000),
+        ("squeeze", 5000),
     ] {
         assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
     }
