@@ -711,8 +711,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let spent = spent.as_deref();
         let payload = wire.reader.payload();
-        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked));
-        let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
+        let payload = Spent::on_if(spent, Layer::Decode, || {
+            decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
+        })?;
         let value = Value { header, payload, codec };
         carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
     }
@@ -926,8 +927,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
         let spent = spent.as_deref();
-        let decompress = || decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked));
-        let payload = Spent::on_if(spent, Layer::Decode, decompress)?;
+        let payload = Spent::on_if(spent, Layer::Decode, || {
+            decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
+        })?;
         let value = Value { header, payload, codec };
         carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
     }
