@@ -85,6 +85,7 @@ mod past_cache;
 mod product;
 mod round;
 mod scatter;
+mod summed;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -102,3 +103,4 @@ pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, Set
 pub use past_cache::copy_past_cache;
 pub use product::{Factors, product, product_on, widen};
 pub use scatter::scatter_add;
+pub use summed::{SumRoom, apply, fold_summed, sums_exactly};

@@ -7,6 +7,7 @@ mod quantized;
 mod scatter;
 mod sparse;
 mod steps;
+mod summed;
 mod sums;
 mod torch;
 mod variants;

@@ -47,7 +47,7 @@ fn settings(rule: Rule, beta: f64, decay: f64) -> Settings {
 }
 
 prop_compose! {
-    fn chunks()(
+    pub(super) fn chunks()(
         rule in prop::sample::select(every_rule()),
         dtype in prop::sample::select(&Dtype::ALL),
         clip in prop::option::of(prop::sample::select(&[0.0, 0.5, 1e30])),
