@@ -26,7 +26,7 @@ use std::ops::Range;
 pub const MAX_ENCODINGS: usize = 4;
 
 /// How a payload is encoded: a byte of its frame's header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Encoding(pub u8);
 
 impl Encoding {

@@ -88,6 +88,36 @@ pub enum Notice {
         /// all that came before. Zeros to who is fed by the home alone.
         contents: Contents,
     },
+    /// The payload is the [update](crate::update) by which this chunk came to what it is.
+    Update {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it, this one among them.
+        steps: u64,
+        /// The number of this publication, which is also that of what is held of the chunk then.
+        publication: u64,
+        /// What has to be held before: the last publication that changed what is seen.
+        base: u64,
+    },
+    /// The payload is this chunk's value, and behind it the optimizer's state, of a tensor whose updates are sent.
+    Whole {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it.
+        steps: u64,
+        /// As of [`Notice::Value`].
+        publication: u64,
+        /// As of [`Notice::Value`].
+        content: u64,
+    },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
         /// The tensor.
@@ -222,6 +252,8 @@ const SEAL: u32 = 7;
 const STANDING: u32 = 8;
 const ROUTE: u32 = 9;
 const EXPECTED: u32 = 10;
+const UPDATE: u32 = 11;
+const WHOLE: u32 = 12;
 
 impl Notice {
     /// Its words.
@@ -229,6 +261,12 @@ impl Notice {
         match *self {
             Self::Value { tensor, chunk, version, steps, publication, base, content } => {
                 [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, content, 0]
+            }
+            Self::Update { tensor, chunk, version, steps, publication, base } => {
+                [pack(UPDATE, tensor), u64::from(chunk), version, steps, publication, base, 0, 0]
+            }
+            Self::Whole { tensor, chunk, version, steps, publication, content } => {
+                [pack(WHOLE, tensor), u64::from(chunk), version, steps, publication, content, 0, 0]
             }
             Self::Raised { tensor, chunk, count, version, steps, contents } => {
                 let [a, b, c, d] = contents;
@@ -263,6 +301,14 @@ impl Notice {
             VALUE => {
                 let [_, _, version, steps, publication, base, content, _] = *words;
                 Self::Value { tensor, chunk, version, steps, publication, base, content }
+            }
+            UPDATE => {
+                let [_, _, version, steps, publication, base, ..] = *words;
+                Self::Update { tensor, chunk, version, steps, publication, base }
+            }
+            WHOLE => {
+                let [_, _, version, steps, publication, content, ..] = *words;
+                Self::Whole { tensor, chunk, version, steps, publication, content }
             }
             RAISED => {
                 let (chunk, count) = unpack(words[1]);
@@ -469,6 +515,8 @@ mod tests {
         for notice in [
             Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5, content: 4 },
             Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [6, 7, 8, 9] },
+            Notice::Update { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
+            Notice::Whole { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, content: 5 },
             Notice::Seal,
             Notice::Standing { tensor: 3, stripe: 2, digest: u64::MAX },
             Notice::Expected { tensor: 3, first: 7, held: [one, Holding::NONE, Holding::NONE] },

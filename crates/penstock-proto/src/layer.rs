@@ -16,7 +16,7 @@ pub enum Layer {
     Receive,
     /// A payload is made into a chunk, and put where it belongs.
     Decode,
-    /// Contributions are summed and the optimizer's rule is applied, at the home.
+    /// Contributions are summed and the optimizer's rule is applied, at the home; and where updates come, that is done there too.
     Fold,
 }
 

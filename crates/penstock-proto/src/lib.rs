@@ -93,6 +93,7 @@ pub mod stream;
 pub mod submission;
 mod text;
 pub mod travel;
+pub mod update;
 pub mod vigil;
 pub mod worker;
 

@@ -4,12 +4,16 @@
 //! |---|---|---|
 //! | pull | what it fetches; under BSP a push has asked for its result | the value, as new as it is |
 //! | broadcast | what is new, as soon as it is final, unasked from its first fetch on | versions that are final |
+//! | update | the same, as what is new was made: the aggregated update, which the reader folds for itself | versions that are final |
 //!
 //! Under BSP each fold makes a version, and under ASP none is ever final: there each fold is sent. Under SSP a version is final once
 //! every worker has contributed to it or passed it by (parameter-flow.md, 3.2.1, UCC-SSP). What was folded by then, of later
 //! iterations too, is in the first version that is final after it, once (equation 5). What is folded before is in the home's value
 //! and in nobody's sight, so that all who read a version read the same, on whatever host; a worker does not see its own updates
 //! before they are in a version.
+//!
+//! A value that is sent as [updates](crate::update) is one under BSP: out of step each contribution is an update of its own, and
+//! what a slow link skips of them could not be made up for (equation 4).
 
 use crate::consistency::Consistency;
 use serde::{Deserialize, Serialize};
@@ -24,9 +28,19 @@ pub enum Propagation {
     Pull,
     /// Their home sends them.
     Broadcast,
+    /// Their home sends the updates that it folds, and the readers fold them too. BSP only.
+    Update,
 }
 
 impl Propagation {
+    /// All that there are.
+    pub const ALL: [Self; 3] = [Self::Pull, Self::Broadcast, Self::Update];
+
+    /// Whether what is new comes unasked to whoever has asked for the value once.
+    pub fn is_unasked(self) -> bool {
+        self != Self::Pull
+    }
+
     /// Whether readers see nothing of a value between two versions, so that it has to be kept beside what they see.
     pub fn shows_versions_only(self, consistency: Consistency) -> bool {
         self == Self::Broadcast && matches!(consistency, Consistency::Ssp(_))
@@ -35,7 +49,7 @@ impl Propagation {
     /// The slack of a read that may have this one, in a job of so many workers. Alone, a worker waits for nobody: it is promised its
     /// own updates in any mode, by the version that has them.
     pub fn slack(self, slack: Option<u32>, workers: u32) -> Option<u32> {
-        if self == Self::Broadcast && workers == 1 { Some(0) } else { slack }
+        if self.is_unasked() && workers == 1 { Some(0) } else { slack }
     }
 
     /// Whether a reader finds all of its own updates in what it reads. Under BSP they are in the version that it reads anyway.
@@ -49,13 +63,14 @@ impl fmt::Display for Propagation {
         f.write_str(match self {
             Self::Pull => "pull",
             Self::Broadcast => "broadcast",
+            Self::Update => "update",
         })
     }
 }
 
 /// A propagation that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected propagation `pull` or `broadcast`, got `{got}`")]
+#[error("expected propagation `pull`, `broadcast` or `update`, got `{got}`")]
 pub struct ParsePropagationError {
     got: String,
 }
@@ -64,7 +79,7 @@ impl FromStr for Propagation {
     type Err = ParsePropagationError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let named = [Self::Pull, Self::Broadcast].into_iter().find(|one| one.to_string() == text);
+        let named = Self::ALL.into_iter().find(|one| one.to_string() == text);
         named.ok_or_else(|| ParsePropagationError { got: text.to_owned() })
     }
 }
@@ -90,12 +105,12 @@ mod tests {
 
     #[test]
     fn each_reads_back_as_it_was_written_and_nothing_else_is_one() {
-        for propagation in [Propagation::Pull, Propagation::Broadcast] {
+        for propagation in Propagation::ALL {
             assert_eq!(propagation.to_string().parse(), Ok(propagation));
         }
         for text in ["", "Pull", "eager", "broadcast "] {
             let said = text.parse::<Propagation>().unwrap_err().to_string();
-            assert_eq!(said, format!("expected propagation `pull` or `broadcast`, got `{text}`"));
+            assert_eq!(said, format!("expected propagation `pull`, `broadcast` or `update`, got `{text}`"));
         }
     }
 }

@@ -2,10 +2,12 @@
 //! refused with the name of what differs.
 
 use crate::consistency::{Consistency, MAX_SLACK};
+use crate::encoding::Agreed;
 use crate::propagation::Propagation;
 use crate::text::MAX_TEXT_BYTES;
 use crate::travel::{Registry, Terms, Travel, TravelError};
-use penstock_kernels::{Dtype, Plan, Rule};
+use crate::update::Updates;
+use penstock_kernels::{Dtype, Plan, Rule, sums_exactly};
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a tensor, in bytes: a declaration has to fit into one control message.
@@ -117,6 +119,16 @@ pub enum SpecError {
         /// The tensor.
         name: String,
     },
+    /// Values cannot be made of such updates elsewhere.
+    #[error("`{name}`: expected {expected} where updates are broadcast (propagation `update`), got {got}")]
+    Updates {
+        /// The tensor.
+        name: String,
+        /// What it has to be declared with, and what to declare instead.
+        expected: String,
+        /// What it was declared with.
+        got: String,
+    },
     /// It cannot travel as it is declared to.
     #[error("`{name}`: {why}")]
     Travel {
@@ -134,6 +146,7 @@ impl SpecError {
             Self::BadNumber { name, what, expected, got: _ } => vec![name, what, expected],
             // It is shown as it would be spelled in a program: a line's end in it is what is wrong with it.
             Self::BadName { got } => Vec::from_iter((got.len() > MAX_TEXT_BYTES).then_some(got)),
+            Self::Updates { name, expected, got } => vec![name, expected, got],
             Self::FiltersReplaced { name }
             | Self::BadShape { name, .. }
             | Self::TooLarge { name, .. }
@@ -185,7 +198,35 @@ impl TensorSpec {
         if self.rule == Rule::Replace && terms.filter.holds_back() {
             return Err(SpecError::FiltersReplaced { name: self.name.clone() });
         }
+        self.check_updates(&terms)?;
         Ok(terms)
+    }
+
+    /// Whoever is sent updates comes to the home's value by the home's own steps, with all that these work on.
+    fn check_updates(&self, terms: &Terms) -> Result<(), SpecError> {
+        if self.propagation != Propagation::Update {
+            return Ok(());
+        }
+        let refused = |expected: &str, got: String| {
+            let (name, expected) = (self.name.clone(), expected.to_owned());
+            Err(SpecError::Updates { name, expected, got })
+        };
+        if self.consistency != Consistency::Bsp {
+            let expected =
+                "bsp (out of step each contribution is an update of its own: `broadcast` sends values)";
+            return refused(expected, self.consistency.to_string());
+        }
+        if terms.filter.holds_back() {
+            let expected =
+                "no filter of broadcasts (what readers compute is the whole value; one of pushes may be set)";
+            return refused(expected, "a filter that holds some of it back".to_owned());
+        }
+        if !sums_exactly(self.dtype) {
+            let expected =
+                "float32 or float64 (half precision is summed in float32: `broadcast` sends values)";
+            return refused(expected, self.dtype.name().to_owned());
+        }
+        Ok(())
     }
 
     /// What it comes to in a process that has these codecs and filters.
@@ -194,7 +235,13 @@ impl TensorSpec {
         let shows_versions_only = propagation.shows_versions_only(self.consistency);
         let low_rank = self.travel.factors(&self.shape, self.dtype)?;
         let terms = self.travel.resolve(self.dtype, known)?;
-        Ok(Terms { propagation, shows_versions_only, low_rank, ..terms })
+        let terms = Terms { propagation, shows_versions_only, low_rank, ..terms };
+        if propagation != Propagation::Update {
+            return Ok(terms);
+        }
+        // Values go whole where they go at all: no difference is taken, and nothing is kept to take one from.
+        let updates = Updates { agreed: Travel::updates(self.dtype, known), plan: self.plan() };
+        Ok(Terms { values: Agreed::RAW, updates: Some(updates), ..terms })
     }
 
     /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last
@@ -349,6 +396,43 @@ pub(crate) mod tests {
         };
         assert_eq!(filtered(Rule::Replace, 0.5), Err(SpecError::FiltersReplaced { name: "w".into() }));
         assert_eq!((filtered(Rule::Replace, 0.0), filtered(Rule::Add, 0.5)), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn updates_are_refused_where_others_could_not_come_to_the_home_s_value_by_them() {
+        let updates = |spec: TensorSpec| TensorSpec { propagation: Propagation::Update, ..spec };
+        let sends = updates(spec(Consistency::Bsp)).check(&Registry::ALL).unwrap();
+        assert!(sends.updates.is_some() && !sends.values.uses_base() && !sends.holds_back());
+        assert!(spec(Consistency::Bsp).check(&Registry::ALL).unwrap().updates.is_none());
+        let filter = Filtering::of_values("DVF", &[0.5, 1.0, 0.0, 0.5, 0.0]).unwrap();
+        let filtered = Travel::filtered(Filtering::NONE, filter, Dtype::F32);
+        for (bad, expected, got) in [
+            (spec(Consistency::Ssp(4)), "expected bsp", "got ssp"),
+            (spec(Consistency::Asp), "expected bsp", "got asp"),
+            (
+                TensorSpec { travel: filtered, ..spec(Consistency::Bsp) },
+                "expected no filter",
+                "holds some of it back",
+            ),
+            (
+                TensorSpec { dtype: Dtype::F16, ..spec(Consistency::Bsp) },
+                "expected float32 or",
+                "got float16",
+            ),
+            (
+                TensorSpec { dtype: Dtype::Bf16, ..spec(Consistency::Bsp) },
+                "expected float32 or",
+                "got bfloat16",
+            ),
+        ] {
+            assert_eq!(check(&bad), Ok(()));
+            let said = check(&updates(bad)).unwrap_err().to_string();
+            assert!(said.starts_with("`w`: ") && said.contains(expected) && said.contains(got), "{said}");
+        }
+        // Of pushes a filter may hold back what it likes: what is summed is what was sent.
+        let sums = Filtering::of_sums("DVF", &[0.5, 1.0, 0.0, 0.5, 0.0]);
+        let travel = Travel::filtered(sums.unwrap(), Filtering::NONE, Dtype::F32);
+        assert_eq!(check(&updates(TensorSpec { travel, ..spec(Consistency::Bsp) })), Ok(()));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::compress::Compress;
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use crate::factors::{LowRank, MAX_RANK};
 use crate::propagation::Propagation;
+use crate::update::Updates;
 use penstock_kernels::Dtype;
 use penstock_kernels::codec;
 use penstock_kernels::filter::sums::{self, SumFilter};
@@ -402,6 +403,8 @@ pub struct Terms {
     pub propagation: Propagation,
     /// Whether readers see nothing of a value between two versions.
     pub shows_versions_only: bool,
+    /// How updates travel, and what is sent whole beside them; `None`: it is values that are sent.
+    pub updates: Option<Updates>,
 }
 
 impl Terms {
@@ -424,7 +427,19 @@ impl Travel {
             low_rank: None,
             propagation: Propagation::Pull,
             shows_versions_only: false,
+            updates: None,
         })
+    }
+
+    /// Encodings of updates: elements that are zero take no bytes, where that is shorter. Of contributions that a filter wrote in few
+    /// bits it is the sum that is sent, which is not written so.
+    pub(crate) fn updates(dtype: Dtype, known: &Registry) -> Agreed {
+        let changes = |entry: &&codec::Entry| entry.codec.uses_base() && entry.codec.carries(dtype);
+        let sparse = known.codecs.iter().find(changes);
+        match sparse.map(|entry| Member { encoding: Encoding(entry.number), codec: entry.codec }) {
+            Some(sparse) => Agreed::new(&[sparse, Member::RAW]),
+            None => Agreed::RAW,
+        }
     }
 
     /// Whether contributions to a tensor of this shape may travel as factors.

@@ -367,13 +367,18 @@ impl<'a> Batch<'a> {
 
     /// A frame with bytes that are neither a chunk nor a part of a lane.
     pub fn push_bytes(&mut self, header: Header, bytes: &[u8]) {
+        self.push_bytes_as(header, Encoding::RAW, bytes);
+    }
+
+    /// The same with bytes that are encoded already, whole.
+    pub fn push_bytes_as(&mut self, header: Header, encoding: Encoding, bytes: &[u8]) {
         let (at, end) = (self.used, self.used + bytes.len());
         if self.buffer.len() < end {
             self.buffer.resize(end, 0);
         }
         self.buffer[at..end].copy_from_slice(bytes);
         (self.used, self.bytes) = (end, self.bytes + bytes.len());
-        self.headers.push(header.with_payload(bytes).encode());
+        self.headers.push(header.with_encoded(encoding, 0, bytes).encode());
         self.payloads.push(Payload::Buffered(at..end));
     }
 

@@ -26,6 +26,7 @@ use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
 use penstock_proto::remote::judge::{self, FactorPart, Incoming, Lane, LanePart, Made};
 use penstock_proto::seal::{Leaf, MOST_LEAVES, Sealer};
 use penstock_proto::shard::{Judged, Shard};
+use penstock_proto::update::{self, Updates};
 use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
@@ -56,6 +57,19 @@ pub trait Homed: Chunks {
     fn chunk(&self, tensor: TensorId, local: usize) -> u32;
     /// A chunk's number, how its values travel, and what of its value is sent to a peer at this position.
     fn value(&self, tensor: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>);
+    /// How updates of a tensor travel, and what is sent whole beside them; `None`: it is values that are sent.
+    fn updates(&self, _tensor: TensorId) -> Option<&Updates> {
+        None
+    }
+    /// A chunk's number and its [update](penstock_proto::update::Kept::payload), which [leads](Chunks::update_base) to what stands
+    /// there.
+    fn update(&self, _tensor: TensorId, _local: usize) -> (u32, Encoding, &[u8]) {
+        unreachable!("values are sent")
+    }
+    /// A chunk's number, and what stands there of its value.
+    fn standing(&self, _tensor: TensorId, _local: usize) -> (u32, &[u8]) {
+        unreachable!("values are sent")
+    }
     /// What seals values that are passed on, if any are.
     fn sealer(&self) -> Option<&Sealer>;
     /// A chunk's number and the optimizer's arrays of it, to be sent.
@@ -459,14 +473,22 @@ impl<L: Link> RemotePeer<L> {
                 batch.push_bytes(header, route);
                 continue;
             }
-            let (notice, chunk) = notice(owing, memory);
+            let (notice, carried) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
-            match chunk {
-                Some((tensor, agreed, sent)) => {
+            match carried {
+                Carried::Chunk(tensor, agreed, sent) => {
                     let push = || batch.push_squeezed(header, (tensor, agreed), &sent, &mut squeezing);
                     Spent::on_if(spent, Layer::Encode, push);
                 }
-                None => batch.push(header),
+                Carried::Update(encoding, update) => {
+                    let source = Source::Stands(update);
+                    Spent::on_if(spent, Layer::Encode, || batch.push_as(header, encoding, source));
+                }
+                Carried::Whole(agreed, value, state) => Spent::on_if(spent, Layer::Encode, || {
+                    let (encoding, payload) = update::whole(agreed, value, state);
+                    batch.push_bytes_as(header, encoding, &payload);
+                }),
+                Carried::Nothing => batch.push(header),
             }
         }
         if batch.is_empty() {
@@ -562,32 +584,64 @@ impl Seals {
     }
 }
 
-/// What is said of that, and the chunk that goes with it.
-fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Option<(TensorId, &Agreed, Sent<'_>)>) {
+/// What goes with a notice.
+enum Carried<'a> {
+    Nothing,
+    /// A chunk, to be encoded.
+    Chunk(TensorId, &'a Agreed, Sent<'a>),
+    /// An update, as it is kept.
+    Update(Encoding, &'a [u8]),
+    /// A chunk's value and state.
+    Whole(&'a Agreed, &'a [u8], &'a [u8]),
+}
+
+/// What is said of that, and what goes with it.
+fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Carried<'_>) {
     match owing {
+        Owing::Update { tensor, local, publication, base } => {
+            let (chunk, encoding, update) = memory.update(tensor, local);
+            let Publication { version, steps, sequence: publication, .. } = publication;
+            let notice = Notice::Update { tensor, chunk, version, steps, publication, base };
+            (notice, Carried::Update(encoding, update))
+        }
+        Owing::Whole { tensor, local, publication } => {
+            let (chunk, value) = memory.standing(tensor, local);
+            let (_, state) = memory.state(tensor, local);
+            let Publication { version, steps, sequence: publication, changed } = publication;
+            let content = changed.min(publication);
+            let notice = Notice::Whole { tensor, chunk, version, steps, publication, content };
+            let agreed = memory.updates(tensor).map_or(&Agreed::RAW, |updates| &updates.agreed);
+            (notice, Carried::Whole(agreed, value, state))
+        }
         Owing::Value { tensor, local, publication, position } => {
             let (chunk, agreed, sent) = memory.value(tensor, local, position);
             let Publication { version, steps, sequence, changed } = publication;
             let content = changed.min(sequence);
             let notice =
                 Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0, content };
-            (notice, Some((tensor, agreed, sent)))
+            (notice, Carried::Chunk(tensor, agreed, sent))
         }
         Owing::Raised { tensor, local, count, version, steps, contents } => {
             let chunk = memory.chunk(tensor, local);
-            (Notice::Raised { tensor, chunk, count: count as u32, version, steps, contents }, None)
+            (
+                Notice::Raised { tensor, chunk, count: count as u32, version, steps, contents },
+                Carried::Nothing,
+            )
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);
             let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
-            (Notice::State { tensor, chunk }, Some((tensor, &Agreed::RAW, sent)))
+            (Notice::State { tensor, chunk }, Carried::Chunk(tensor, &Agreed::RAW, sent))
         }
-        Owing::Standing { tensor, stripe, digest } => (Notice::Standing { tensor, stripe, digest }, None),
+        Owing::Standing { tensor, stripe, digest } => {
+            (Notice::Standing { tensor, stripe, digest }, Carried::Nothing)
+        }
         Owing::Expected { tensor, local, held } => {
-            (Notice::Expected { tensor, first: memory.chunk(tensor, local), held }, None)
+            let first = memory.chunk(tensor, local);
+            (Notice::Expected { tensor, first, held }, Carried::Nothing)
         }
-        Owing::Route(_) => (Notice::Route, None),
-        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
-        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
+        Owing::Route(_) => (Notice::Route, Carried::Nothing),
+        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, Carried::Nothing),
+        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, Carried::Nothing),
     }
 }

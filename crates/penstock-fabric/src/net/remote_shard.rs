@@ -20,8 +20,8 @@ use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
 use crate::publish::Published;
 use crate::spent::Spent;
-use penstock_kernels::codec::{Codec, Undecodable};
-use penstock_kernels::{Foreign, copy_past_cache};
+use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_kernels::{Foreign, Plan, Settings, SumRoom, copy_past_cache};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
@@ -34,6 +34,7 @@ use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
 use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
+use penstock_proto::update::{self, Updates};
 use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -82,6 +83,23 @@ pub trait Mirrored {
     /// The version + 1 that pushes have asked for.
     fn wanted(&self) -> u64;
 
+    /// How updates travel that are folded here as at their home, and what comes whole beside them; `None`: it is values that come.
+    fn updates(&self) -> Option<&Updates> {
+        None
+    }
+    /// Bytes of a chunk's value and of the optimizer's state that is kept beside it, where updates come.
+    fn whole_bytes(&self, _chunk: u32) -> Option<usize> {
+        None
+    }
+    /// Folds an update into value and state of a chunk, and publishes that. Readers never see one that is refused.
+    fn update(&mut self, _chunk: u32, _update: &Update<'_>, _: Published) -> Result<(), Undecodable> {
+        unreachable!("values come")
+    }
+    /// Decodes a chunk's new value and state, and publishes the value, likewise.
+    fn whole(&mut self, _chunk: u32, _whole: &Value<'_>, _: Published) -> Result<(), Undecodable> {
+        unreachable!("values come")
+    }
+
     /// Decodes a chunk's new value and publishes it. Readers never see a payload that is refused.
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable>;
     /// Publishes what is mirrored of a chunk, of which something has come, as this version.
@@ -95,6 +113,41 @@ pub trait Mirrored {
     /// What was asked for with this ticket or before has come, and whoever sees that sees it. Tickets may come out of order: the
     /// greatest counts.
     fn fetched(&mut self, ticket: u64);
+}
+
+/// An update, as it has come.
+pub struct Update<'a> {
+    /// The numbers of its step, which the rule takes.
+    pub settings: Settings,
+    /// Optimizer steps before it.
+    pub step: u64,
+    /// The sum, encoded.
+    pub sum: &'a [u8],
+    /// What decodes that.
+    pub codec: &'a dyn Codec,
+}
+
+impl Update<'_> {
+    /// Decodes the sum, for [`fold`](Self::fold), before anything is changed.
+    pub fn decode<'r>(&self, room: &'r mut SumRoom, bytes: usize) -> Result<&'r mut [u8], Undecodable> {
+        let sum = room.of(bytes);
+        self.codec.decode(self.sum, Base::Zeros, sum)?;
+        Ok(sum)
+    }
+
+    /// Takes the step from value and state as they stand.
+    pub fn fold(&self, plan: &Plan, sum: &[u8], value: &mut [u8], state: &mut [u8]) {
+        penstock_kernels::apply(plan, &self.settings, self.step, Foreign::of(sum), value, state);
+    }
+}
+
+/// What an update is, whose header was judged, and whose payload is verified.
+fn updated<'a>(updates: Option<&Updates>, value: &Value<'a>, steps: u64) -> Result<Update<'a>, String> {
+    let Updates { plan, .. } = updates.ok_or("an update, where values come")?;
+    let (settings, sum) = update::split(value.payload).map_err(|short| short.to_string())?;
+    settings.check(plan.rule).map_err(|unfit| unfit.to_string())?;
+    let step = steps.checked_sub(1).ok_or("an update that is no step")?;
+    Ok(Update { settings, step, sum, codec: value.codec })
 }
 
 /// A chunk's new value, as it has come.
@@ -208,8 +261,16 @@ impl<M: Mirrored> Places for Mirrors<M> {
     fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
         judge::notice(header, self.job, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
-                let mirrored = self.tensors.get(tensor)?;
+                let mirrored = self.tensors.get(tensor).filter(|mirrored| mirrored.updates().is_none())?;
                 Some((*mirrored.values(), mirrored.bytes(chunk)?))
+            }
+            Notice::Update { tensor, chunk, .. } => {
+                let mirrored = self.tensors.get(tensor)?;
+                Some((mirrored.updates()?.agreed, mirrored.bytes(chunk)?))
+            }
+            Notice::Whole { tensor, chunk, .. } => {
+                let mirrored = self.tensors.get(tensor)?;
+                Some((mirrored.updates()?.agreed, mirrored.whole_bytes(chunk)?))
             }
             Notice::State { tensor, chunk } => {
                 Some((Agreed::default(), self.tensors.get(tensor)?.state_bytes(chunk)?))
@@ -289,6 +350,21 @@ fn carry_out<M: Mirrored>(
         Effect::Nothing => {}
         Effect::Publish { chunk, version, steps, progress, .. } => {
             let publish = || mirrored.publish(chunk, value, Published { version, steps });
+            Spent::on_if(spent, Layer::Decode, publish)
+                .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
+            tell_all = progress.is_some();
+            progress.into_iter().for_each(|progress| mirrored.progress(progress));
+        }
+        Effect::Update { chunk, version, steps, progress, .. } => {
+            let named = |what: String| format!("chunk {chunk}: {what}");
+            let update = updated(mirrored.updates(), value, steps).map_err(named)?;
+            let fold = || mirrored.update(chunk, &update, Published { version, steps });
+            Spent::on_if(spent, Layer::Fold, fold).map_err(|refused| named(refused.to_string()))?;
+            tell_all = progress.is_some();
+            progress.into_iter().for_each(|progress| mirrored.progress(progress));
+        }
+        Effect::Whole { chunk, version, steps, progress, .. } => {
+            let publish = || mirrored.whole(chunk, value, Published { version, steps });
             Spent::on_if(spent, Layer::Decode, publish)
                 .map_err(|refused| format!("chunk {chunk}: {refused}"))?;
             tell_all = progress.is_some();

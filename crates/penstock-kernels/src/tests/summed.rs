@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use super::chunk::{Chunk, assert_same};
 use super::variants::chunks;
 use crate::optimizer::naive::Aligned;
-use crate::{Dtype, Foreign, NonFinite, Plan, Rule, Settings, SumRoom, apply, fold, fold_summed, sums_exactly};
+use crate::{
+    Dtype, Foreign, NonFinite, Plan, Rule, Settings, SumRoom, apply, fold, fold_summed, sums_exactly,
+};
 
 /// Folds it in two steps; the sum, and what became of value and state.
 fn in_two(chunk: &Chunk) -> (Result<(), NonFinite>, Vec<u8>, Vec<u8>, Vec<u8>) {
@@ -46,7 +48,8 @@ fn a_sum_that_is_refused_changes_neither_value_nor_state() {
     let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
     let plan = Plan { dtype: Dtype::F32, rule, clip: None, refuse_nonfinite: true };
     let bad = Aligned::new(&f32::NAN.to_le_bytes());
-    let (mut sum, mut value, mut state) = (Aligned::new(&[9; 4]), Aligned::new(&[1; 4]), Aligned::new(&[2; 4]));
+    let (mut sum, mut value, mut state) =
+        (Aligned::new(&[9; 4]), Aligned::new(&[1; 4]), Aligned::new(&[2; 4]));
     let settings = Settings([0.1, 0.9, 0.0, 0.0, 0.0]);
     let lanes = [Foreign::of(&bad)];
     let done = fold_summed(&plan, &settings, 0, 1.0, &lanes, &mut sum, &mut value, &mut state);

@@ -41,6 +41,14 @@ pub trait Chunks {
     fn local(&self, tensor: TensorId, chunk: u32) -> Option<usize>;
     /// Whether what is new of a tensor goes unasked to whoever has asked for it once.
     fn broadcasts(&self, tensor: TensorId) -> bool;
+    /// Whether what is sent of a tensor are [updates](crate::update), and value and state whole where none leads there.
+    fn sends_updates(&self, _tensor: TensorId) -> bool {
+        false
+    }
+    /// The content from which the update that is kept leads to what stands there.
+    fn update_base(&self, _tensor: TensorId, _local: usize) -> Option<u64> {
+        None
+    }
     /// Whether a worker has declared the tensor, which gives it a lane here.
     fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
     /// Whether a tensor's values go by others too ([`Routes::may_carry`](crate::overlay::Routes::may_carry)).
@@ -146,6 +154,26 @@ pub enum Owing {
         publication: Publication,
         /// The subscriber's position in the chunk's stream: the publication that was sent last on this connection, or 0.
         position: u64,
+    },
+    /// The update by which a chunk came to what stands there.
+    Update {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk's place among those homed here.
+        local: usize,
+        /// What stands there.
+        publication: Publication,
+        /// The content that the subscriber holds.
+        base: u64,
+    },
+    /// A chunk's value and the optimizer's state, as they stand, of a tensor whose updates are sent.
+    Whole {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk's place among those homed here.
+        local: usize,
+        /// What stands there.
+        publication: Publication,
     },
     /// That chunks have come to a version with what was sent of them.
     Raised {
@@ -545,7 +573,8 @@ impl Subscriber {
         if stripes.is_empty() {
             return;
         }
-        for (id, owed) in self.owed.iter_mut().filter(|(id, _)| home.broadcasts(*id)) {
+        let is_fed = |id: TensorId| home.broadcasts(id) && !home.sends_updates(id);
+        for (id, owed) in self.owed.iter_mut().filter(|(id, _)| is_fed(*id)) {
             for (local, chunk) in owed.chunks.iter_mut().enumerate() {
                 if stripes.has(home.stripe(id, local)) {
                     (chunk.unsure, chunk.seen) = (true, 0);
@@ -604,6 +633,10 @@ impl Subscriber {
     /// It holds these publications of chunks from `first` on, or newer ones that were sent since; under a route of another cut into
     /// stripes, or that others have fed it since.
     fn holds(&mut self, id: TensorId, first: u32, epoch: u32, positions: &[u64], home: &impl Chunks) {
+        // Of what comes as updates nothing comes from others, and what it holds is what it was sent.
+        if home.sends_updates(id) {
+            return;
+        }
         let Some(start) = home.local(id, first).filter(|_| self.owed.get(id).is_some()) else { return };
         for (local, &position) in (start..home.chunks(id)).zip(positions) {
             if position == NO_MORE {
@@ -720,6 +753,15 @@ impl Subscriber {
                         return Some(Owing::Raised { tensor, local, count, version, steps, contents });
                     }
                     chunk.tell(&publication);
+                    if home.sends_updates(tensor) {
+                        // U-1: it holds what was sent last, and nothing else feeds it.
+                        let held = std::mem::replace(&mut chunk.sent, publication.sequence);
+                        let base = home.update_base(tensor, local).filter(|&base| held > 0 && base <= held);
+                        return Some(match base {
+                            Some(base) => Owing::Update { tensor, local, publication, base },
+                            None => Owing::Whole { tensor, local, publication },
+                        });
+                    }
                     // Whatever it holds, it holds this or something newer then.
                     let unsure = std::mem::replace(&mut chunk.unsure, is_fed) || is_fed;
                     let position = std::mem::replace(&mut chunk.sent, publication.sequence);

@@ -12,6 +12,7 @@ use crate::peer::PeerId;
 use crate::seal::MAX_SEAL_BYTES;
 use crate::shard::{Judged, Shard};
 use crate::submission::Submission;
+use crate::update::PREFIX_BYTES;
 use crate::{Rank, TensorId};
 use penstock_kernels::codec::{Codec, Raw};
 use std::fmt::Display;
@@ -175,7 +176,7 @@ pub fn submission<'a>(
 }
 
 /// Judges a frame that comes to a mirror: what decodes its payload. `chunk`: how the chunk that the notice is about travels, and
-/// its bytes; `None` if it was not asked for.
+/// its bytes (of an update those of its sum, and of what goes whole those of value and state); `None` if it was not asked for.
 pub fn notice(
     header: &Header,
     job: u64,
@@ -192,11 +193,17 @@ pub fn notice(
         Notice::Seal if is_plain && length <= MAX_SEAL_BYTES => return Ok(&Raw),
         Notice::Route if is_plain && length <= MAX_ROUTE_BYTES => return Ok(&Raw),
         Notice::Value { .. } | Notice::State { .. } => chunk(&notice),
+        // They are folded from where they came, and never compressed.
+        Notice::Update { .. } | Notice::Whole { .. } if header.packed.is_none() => chunk(&notice),
         _ if header.is_bare() => return Ok(&Raw),
         _ => None,
     };
     let Some((agreed, bytes)) = chunk else {
         return Err(format!("{length} bytes for {notice:?}, which was not asked for"));
+    };
+    let before = if matches!(notice, Notice::Update { .. }) { PREFIX_BYTES } else { 0 };
+    let Some(length) = length.checked_sub(before) else {
+        return Err(format!("{notice:?}: expected an update, of at least {before} bytes, got {length}"));
     };
     let codec = agreed.expect(header.encoding, (length, header.packed), bytes);
     codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))

@@ -80,6 +80,32 @@ pub enum Effect {
         /// To be told once it is published: the least version of all chunks + 1, if it has risen with this one.
         progress: Option<u64>,
     },
+    /// The update that came is folded into the mirror, whose numbers are those of step `steps` - 1, and published.
+    Update {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it.
+        steps: u64,
+        /// As of [`Effect::Publish`].
+        progress: Option<u64>,
+    },
+    /// The value and the state that came are published in the mirror.
+    Whole {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it.
+        steps: u64,
+        /// As of [`Effect::Publish`].
+        progress: Option<u64>,
+    },
     /// What is in the mirror of these chunks is published as a later version.
     Raise {
         /// The tensor.
@@ -124,6 +150,8 @@ impl Effect {
         match *self {
             Self::Nothing => None,
             Self::Publish { tensor, .. }
+            | Self::Update { tensor, .. }
+            | Self::Whole { tensor, .. }
             | Self::Raise { tensor, .. }
             | Self::State { tensor, .. }
             | Self::Folded { tensor, .. }
@@ -163,6 +191,20 @@ pub enum Broken {
         count: u32,
         /// What came.
         version: u64,
+    },
+    /// An update of something that is not held here, or none at all (U-1 of [`update`](crate::update)).
+    #[error("chunk {chunk} came as update {publication} of {got} to step {steps}, expected one of {held}")]
+    Misfit {
+        /// The chunk.
+        chunk: u32,
+        /// What is held.
+        held: u64,
+        /// What the update is of.
+        got: u64,
+        /// What it leads to.
+        publication: u64,
+        /// The steps behind that.
+        steps: u64,
     },
     /// A difference against a publication that is not held here (E-1 of [`encoding`](crate::encoding)).
     #[error("chunk {chunk} came as a difference against publication {got}, expected {held}")]
@@ -411,6 +453,18 @@ impl Mirrored {
             }
             Some(self.held_from(start, tensor, epoch))
         })
+    }
+
+    /// Whether a chunk may come to this version.
+    fn check_version(&self, local: usize, version: u64) -> Result<(), Broken> {
+        let chunk = self.chunks[local];
+        if version > MAX_CLOCK {
+            return Err(Broken::TooNew { chunk, version });
+        }
+        if version + 1 < self.versions[local] {
+            return Err(Broken::Fell { chunk, version });
+        }
+        Ok(())
     }
 
     /// A chunk's value has come; what there is to be told of the least version of all.
@@ -689,6 +743,8 @@ impl Mirror {
         }
         let of = match *notice {
             Notice::Value { tensor, .. }
+            | Notice::Update { tensor, .. }
+            | Notice::Whole { tensor, .. }
             | Notice::Raised { tensor, .. }
             | Notice::State { tensor, .. }
             | Notice::Folded { tensor, .. }
@@ -732,6 +788,22 @@ impl Mirror {
                 }
                 let progress = mirrored.take(local, version, publication, content);
                 Ok(Effect::Publish { tensor, chunk, version, steps, progress })
+            }
+            Notice::Update { tensor, chunk, version, steps, publication, base } => {
+                let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
+                mirrored.check_version(local, version)?;
+                let held = mirrored.contents[local];
+                if mirrored.positions[local] == 0 || base != held || publication <= base || steps == 0 {
+                    return Err(Broken::Misfit { chunk, held, got: base, publication, steps });
+                }
+                let progress = mirrored.take(local, version, publication, publication);
+                Ok(Effect::Update { tensor, chunk, version, steps, progress })
+            }
+            Notice::Whole { tensor, chunk, version, steps, publication, content } => {
+                let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
+                mirrored.check_version(local, version)?;
+                let progress = mirrored.take(local, version, publication, content);
+                Ok(Effect::Whole { tensor, chunk, version, steps, progress })
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
                 // Something newer has come by another way.

@@ -18,6 +18,7 @@ use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::bytes_kept;
 use penstock_proto::travel::Terms;
+use penstock_proto::update;
 use penstock_proto::{Rank, TensorId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -298,8 +299,9 @@ impl Catalog {
         let mut charges = vec![self.charge(&spec.name, self.books(&spec, &extents, &layout))?];
         // What workers on other hosts hold is kept once for all of them, wherever the tensor's own memory is.
         let streams = bytes_kept(&terms, extent.count.into(), layout.bytes() as u64);
-        if streams > 0 {
-            charges.push(self.charge(&spec.name, streams)?);
+        let updates = update::bytes_kept(&terms, extent.count.into(), layout.bytes() as u64);
+        for kept in [streams, updates].into_iter().filter(|&kept| kept > 0) {
+            charges.push(self.charge(&spec.name, kept)?);
         }
         let paid = remote.then(|| self.pay_for_sending(rank, &spec.name, &layout, &terms)).transpose()?;
         // Before its chunks are gone over: a declaration that is refused costs no more than a request. What is pooled has few.
@@ -534,11 +536,15 @@ impl Catalog {
 /// one, if it is not read; where payloads are not the chunks themselves, what they are encoded into and decoded from; and where they
 /// are compressed, what they are compressed into and decompressed into.
 fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
-    let Terms { values, contributions, low_rank, .. } = terms;
+    let Terms { values, contributions, low_rank, updates, .. } = terms;
     let bytes = layout.value(chunk).len();
     let payload = values.longest(bytes).max(layout.beside(chunk).len());
+    // Where updates are sent, what is whole is copied, and encoded.
+    let whole = updates.map_or(0, |updates| updates.agreed.longest(bytes + layout.beside(chunk).len()));
+    let payload = payload.max(whole);
     let unread = if payload > BATCH_BYTES { payload } else { 0 };
     let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
+    let outgoing = if whole > 0 { BATCH_BYTES + 3 * whole } else { outgoing };
     let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
     // Rows of a left factor, and the same in accumulators.
     let rows = low_rank.map_or(0, |low_rank| {

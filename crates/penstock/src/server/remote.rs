@@ -696,7 +696,7 @@ mod tests {
             let mut submit = |submission| {
                 let _ = (rig.machine.take_gone_over(), rig.memory.take_idle_looks());
                 rig.machine.submit(0, &submission, &mut rig.memory).unwrap();
-                let seen = rig.memory.standing(W, 0).to_vec();
+                let seen = rig.memory.standing(W, 0).1.to_vec();
                 (rig.machine.take_gone_over() + rig.memory.take_idle_looks(), seen)
             };
             let settings = Settings([0.0; 5]);
@@ -774,7 +774,7 @@ mod tests {
             let Owing::Value { tensor, local, publication, position } = owing else { continue };
             let (_, _, chunk) = rig.memory.value(tensor, local, position);
             let Source::Published(bytes, _, number) = chunk.source else { panic!("it is copied") };
-            assert!(std::ptr::eq(bytes, rig.memory.standing(W, local)));
+            assert!(std::ptr::eq(bytes, rig.memory.standing(W, local).1));
             assert_eq!(number, publication.sequence, "by which its checksum is known");
             assert_eq!(publication, rig.memory.publication(W, local));
             assert!(publication.sequence > 0);

@@ -7,10 +7,10 @@ use penstock_fabric::publish::Published;
 use penstock_fabric::spent::Spent;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::filter::{Behind, Coordinates, Pressure};
-use penstock_kernels::{Foreign, Plan};
+use penstock_kernels::{Foreign, Plan, SumRoom, fold_summed};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
-use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
@@ -23,6 +23,7 @@ use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
+use penstock_proto::update::{Kept, Updates};
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -71,6 +72,8 @@ pub(super) struct Memory {
     /// What seals those that are passed on.
     sealer: Option<Sealer>,
     spent: Arc<Spent>,
+    /// Where contributions are summed that are sent as updates.
+    sum: SumRoom,
 }
 
 /// Shows that the shard lives while it works.
@@ -109,6 +112,8 @@ struct TensorMemory {
     behind: Vec<Behind>,
     /// Likewise: the last publication that changed what is seen.
     changed: Vec<u64>,
+    /// Likewise: the last update, where those are sent; else empty.
+    updates: Vec<Kept>,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
     /// Whether peers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
@@ -148,6 +153,7 @@ impl Memory {
             shares: Vec::new(),
             sealer: None,
             spent: Arc::default(),
+            sum: SumRoom::default(),
         }
     }
 
@@ -206,6 +212,8 @@ impl Memory {
         let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
         let behind = vec![Behind::default(); home.chunks().len()];
         let changed = vec![0; home.chunks().len()];
+        let updates =
+            home.chunks().iter().filter(|_| terms.updates.is_some()).map(|_| Kept::default()).collect();
         let longest = home.chunks().first().map_or(0, |&chunk| home.range(chunk).len());
         let digests = Digests::new(id, home.chunks().len(), longest as u64, &self.shares);
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
@@ -223,6 +231,7 @@ impl Memory {
             sums,
             behind,
             changed,
+            updates,
             pressed,
             by_trees: false,
             digests,
@@ -236,7 +245,7 @@ impl Memory {
         self.tensors.iter_mut().for_each(|(_, tensor)| tensor.digests.cut(shares));
     }
 
-    /// Tensors that are broadcast.
+    /// Tensors whose values are broadcast, and may be passed on: an update is worth nothing to who lacks the one before.
     pub(super) fn broadcast(&self) -> Vec<TensorId> {
         let is_broadcast = |tensor: &TensorMemory| tensor.terms.propagation == Propagation::Broadcast;
         self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(id, _)| id).collect()
@@ -293,13 +302,6 @@ impl Memory {
 
     fn look(&self, id: TensorId) -> &TensorMemory {
         self.tensors.get(id).expect("it was asked whether it is declared")
-    }
-
-    /// What readers see of a chunk, where it stands.
-    #[cfg(test)]
-    pub(super) fn standing(&self, id: TensorId, local: usize) -> &[u8] {
-        let home = &self.look(id).home;
-        home.seen(home.chunks()[local])
     }
 
     fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
@@ -361,7 +363,16 @@ impl Chunks for Memory {
     }
 
     fn broadcasts(&self, id: TensorId) -> bool {
-        self.look(id).terms.propagation == Propagation::Broadcast
+        self.look(id).terms.propagation.is_unasked()
+    }
+
+    fn sends_updates(&self, id: TensorId) -> bool {
+        self.look(id).terms.updates.is_some()
+    }
+
+    fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
+        let tensor = self.look(id);
+        tensor.updates.get(local)?.base(tensor.changed[local])
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -431,6 +442,25 @@ impl Homed for Memory {
         (chunk, &terms.values, sent)
     }
 
+    fn updates(&self, id: TensorId) -> Option<&Updates> {
+        self.look(id).terms.updates.as_ref()
+    }
+
+    fn update(&self, id: TensorId, local: usize) -> (u32, Encoding, &[u8]) {
+        let TensorMemory { home, updates, .. } = self.look(id);
+        let (encoding, payload) = updates[local].payload();
+        (home.chunks()[local], encoding, payload)
+    }
+
+    fn standing(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let home = &self.look(id).home;
+        debug_assert!(
+            home.sequence(local).is_multiple_of(2),
+            "what is sent is published, and nobody is inside"
+        );
+        (home.chunks()[local], home.seen(home.chunks()[local]))
+    }
+
     fn sealer(&self) -> Option<&Sealer> {
         self.sealer.as_ref()
     }
@@ -450,10 +480,13 @@ impl Home for Memory {
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom> {
         let spent = Arc::clone(&self.spent);
-        let tensor = self.tensor(id);
+        let is_sent = self.events.is_some();
+        let Self { tensors, sum, .. } = self;
+        let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
         tensor.keep(chunk);
         tensor.falls_behind(chunk);
-        let (plan, home, lanes) = tensor.parts();
+        let TensorMemory { plan, home, lanes, terms, updates, changed, .. } = tensor;
+        let (local, lanes) = (home.find(chunk), &*lanes);
         let range = home.range(chunk);
         let worked = range.len() * (writers.len() + 1);
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
@@ -464,9 +497,21 @@ impl Home for Memory {
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
         let value = chunk.whole.unwrap_or(chunk.seen);
-        let folded = spent.on(Layer::Fold, || {
-            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state)
-        });
+        let folded = match local.and_then(|local| Some((updates.get_mut(local)?, changed[local]))) {
+            None => spent.on(Layer::Fold, || {
+                penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state)
+            }),
+            Some((update, content)) => {
+                let sum = sum.of(value.len());
+                let state = chunk.state;
+                let folded = spent.on(Layer::Fold, || {
+                    fold_summed(plan, settings, *step, *scale, &contributions, sum, value, state)
+                });
+                // It is encoded where there is somebody to be sent it.
+                let agreed = terms.updates.as_ref().map(|updates| &updates.agreed).filter(|_| is_sent);
+                folded.inspect(|()| spent.on(Layer::Encode, || update.fold(content, settings, sum, agreed)))
+            }
+        };
         let folded = match folded {
             Ok(()) => Ok(Folded::Committed),
             Err(refused) => {
@@ -492,7 +537,8 @@ impl Home for Memory {
         if slot == 0 {
             tensor.catches_up(chunk);
         }
-        let TensorMemory { plan, home, lanes, .. } = tensor;
+        let TensorMemory { plan, home, lanes, updates, .. } = tensor;
+        let local = home.find(chunk).expect("only what is homed here is loaded here");
         // Arrays are as long as the value, or twice as long where their elements are twice as wide.
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
         let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
@@ -515,7 +561,9 @@ impl Home for Memory {
                 contribution.copy_to(&mut state[at..at + bytes]);
             }
         }
-        self.changed |= slot == 0;
+        // To who folds for itself, the state is as much as the value.
+        let is_folded = updates.get_mut(local).map(Kept::change).is_some();
+        self.changed |= slot == 0 || is_folded;
         self.life.work(bytes);
     }
 
@@ -545,7 +593,7 @@ impl Home for Memory {
         let spent = Arc::clone(&self.spent);
         let tensor = self.tensor(id);
         tensor.keep(chunk);
-        let TensorMemory { plan, terms, home, behind, pressed, .. } = tensor;
+        let TensorMemory { plan, terms, home, behind, pressed, updates, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");
         // Readers see what they saw, under a count of steps that goes with the optimizer's state.
         let again = home.sequence(local) > 0 && version == tensor.published[local].version;
@@ -563,6 +611,8 @@ impl Home for Memory {
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
+        let sequence = home.sequence(local);
+        updates.get_mut(local).into_iter().for_each(|update| _ = update.publish(sequence));
         tensor.published[local] = published;
         if changed {
             tensor.changed[local] = tensor.home.sequence(local);

@@ -220,7 +220,10 @@ impl Draft {
         let (place, remotes) = match (extent.count, link.is_remote()) {
             (0, _) => (None, Vec::new()),
             (_, true) => {
-                let layout = ExtentLayout::new(cut, extent, self.spec.dtype, 0);
+                // Who folds updates keeps what the rule keeps.
+                let slots = self.terms.updates.map_or(0, |_| self.spec.rule.slots().count());
+                let per_element = slots * self.spec.dtype.accumulator_size();
+                let layout = ExtentLayout::new(cut, extent, self.spec.dtype, per_element);
                 let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
                 let (place, remotes) = link.mirror(tensor, layout, pooled, &self.terms, &homed, loads)?;
                 (Some(place), remotes)

@@ -12,7 +12,6 @@ use crate::worker::Error;
 use crate::worker::link::RemoteHome;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::ForeignMut;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::asking::{self, Changes, Known};
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
@@ -144,7 +143,7 @@ impl Tensor {
         deadline: Deadline,
     ) -> Result<(), Error> {
         // What is new of a value that is broadcast comes whole.
-        if self.spec.propagation == Propagation::Broadcast {
+        if self.spec.propagation.is_unasked() {
             return self.wait_for_version(requirement, deadline);
         }
         let anew = self.changes().are_newer_than(self.fetched_at());

@@ -48,7 +48,6 @@ use penstock_proto::factors::LowRank;
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Position;
@@ -354,9 +353,7 @@ impl Tensor {
     /// home on another host, which need not send the others for that.
     fn has_first(&self, home: &HomeShard) -> bool {
         match home.remote.as_ref().and_then(|remote| remote.chunks.last()) {
-            Some(&last) if self.spec.propagation != Propagation::Broadcast => {
-                self.memory.chunk_progress(last) > 0
-            }
+            Some(&last) if !self.spec.propagation.is_unasked() => self.memory.chunk_progress(last) > 0,
             _ => self.progress(home) > 0,
         }
     }
@@ -372,7 +369,7 @@ impl Tensor {
 
     fn want_first(&self, home: &HomeShard, remote: &RemoteHome, deadline: Deadline) -> Result<(), Error> {
         match remote.chunks.len().checked_sub(1) {
-            Some(last) if self.spec.propagation != Propagation::Broadcast => {
+            Some(last) if !self.spec.propagation.is_unasked() => {
                 self.fetch_chunks(home, remote, &[last], 0, false, deadline).map(|_| ())
             }
             _ => self.want(home, 0, deadline),
@@ -481,7 +478,7 @@ impl Tensor {
 
     /// The value was asked for: from now on a home that broadcasts sends what is new unasked.
     fn has_asked(&self, remote: &RemoteHome) {
-        if self.spec.propagation == Propagation::Broadcast {
+        if self.spec.propagation.is_unasked() {
             remote.is_sent.store(true, Ordering::Relaxed);
         }
     }

@@ -11,7 +11,6 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use rustix::fd::{AsFd, OwnedFd};
@@ -343,7 +342,7 @@ impl Tensor {
     /// Whether pulls may lack some of what the homes have folded, by a filter, or as it comes unasked: an exact pull and a flush see
     /// it.
     pub fn lags(&self) -> bool {
-        let comes = self.spec.propagation == Propagation::Broadcast;
+        let comes = self.spec.propagation.is_unasked();
         self.holds_back || comes && !self.spec.consistency.folds_together()
     }
 

@@ -2,16 +2,16 @@
 
 use super::RemoteHome;
 use super::bypass::Share;
-use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
-use penstock_fabric::net::remote_shard::{self, Value};
+use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::remote_shard::{self, Update, Value};
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Base, Undecodable};
+use penstock_kernels::{Foreign, SumRoom};
 use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::{LowRank, Standing};
-use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::Terms;
+use penstock_proto::update::Updates;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub(super) struct Mirrored {
     /// How its chunks travel, both ways.
     pub(super) terms: Arc<Terms>,
     pub(super) share: Share,
+    /// Where updates are decoded, where those come.
+    pub(super) sum: SumRoom,
 }
 
 impl Mirrored {
@@ -38,7 +40,16 @@ impl Mirrored {
         terms: Arc<Terms>,
     ) -> Self {
         let bytes = home.chunks().iter().map(|&chunk| home.range(chunk).len() as u64).sum();
-        Self { shard, home, lane, remote, state: None, terms, share: Share::new(bytes) }
+        Self {
+            shard,
+            home,
+            lane,
+            remote,
+            state: None,
+            terms,
+            share: Share::new(bytes),
+            sum: SumRoom::default(),
+        }
     }
 }
 
@@ -93,7 +104,7 @@ impl remote_shard::Mirrored for Mirrored {
     }
 
     fn is_broadcast(&self) -> bool {
-        self.terms.propagation == Propagation::Broadcast
+        self.terms.propagation.is_unasked()
     }
 
     fn is_lent(&self) -> bool {
@@ -107,6 +118,39 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn wanted(&self) -> u64 {
         self.remote.wanted.load(Ordering::Acquire)
+    }
+
+    fn updates(&self) -> Option<&Updates> {
+        self.terms.updates.as_ref()
+    }
+
+    fn whole_bytes(&self, chunk: u32) -> Option<usize> {
+        self.home.find(chunk)?;
+        Some(self.home.range(chunk).len() + self.home.beside(chunk).len())
+    }
+
+    fn update(&mut self, chunk: u32, update: &Update<'_>, published: Published) -> Result<(), Undecodable> {
+        let Self { home, terms, sum, .. } = self;
+        let Updates { plan, .. } = terms.updates.as_ref().expect("it was asked whether updates come");
+        let HomeChunk { mut header, seen, state, .. } = home.chunk(chunk);
+        let sum = update.decode(sum, seen.len())?;
+        header.begin();
+        update.fold(plan, sum, seen, state);
+        header.publish(published);
+        Ok(())
+    }
+
+    fn whole(&mut self, chunk: u32, whole: &Value<'_>, published: Published) -> Result<(), Undecodable> {
+        let HomeChunk { mut header, seen, state, .. } = self.home.chunk(chunk);
+        // Beside it: a script may be looking at the value, which is the same where a connection was made again.
+        let mut aside = vec![0; seen.len() + state.len()];
+        whole.decode(&mut aside)?;
+        let (value, arrays) = aside.split_at(seen.len());
+        header.begin();
+        seen.copy_from_slice(value);
+        state.copy_from_slice(arrays);
+        header.publish(published);
+        Ok(())
     }
 
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {

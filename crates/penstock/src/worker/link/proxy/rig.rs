@@ -32,6 +32,7 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
         low_rank: None,
         propagation: Propagation::Pull,
         shows_versions_only: false,
+        updates: None,
     };
     let (cut, extent) = (Cut::new(2 * CHUNK as u64, CHUNK as u32), Extent { first: 0, count: 2 });
     let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
