@@ -17,8 +17,9 @@ use crate::workload::{Kind, Workload};
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
 use penstock_kernels::compress::Compressor;
 use penstock_kernels::filter::{self, Coordinates, Filter, sums};
-use penstock_kernels::{Dtype, Foreign};
+use penstock_kernels::{Dtype, Foreign, sums_exactly};
 use penstock_proto::compress::Compress;
+use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::spec::TensorSpec;
@@ -92,6 +93,7 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     let mut thin = Rng::new(seed ^ 0xfac702);
     let mut moves = Rng::new(seed ^ 0x57e95);
     let mut packs = Rng::new(seed ^ 0xc0_4b9e55);
+    let mut folds = Rng::new(seed ^ 0x0f01d5);
     for tensor in &mut workload.tensors {
         let both = rng.once_in(2);
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
@@ -111,6 +113,12 @@ pub fn declare(seed: u64, workload: &mut Workload) {
             tensor.spec.propagation = Propagation::Broadcast;
         }
         let low_rank = if thin.once_in(2) && !tensor.is_loaded { 3 } else { 0 };
+        // Of what is pulled under BSP some is sent as updates, where that can be.
+        let is_pulled =
+            tensor.spec.propagation == Propagation::Pull && tensor.spec.consistency == Consistency::Bsp;
+        if folds.once_in(3) && is_pulled && !holds_back && sums_exactly(tensor.spec.dtype) {
+            tensor.spec.propagation = Propagation::Update;
+        }
         let (mut values, contributions) = (encodings(), encodings());
         if holds_back && is_moved {
             values = Travel::filtered(Filtering::NONE, filter, tensor.spec.dtype).values;

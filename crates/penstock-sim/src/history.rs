@@ -256,6 +256,17 @@ pub enum Observation<'a> {
         /// The chunk.
         chunk: u32,
     },
+    /// An update came that was folded elsewhere too, or value and state whole; the value that this made comes with it.
+    Updated {
+        /// To whom.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Whether it is whole.
+        whole: bool,
+    },
     /// A ticket came back.
     Returned {
         /// To whom.
@@ -384,6 +395,8 @@ impl Observation<'_> {
             Self::Came { .. } => "come",
             Self::Lodged { .. } => "lodge",
             Self::Stated { .. } => "state",
+            Self::Updated { whole: false, .. } => "update",
+            Self::Updated { whole: true, .. } => "whole",
             Self::Returned { .. } => "return",
             Self::Committed { .. } => "commit",
             Self::Ended { .. } => "end",
@@ -427,6 +440,7 @@ impl Observation<'_> {
             | Self::Wanted { rank, .. }
             | Self::Came { rank, .. }
             | Self::Stated { rank, .. }
+            | Self::Updated { rank, .. }
             | Self::Returned { rank, .. }
             | Self::Left { rank, .. }
             | Self::Lied { rank, .. }
@@ -445,6 +459,7 @@ impl Observation<'_> {
             | Self::Came { tensor, chunk, .. }
             | Self::Lodged { tensor, chunk, .. }
             | Self::Stated { tensor, chunk, .. }
+            | Self::Updated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
             Self::Asked { tensor, .. }
@@ -488,6 +503,7 @@ impl Observation<'_> {
             | Self::Turned { .. }
             | Self::Hung { .. }
             | Self::Stated { .. }
+            | Self::Updated { .. }
             | Self::Committed { .. } => String::new(),
             Self::Cut { shard, how, .. } => format!("shard={shard} how={how:?}"),
             Self::Connected { shard, taken, submitted, .. } => {

@@ -4,28 +4,29 @@
 //! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job.
 
 use crate::rng::Rng;
-use crate::shard_memory::Mirror;
+use crate::sabotage::Sabotage;
+use crate::shard_memory::{Aligned, Mirror};
 use crate::socket::Socket;
 use crate::worker::Need;
 use crate::workload::Thin;
 use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::remote_peer::RemotePeer;
-use penstock_fabric::net::remote_shard::{self, Limits, RemoteShard, Submitter, Value};
+use penstock_fabric::net::remote_shard::{self, Limits, RemoteShard, Submitter, Update, Value};
 use penstock_fabric::publish::Published;
-use penstock_kernels::Foreign;
 use penstock_kernels::codec::Undecodable;
+use penstock_kernels::{Foreign, SumRoom};
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::factors::LowRank;
 use penstock_proto::frame::{Body, Notice};
 use penstock_proto::peer::PeerId;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::asking::{self, AtPull, Known};
 use penstock_proto::remote::home::{Subscriber, Subscribers};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::travel::Terms;
+use penstock_proto::update::Updates;
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
 use std::cell::RefCell;
@@ -53,6 +54,15 @@ pub enum Deed {
         base: u64,
         /// The value.
         value: Rc<[u8]>,
+    },
+    /// An update, or value and state whole; the value is told of beside it.
+    Updated {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Whether it was whole.
+        whole: bool,
     },
     /// The optimizer's state of a chunk.
     Stated {
@@ -83,8 +93,8 @@ pub struct Mirrored {
     low_rank: Option<LowRank>,
     broadcast: bool,
     deeds: Rc<RefCell<Vec<Deed>>>,
-    /// What says when a promise is broken on purpose, if one is.
-    flips: Option<Rng>,
+    /// Which promise is broken on purpose, if one is, and what says when.
+    broken: Option<(Sabotage, Rng)>,
     /// What stands in the worker's lane.
     pub lane: Rc<[u8]>,
     /// What stands there instead, where a contribution travels as factors.
@@ -93,6 +103,10 @@ pub struct Mirrored {
     keeps_factor: bool,
     /// What came of each chunk.
     pub values: BTreeMap<u32, Mirror>,
+    /// The optimizer's state beside it, where updates come.
+    states: BTreeMap<u32, Vec<u8>>,
+    updates: Option<Updates>,
+    sum: SumRoom,
     /// The least version of all chunks + 1.
     pub progress: u64,
     /// Own contributions that were taken from the lane.
@@ -121,6 +135,25 @@ impl Mirrored {
 
     fn is_sent(&self) -> bool {
         self.broadcast && self.asked
+    }
+
+    fn breaks(&mut self, sabotage: Sabotage) -> bool {
+        let broken = self.broken.as_mut().filter(|(broken, _)| *broken == sabotage);
+        broken.is_some_and(|(_, rng)| rng.once_in(4))
+    }
+
+    /// A value of a chunk is here.
+    fn came(
+        &mut self,
+        chunk: u32,
+        value: Rc<[u8]>,
+        Published { version, steps }: Published,
+        encoding: Encoding,
+        base: u64,
+    ) {
+        self.values.insert(chunk, Mirror { version, steps, value: Rc::clone(&value) });
+        let tensor = self.id;
+        self.deeds.borrow_mut().push(Deed::Came { tensor, chunk, version, encoding, base, value });
     }
 
     fn range(&self, chunk: u32) -> Option<Range<usize>> {
@@ -198,15 +231,52 @@ impl remote_shard::Mirrored for Mirrored {
         };
         let onto = Rc::get_mut(&mut new).expect("nobody else has it yet");
         value.decode(onto)?;
-        flip(onto, self.flips.as_mut());
-        let Published { version, steps } = published;
-        self.values.insert(chunk, Mirror { version, steps, value: Rc::clone(&new) });
+        if let Some((Sabotage::BelievesDamagedFrames, rng)) = &mut self.broken {
+            flip(onto, Some(rng));
+        }
         let base = match value.header.body {
             Body::Notice(Notice::Value { base, .. }) => base,
             _ => 0,
         };
-        let (tensor, encoding) = (self.id, value.header.encoding);
-        self.deeds.borrow_mut().push(Deed::Came { tensor, chunk, version, encoding, base, value: new });
+        self.came(chunk, new, published, value.header.encoding, base);
+        Ok(())
+    }
+
+    fn updates(&self) -> Option<&Updates> {
+        self.updates.as_ref()
+    }
+
+    fn whole_bytes(&self, chunk: u32) -> Option<usize> {
+        Some(self.bytes(chunk)? + self.state_bytes(chunk)?)
+    }
+
+    fn update(&mut self, chunk: u32, update: &Update<'_>, published: Published) -> Result<(), Undecodable> {
+        let (tensor, whole) = (self.id, false);
+        let skips = self.breaks(Sabotage::SkipsUpdates);
+        let twice = self.breaks(Sabotage::AppliesUpdatesTwice);
+        let Self { updates, values, states, sum, .. } = self;
+        let Updates { plan, .. } = updates.as_ref().expect("it was asked whether updates come");
+        let held = values.get(&chunk).expect("an update leads on from what came");
+        let state = states.get_mut(&chunk).expect("the state came with it");
+        let (mut value, mut arrays) = (Aligned::of(&held.value), Aligned::of(state));
+        let sum = update.decode(sum, value.len())?;
+        let times = if skips { 0 } else { 1 + u32::from(twice) };
+        (0..times).for_each(|_| update.fold(plan, sum, &mut value, &mut arrays));
+        state.copy_from_slice(&arrays);
+        self.deeds.borrow_mut().push(Deed::Updated { tensor, chunk, whole });
+        self.came(chunk, Rc::from(&value[..]), published, Encoding::RAW, 0);
+        Ok(())
+    }
+
+    fn whole(&mut self, chunk: u32, whole: &Value<'_>, published: Published) -> Result<(), Undecodable> {
+        let mut both = vec![UNWRITTEN; self.whole_bytes(chunk).expect("it is homed there")];
+        whole.decode(&mut both)?;
+        let state = both.split_off(self.bytes(chunk).expect("it is homed there"));
+        if !self.states.contains_key(&chunk) || !self.breaks(Sabotage::KeepsTheOldState) {
+            self.states.insert(chunk, state);
+        }
+        self.deeds.borrow_mut().push(Deed::Updated { tensor: self.id, chunk, whole: true });
+        self.came(chunk, both.into(), published, whole.header.encoding, 0);
         Ok(())
     }
 
@@ -296,7 +366,7 @@ impl Proxy<'_> {
         spec: &TensorSpec,
         terms: &Terms,
         (cut, chunks): (Cut, &[u32]),
-        flips: Option<Rng>,
+        broken: Option<(Sabotage, Rng)>,
         keeps_factor: bool,
     ) {
         let state = |&chunk: &u32| {
@@ -311,9 +381,12 @@ impl Proxy<'_> {
             values_as: terms.values,
             contributions_as: terms.contributions,
             low_rank: terms.low_rank,
-            broadcast: terms.propagation == Propagation::Broadcast,
+            broadcast: terms.propagation.is_unasked(),
             deeds: Rc::clone(&self.deeds),
-            flips,
+            broken,
+            states: BTreeMap::new(),
+            updates: terms.updates,
+            sum: SumRoom::default(),
             lane: Rc::default(),
             factors: None,
             keeps_factor,

@@ -97,6 +97,14 @@ pub enum Sabotage {
     TrustsPositions,
     /// A home does not feed a worker that has left its parents.
     ForgetsWhoStrayed,
+    /// A worker folds an update that has come a second time.
+    AppliesUpdatesTwice,
+    /// A worker says that it has folded an update, and has not.
+    SkipsUpdates,
+    /// Of what comes whole a worker keeps the optimizer's state that it had.
+    KeepsTheOldState,
+    /// A home sends its last update to who lacks the one before.
+    SendsUpdatesToAnyone,
 }
 
 impl Sabotage {
@@ -104,6 +112,12 @@ impl Sabotage {
     pub fn needs_leases(self) -> bool {
         use Sabotage::{IsDeaf, IsImpatient, KeepsSilentConnections, KeepsTheLost, LosesNobody};
         matches!(self, IsImpatient | LosesNobody | IsDeaf | KeepsTheLost | KeepsSilentConnections)
+    }
+
+    /// Whether it is a worker that breaks it, in what it holds of values of another host.
+    pub fn is_at_mirrors(self) -> bool {
+        use Sabotage::{AppliesUpdatesTwice, BelievesDamagedFrames, KeepsTheOldState, SkipsUpdates};
+        matches!(self, BelievesDamagedFrames | AppliesUpdatesTwice | SkipsUpdates | KeepsTheOldState)
     }
 
     /// Whether only jobs show it in which workers feed each other.

@@ -7,10 +7,10 @@ use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
 use penstock_kernels::filter::{Behind, Coordinates, Filter, Pressure};
-use penstock_kernels::{Foreign, Plan};
+use penstock_kernels::{Foreign, Plan, fold_summed};
 use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
-use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::LowRank;
 use penstock_proto::overlay::Digests;
 use penstock_proto::propagation::Propagation;
@@ -21,6 +21,7 @@ use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
+use penstock_proto::update::{Kept, Updates};
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -135,6 +136,8 @@ struct Chunk {
     changes: bool,
     /// What stands there, as it is sent to several.
     sum: OncePublished,
+    /// The last update, as it is sent.
+    update: Kept,
     /// A fold that waits for its commit.
     aside: Option<(Fold, Vec<Rank>)>,
 }
@@ -146,6 +149,7 @@ struct Tensor {
     values: Agreed,
     contributions: Agreed,
     low_rank: Option<LowRank>,
+    updates: Option<Updates>,
     cut: Cut,
     filter: Arc<dyn Filter>,
     propagation: Propagation,
@@ -241,6 +245,7 @@ impl Memory {
                     changed: 0,
                     changes: false,
                     sum: OncePublished::default(),
+                    update: Kept::default(),
                     aside: None,
                 },
             )
@@ -254,10 +259,11 @@ impl Memory {
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
         let (progress, declared) = (None, BTreeSet::new());
         let filter = Arc::clone(&terms.filter);
-        let Terms { propagation, shows_versions_only, low_rank, .. } = *terms;
+        let Terms { propagation, shows_versions_only, low_rank, updates, .. } = *terms;
         let tensor = Tensor {
             plan,
             low_rank,
+            updates,
             cut,
             values,
             contributions,
@@ -358,11 +364,22 @@ impl Memory {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
-        let plan = self.tensors[&id].plan;
-        let Chunk { value, state, lanes, behind, held, changes, .. } = self.chunk(id, chunk);
+        let Tensor { plan, updates, .. } = &self.tensors[&id];
+        let (plan, updates) = (*plan, *updates);
+        let Chunk { value, state, lanes, behind, held, changes, changed, update, .. } = self.chunk(id, chunk);
         behind.falls();
         *changes |= held.is_empty();
-        fold_lanes(&plan, fold, lanes, writers, value, state)
+        let Some(Updates { agreed, .. }) = updates else {
+            return fold_lanes(&plan, fold, lanes, writers, value, state);
+        };
+        let mut sum = Aligned::zeroed(value.len());
+        let Fold { settings, step, scale } = fold;
+        let lanes: Vec<Foreign<'_>> =
+            writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
+        fold_summed(&plan, settings, *step, *scale, &lanes, &mut sum, value, state)
+            .map_err(|refused| NonFiniteFrom(writers[refused.lane]))?;
+        update.fold(*changed, settings, &sum, Some(&agreed));
+        Ok(())
     }
 }
 
@@ -426,11 +443,27 @@ impl Home for Memory {
         let keeps = self.sabotage == Some(Sabotage::BringsBackLoads);
         let dtype = self.tensors[&id].plan.dtype;
         let wider = dtype.accumulator_size() / dtype.size();
-        let Tensor { chunks, homed, streams, .. } =
+        let Tensor { chunks, homed, streams, updates, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let Chunk { value, state, lanes, mirror, loaded, held, behind, leaked, sequence, changes, .. } =
-            chunks.get_mut(&chunk).expect("it is homed here");
+        let folds = updates.is_some();
+        let Chunk {
+            value,
+            state,
+            lanes,
+            mirror,
+            loaded,
+            held,
+            behind,
+            leaked,
+            sequence,
+            changes,
+            update,
+            ..
+        } = chunks.get_mut(&chunk).expect("it is homed here");
+        // To who folds for itself, the state is as much as the value.
+        *changes |= folds;
+        update.change();
         let lane = &lanes[writer as usize];
         if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
             streams.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
@@ -482,8 +515,20 @@ impl Home for Memory {
         let Tensor { chunks, homed, filter, streams, shows_versions_only, digests, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, held, behind, leaked, sequence, changed, changes, .. } =
-            chunks.get_mut(&chunk).expect("the chunk is homed here");
+        let Chunk {
+            value,
+            mirror,
+            before,
+            undone,
+            held,
+            behind,
+            leaked,
+            sequence,
+            changed,
+            changes,
+            update,
+            ..
+        } = chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams
             && let Some(Mirror { value, .. }) = mirror
         {
@@ -503,6 +548,7 @@ impl Home for Memory {
             );
         }
         *sequence += 1;
+        update.publish(*sequence);
         // What is sent on purpose instead of what is seen differs each time.
         if std::mem::take(changes) && !unsaid || leaked.is_some() || leaks || shows || torn {
             *changed = *sequence;
@@ -559,7 +605,17 @@ impl Chunks for Memory {
     }
 
     fn broadcasts(&self, id: TensorId) -> bool {
-        self.tensors.get(&id).is_some_and(|tensor| tensor.propagation == Propagation::Broadcast)
+        self.tensors.get(&id).is_some_and(|tensor| tensor.propagation.is_unasked())
+    }
+
+    fn sends_updates(&self, id: TensorId) -> bool {
+        self.tensors.get(&id).is_some_and(|tensor| tensor.updates.is_some())
+    }
+
+    fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
+        let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
+        let base = chunk.update.base(chunk.changed)?;
+        Some(if self.sabotage == Some(Sabotage::SendsUpdatesToAnyone) { 0 } else { base })
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -617,6 +673,21 @@ impl Homed for Memory {
             None => Sent { source: Source::Published(value, sum, *sequence), shadow: None, position },
         };
         (chunk, values, sent)
+    }
+
+    fn updates(&self, id: TensorId) -> Option<&Updates> {
+        self.tensors[&id].updates.as_ref()
+    }
+
+    fn update(&self, id: TensorId, local: usize) -> (u32, Encoding, &[u8]) {
+        let Tensor { chunks, homed, .. } = &self.tensors[&id];
+        let (encoding, payload) = chunks[&homed[local]].update.payload();
+        (homed[local], encoding, payload)
+    }
+
+    fn standing(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let Tensor { chunks, homed, .. } = &self.tensors[&id];
+        (homed[local], &chunks[&homed[local]].mirror.as_ref().expect("what is sent is published").value)
     }
 
     fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {

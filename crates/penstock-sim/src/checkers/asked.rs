@@ -6,7 +6,6 @@ use super::Checker;
 use crate::history::Observation;
 use crate::rng::digest;
 use crate::workload::Workload;
-use penstock_proto::propagation::Propagation;
 use penstock_proto::submission::NO_TICKET;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +44,7 @@ pub struct Asked {
 impl Asked {
     /// For the tensors of `workload`.
     pub fn new(workload: &Workload) -> Self {
-        let is_sent = |&tensor: &TensorId| workload.spec(tensor).propagation == Propagation::Broadcast;
+        let is_sent = |&tensor: &TensorId| workload.spec(tensor).propagation.is_unasked();
         Self { broadcast: workload.ids().filter(is_sent).collect(), ..Self::default() }
     }
 

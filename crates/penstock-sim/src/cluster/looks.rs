@@ -166,6 +166,9 @@ impl Cluster<'_> {
                     let value = &*value;
                     self.see(Observation::Came { rank, tensor, chunk, version, encoding, base, value })?;
                 }
+                Deed::Updated { tensor, chunk, whole } => {
+                    self.see(Observation::Updated { rank, tensor, chunk, whole })?;
+                }
                 Deed::Stated { tensor, chunk } => self.see(Observation::Stated { rank, tensor, chunk })?,
                 Deed::Returned { tensor, ticket } if !self.proxies[rank as usize][shard].left => {
                     self.see(Observation::Returned { rank, shard, tensor, ticket })?;

@@ -281,14 +281,14 @@ impl<'a> Cluster<'a> {
 
     /// The declaration stands everywhere: mirrors are made.
     pub(super) fn mirror(&mut self, rank: Rank, tensor: TensorId) {
-        let flips = self.scenario.sabotage == Some(Sabotage::BelievesDamagedFrames);
+        let at_mirrors = self.scenario.sabotage.filter(|sabotage| sabotage.is_at_mirrors());
         let keeps_factor = self.scenario.sabotage == Some(Sabotage::SendsTheLastFactor);
         let (map, spec) = (&self.maps[tensor as usize], self.workload.spec(tensor));
         let terms = encodings::terms(spec, &encodings::KNOWN);
         for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&map.homes) {
             if !homed.is_empty() {
-                let flips = flips.then(|| Rng::new(self.rng.word()));
-                proxy.declare(tensor, spec, &terms, (map.cut, homed), flips, keeps_factor);
+                let broken = at_mirrors.map(|sabotage| (sabotage, Rng::new(self.rng.word())));
+                proxy.declare(tensor, spec, &terms, (map.cut, homed), broken, keeps_factor);
             }
         }
     }

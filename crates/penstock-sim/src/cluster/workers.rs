@@ -7,7 +7,6 @@ use crate::sabotage::Sabotage;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::{Share, Thin};
-use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::asking::Changes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::spec::TensorSpec;
@@ -227,7 +226,7 @@ impl Cluster<'_> {
     /// Whether a worker on another host waits for one chunk of each home, to know that there is a first value. (In jobs without
     /// pulls of some chunks it has all of the value sent, as of one that is broadcast.)
     fn asks_for_last(&self, rank: Rank, tensor: TensorId) -> bool {
-        let broadcast = self.workload.spec(tensor).propagation == Propagation::Broadcast;
+        let broadcast = self.workload.spec(tensor).propagation.is_unasked();
         self.workload.gathers && self.is_remote(rank) && !broadcast
     }
 
@@ -259,7 +258,7 @@ impl Cluster<'_> {
         let requirement = position.requirement(worker.clock, effective, consistency, propagation);
         let sent = worker.sent[tensor as usize].clone();
         // What is new of a value that is broadcast comes whole.
-        let singly = self.is_remote(rank) && propagation != Propagation::Broadcast;
+        let singly = self.is_remote(rank) && !propagation.is_unasked();
         let tickets = match singly {
             true => Vec::new(),
             false => self.freshen(rank, tensor, &requirement)?,
