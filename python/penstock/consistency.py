@@ -173,6 +173,7 @@ def spelled(consistency: Consistency | str | None) -> str:
 
 
 def check_propagation(propagation: object) -> None:
-    """Raises OptionError unless it says who moves values: "pull", "broadcast" or "auto"."""
-    if propagation not in ("pull", "broadcast", "auto"):
-        raise OptionError(f'expected propagation "pull", "broadcast" or "auto", got {propagation!r}')
+    """Raises OptionError unless it says who moves values: "pull", "broadcast", "update" or "auto"."""
+    if propagation not in ("pull", "broadcast", "update", "auto"):
+        known = '"pull", "broadcast", "update" or "auto"'
+        raise OptionError(f"expected propagation {known}, got {propagation!r}")

@@ -270,9 +270,13 @@ class Job(Sealed):
         propagation
             "pull": a pull fetches the value from servers on other hosts. "broadcast": they send what is new
             as soon as it is final, so that a pull finds it in memory; under SSP a pull sees versions only,
-            and this worker's own updates once they are in one. "auto": "broadcast" under BSP if the job has
-            the option `tree`, and under SSP if a filter of broadcasts may hold something back; else "pull".
-            The tensor's `propagation` is what was chosen, its `repr` says why. Default "pull".
+            and this worker's own updates once they are in one. "update": as "broadcast", but what is sent is
+            the sum that the servers' optimizer was given, and each worker on another host applies that
+            optimizer itself, to the same bits: for sparse pushes whose optimizer changes all of the value
+            (momentum, Adam, weight decay). Under BSP, for float32 and float64, without a filter of
+            broadcasts. "auto": "broadcast" under BSP if the job has the option `tree`, and under SSP if a
+            filter of broadcasts may hold something back; else "pull". The tensor's `propagation` is what was
+            chosen, its `repr` says why. Default "pull".
         sparse
             Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
             differ from zero and from what was sent before, where that is shorter. Default False.
@@ -310,6 +314,9 @@ class Job(Sealed):
         OptionError
             `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `compress`, `rescale`,
             `clip`, `refuse_nonfinite` or `filter` is none that it may be. Nothing was declared.
+        SettingsError
+            The optimizer's settings are not valid, or "update" is asked for where workers could not come to
+            the servers' value. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
@@ -326,7 +333,8 @@ class Job(Sealed):
         worker. A filter of pushes takes as much again in each worker's own memory, twice as much for half
         precision, which is carried in float32. A filter of broadcasts takes as much again on the servers, and
         once more for workers on other hosts. So does "broadcast" under SSP, on the servers, and `sparse` for
-        workers on other hosts. `low_rank` takes so many rows of the tensor for each worker on another host
+        workers on other hosts. "update" takes as much again on the servers, and the optimizer's state in each
+        worker on another host. `low_rank` takes so many rows of the tensor for each worker on another host
         and each shard.
 
         Examples

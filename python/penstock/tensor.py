@@ -152,8 +152,8 @@ class Tensor(Sealed):
     @property
     def propagation(self) -> str:
         """
-        Who moves the value between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in the
-        tensor's `repr`.
+        Who moves the value between hosts: "pull", "broadcast" or "update". What "auto" has chosen, and why,
+        is in the tensor's `repr`.
         """
         return self._core.propagation
 

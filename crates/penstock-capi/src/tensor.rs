@@ -102,7 +102,9 @@ pub struct penstock_tensor_options {
     pub timeout: f64,
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
     /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
-    /// and penstock_flush()). "auto": "broadcast" under "bsp" where the job has the option `tree`, else "pull". NULL: "pull".
+    /// and penstock_flush()), or, under "bsp", "update" (as "broadcast", but servers send the sum that the optimizer was given, and
+    /// each worker applies that to the same bits). "auto": "broadcast" under "bsp" where the job has the option `tree`, else "pull".
+    /// NULL: "pull".
     pub propagation: *const c_char,
     /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
     pub filters: *const penstock_filters,
@@ -477,7 +479,7 @@ fn propagation(
         &Travel::default(),
         dtype,
     );
-    let hint = "use \"pull\", \"broadcast\" or \"auto\"";
+    let hint = "use \"pull\", \"broadcast\", \"update\" or \"auto\"";
     let refuse =
         |error: ParseAskedError| Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), hint);
     Ok(chosen.map_err(refuse)?.propagation)

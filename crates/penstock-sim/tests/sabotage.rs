@@ -39,6 +39,25 @@ fn is_seen_of_trees(sabotage: Sabotage, checker: &str, least: u64) {
     assert!(seen.get(checker).is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
+/// U-1.
+#[test]
+fn an_update_that_is_folded_twice_or_not_at_all_is_seen() {
+    is_seen_by(Sabotage::AppliesUpdatesTwice, "asked for", 10);
+    is_seen_by(Sabotage::SkipsUpdates, "asked for", 10);
+}
+
+/// U-1.
+#[test]
+fn an_update_that_is_folded_with_another_state_than_the_home_s_is_seen() {
+    is_seen_by(Sabotage::KeepsTheOldState, "asked for", 1);
+}
+
+/// U-1.
+#[test]
+fn an_update_of_something_that_is_not_held_is_refused() {
+    is_said_by(Sabotage::SendsUpdatesToAnyone, "", "came as update", 5);
+}
+
 /// S-5.
 #[test]
 fn what_a_worker_passes_on_to_nobody_and_nobody_misses_is_seen() {

@@ -36,6 +36,8 @@ fn every_seed_keeps_every_promise() {
         ("join", 2000),
         ("pass", 2000),
         ("vain", 500),
+        ("update", 2000),
+        ("whole", 500),
     ] {
         assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
     }

@@ -233,8 +233,8 @@ def distribute(
         filtered together. `served.flush()` sends what is held back, `served.held_back` tells how much.
         Default: all is sent.
     propagation
-        "pull", "broadcast" or "auto", as for `Job.tensor`; `served.propagation` is what was chosen. Default
-        "pull".
+        "pull", "broadcast", "update" or "auto", as for `Job.tensor`; `served.propagation` is what was chosen.
+        Default "pull".
     compress
         "none", "lz4", "zstd" or "auto", as for `Job.tensor`. Default "none".
     timeout
