@@ -14,8 +14,9 @@ use penstock_join::tcp::caller::{Caller, Expected};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec::{self, Base, Codec};
 use penstock_kernels::compress::{self as compressors, Compressor};
-use penstock_kernels::{Dtype, Factors, Foreign, product};
+use penstock_kernels::{Dtype, Factors, Foreign, Rule, SumRoom, apply, product};
 use penstock_proto::compress::{Compress, Packed};
+use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::factors::{Held, LowRank, PIECE};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
@@ -26,9 +27,15 @@ use penstock_proto::items::wire::{Encoder, Entries, MAX_MESSAGE_BYTES, Message, 
 use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
 use penstock_proto::peer::{PeerId, Role};
+use penstock_proto::propagation::Propagation;
 use penstock_proto::record::{self, LENGTH_BYTES, Records};
+use penstock_proto::remote::judge;
+use penstock_proto::remote::mirror::{Effect, Mirror};
 use penstock_proto::seal::{MOST_LEAVES, Scope, Sealer, Verifier};
+use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::{Submission, WORDS};
+use penstock_proto::travel::{Registry, Travel};
+use penstock_proto::update::{self, Updates};
 use std::io::{self, IoSliceMut};
 use std::sync::LazyLock;
 
@@ -36,7 +43,7 @@ use std::sync::LazyLock;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -52,6 +59,7 @@ pub const TARGETS: [Target; 16] = [
     ("codec", codec),
     ("compress", compress),
     ("factors", factors),
+    ("update", update),
     ("seal", seal),
 ];
 
@@ -194,6 +202,85 @@ pub fn factors(data: &[u8]) {
         let (u, mut out) = (vec![rows as u8; bytes], vec![0; (chunk.end - chunk.start) as usize]);
         let sizes = Factors { u: &u, v: held.whole(), columns: columns as usize, rank };
         product(Dtype::F32, sizes, low_rank.column(chunk.start), &mut out);
+    }
+}
+
+/// Bytes of the chunk that `update` folds updates into.
+pub const UPDATED: usize = 64;
+
+/// How updates of it travel: under a rule that keeps one array.
+pub fn updates() -> Updates {
+    let spec = TensorSpec {
+        name: "w".to_owned(),
+        shape: vec![UPDATED as u64 / 4],
+        dtype: Dtype::F32,
+        rule: Rule::Sgd { momentum: true, nesterov: false, maximize: false },
+        consistency: Consistency::Bsp,
+        propagation: Propagation::Update,
+        reduce: Reduce::Sum,
+        rescale: 1.0,
+        clip: None,
+        refuse_nonfinite: false,
+        travel: Travel::default(),
+    };
+    let terms = spec.check(&Registry::ALL).expect("such a tensor may be declared");
+    terms.updates.expect("it is declared so")
+}
+
+/// Updates, and values and states whole, as a home may send them: an update is folded only if it is of what is held, and has the
+/// numbers and the sum of a step; what is refused changes nothing. Each frame is six bytes (its kind and encoding, publication, base
+/// or content, version, steps, and the length of the payload), and the payload.
+pub fn update(data: &[u8]) {
+    static UPDATES: LazyLock<Updates> = LazyLock::new(updates);
+    let Updates { agreed, plan } = &*UPDATES;
+    let mut mirror = Mirror::default();
+    mirror.declare(1, vec![0], UPDATED as u64, true);
+    mirror.connect();
+    let (mut value, mut state, mut sum) = (SumRoom::default(), SumRoom::default(), SumRoom::default());
+    let (value, state) = (value.of(UPDATED), state.of(UPDATED));
+    let (mut held, mut rest) = (None, data);
+    while let Some((&[kind, publication, base, version, steps, length], behind)) = rest.split_first_chunk::<6>() {
+        let (payload, behind) = behind.split_at(behind.len().min(usize::from(length)));
+        rest = behind;
+        let [publication, base, version, steps] = [publication, base, version, steps].map(u64::from);
+        let notice = if kind % 2 == 0 {
+            Notice::Update { tensor: 1, chunk: 0, version, steps, publication, base }
+        } else {
+            Notice::Whole { tensor: 1, chunk: 0, version, steps, publication, content: base }
+        };
+        let header = Header::bare(3, 0, Body::Notice(notice)).with_encoded(Encoding(kind >> 1), 0, payload);
+        let bytes = |notice: &Notice| match notice {
+            Notice::Update { .. } => Some((*agreed, UPDATED)),
+            _ => Some((*agreed, 2 * UPDATED)),
+        };
+        let Ok(codec) = judge::notice(&header, 3, bytes) else { continue };
+        let before = (value.to_vec(), state.to_vec());
+        // Behind a breach the connection is given up.
+        match mirror.hear(0, &notice, |_| 0) {
+            Ok(Effect::Update { steps, .. }) => {
+                assert!(held == Some(base) && publication > base && steps > 0);
+                let (settings, encoded) = update::split(payload).expect("its length was judged");
+                let sum = sum.of(UPDATED);
+                if settings.check(plan.rule).is_err() || codec.decode(encoded, Base::Zeros, sum).is_err() {
+                    assert_eq!((value.to_vec(), state.to_vec()), before);
+                    return;
+                }
+                apply(plan, &settings, steps - 1, Foreign::of(sum), value, state);
+                held = Some(publication);
+            }
+            Ok(Effect::Whole { .. }) => {
+                let mut both = vec![0; 2 * UPDATED];
+                if codec.decode(payload, Base::Zeros, &mut both).is_err() {
+                    return;
+                }
+                value.copy_from_slice(&both[..UPDATED]);
+                state.copy_from_slice(&both[UPDATED..]);
+                // Publications are numbered from 1 on: the number 0 holds no place on a connection.
+                held = (publication > 0).then_some(base);
+            }
+            Ok(other) => unreachable!("{other:?} of {notice:?}"),
+            Err(_) => return,
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The part of the corpus that is made from real messages. `replay` refuses one that was made of an earlier version's.
 
-use crate::sealed;
+use crate::{UPDATED, sealed, updates};
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec;
 use penstock_kernels::compress::{Compressor, compress};
 use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::compress::Packed;
+use penstock_proto::encoding::Encoding;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
@@ -20,6 +21,7 @@ use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
 use penstock_proto::submission::{NO_MORE, Submission};
+use penstock_proto::update::{self, Updates};
 use std::path::{Path, PathBuf};
 
 /// A target, and its files: their names and what is in them.
@@ -61,6 +63,8 @@ pub fn all() -> Vec<Seeds> {
         Notice::Fetched { tensor: 1, ticket: 8 },
         Notice::Taken,
         Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [1, 1, 2, 3] },
+        Notice::Update { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
+        Notice::Whole { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, content: 5 },
         Notice::Seal,
         Notice::Standing { tensor: 1, stripe: 2, digest: 3 },
         Notice::Route,
@@ -149,7 +153,31 @@ pub fn all() -> Vec<Seeds> {
                 vec![3, 4, 1, 0, 4, 0, 1, 2, 20, 1, 2, 0, 4, 0, 2, 2, 20, 1],
             ],
         ),
+        named("update", updated()),
         named("seal", seals()),
+    ]
+}
+
+/// Value and state whole, and updates behind that: one that is mostly zeros, one that is not, one of something else.
+fn updated() -> Vec<Vec<u8>> {
+    let Updates { agreed, .. } = updates();
+    let frame = |whole: bool, [publication, base, version]: [u8; 3], (encoding, payload): (Encoding, &[u8])| {
+        let kind = encoding.0 << 1 | u8::from(whole);
+        [&[kind, publication, base, version, version, payload.len() as u8][..], payload].concat()
+    };
+    let (encoding, both) = update::whole(&agreed, &[1; UPDATED], &[0; UPDATED]);
+    let whole = frame(true, [2, 2, 0], (encoding, &both));
+    let update = |numbers: [u8; 3], elements: usize| {
+        let mut sum = [0; UPDATED];
+        sum.chunks_exact_mut(4).take(elements).for_each(|one| one.copy_from_slice(&1f32.to_le_bytes()));
+        let mut kept = update::Kept::default();
+        kept.fold(numbers[1].into(), &Settings([0.5, 0.5, 0.0, 0.0, 0.0]), &sum, Some(&agreed));
+        frame(false, numbers, kept.payload())
+    };
+    vec![
+        [&whole[..], &update([4, 2, 1], 1), &update([6, 4, 2], UPDATED / 4)].concat(),
+        [&whole[..], &update([4, 2, 1], 0), &update([4, 2, 1], 0)].concat(),
+        update([4, 2, 1], 1),
     ]
 }
 

@@ -147,7 +147,7 @@ static void tensors(penstock_job *job)
     REFUSED(PENSTOCK_BAD_SETTINGS, "no `momentum`", penstock_tensor_create(job, &options, &tensor));
     options.optimizer = penstock_sgd(0.5);
     options.propagation = "push";
-    REFUSED(PENSTOCK_BAD_OPTION, "expected propagation `pull` or `broadcast`, got `push`",
+    REFUSED(PENSTOCK_BAD_OPTION, "expected propagation `pull`, `broadcast` or `update`, got `push`",
             penstock_tensor_create(job, &options, &tensor));
     options.propagation = NULL;
     options.reserved = 1;
