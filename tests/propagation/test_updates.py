@@ -1,4 +1,4 @@
-"""Updates that are broadcast: the bits of values that are fetched, and fewer bytes where updates are sparse."""
+"""Updates that are broadcast: the bits of values that are fetched, in fewer bytes where they are sparse."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_of_sparse_pushes_what_is_pushed_comes_down_though_all_of_the_value_chan
     )
     value = 400_000
     for took in saved:
-        # 13 chunks, each a frame's header and 40 bytes of settings; and what two workers pushed, with its places.
+        # 13 chunks, each a header and 40 bytes of settings; and what two workers pushed, with its places.
         for optimizer in ("sgd", "momentum", "adam"):
             assert took[f"{optimizer}_update"] < 13 * (128 + 40) + 1000 * 8 + 4000, took
         for optimizer in ("momentum", "adam"):

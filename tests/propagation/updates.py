@@ -1,6 +1,6 @@
 """
-A worker of four, two by shared memory and two by TCP, with two tensors for each optimizer: one is fetched, and
-of the other updates are sent. Both have the same bits in every iteration, whatever is pushed, loaded and set.
+A worker of four, two by shared memory and two by TCP, with two tensors for each optimizer: one is fetched,
+and of the other updates are sent. Both have the same bits in every iteration, whatever is pushed and loaded.
 """
 
 from __future__ import annotations

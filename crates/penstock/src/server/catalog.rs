@@ -724,6 +724,28 @@ mod tests {
     }
 
     #[test]
+    fn updates_are_kept_at_the_job_s_cost_and_value_and_state_are_sent_at_the_worker_s() {
+        let charged = |propagation| {
+            let account = Account::new(Limits::NONE);
+            let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+            let spec = TensorSpec { propagation, ..spec("w") };
+            let (id, new) = declare_in_turns(&mut catalog, 0, spec, None).unwrap();
+            let (declared, value) = (account.taken(Resource::Bytes), 2 * u64::from(CHUNK));
+            lane_in_turns(&mut catalog, id, 1, true).unwrap();
+            let kept = update::bytes_kept(&new.unwrap().terms, 2, value);
+            (declared, kept, account.worker(1).taken(Resource::Bytes))
+        };
+        let (broadcast, nothing, values) = charged(Propagation::Broadcast);
+        let (updated, kept, wholes) = charged(Propagation::Update);
+        assert_eq!((nothing, updated), (0, broadcast + kept));
+        assert!(kept > 2 * u64::from(CHUNK));
+        // Adam's arrays are two: value and state as they are copied, encoded, put behind a batch, and held where nobody reads.
+        let whole = 3 * u64::from(CHUNK);
+        let least = u64::from(SHARDS) * (BATCH_BYTES as u64 + 3 * whole);
+        assert!(wholes > values && wholes >= least, "{wholes} bytes, {values} of values, expected {least}");
+    }
+
+    #[test]
     fn room_for_factors_is_charged_to_the_worker_on_another_host_that_may_send_them() {
         let charged = |low_rank, remote| {
             let account = Account::new(Limits::NONE);
