@@ -16,7 +16,6 @@
 //! receiver (1 + S) B instead of B.
 
 use crate::encoding::{Agreed, Encoding, Payload, Sent, Source};
-use crate::travel::Terms;
 use penstock_kernels::{Foreign, Plan, Settings};
 
 /// What stands before an update's sum: the five numbers of the rule.
@@ -50,8 +49,8 @@ pub fn split(payload: &[u8]) -> Result<(Settings, &[u8]), NoUpdate> {
 }
 
 /// Bytes that a home keeps of the updates of so many chunks, of so many bytes in all; 0 where none are sent.
-pub fn bytes_kept(terms: &Terms, chunks: u64, bytes: u64) -> u64 {
-    if terms.updates.is_some() { bytes + chunks * (PREFIX_BYTES + size_of::<Kept>()) as u64 } else { 0 }
+pub fn bytes_kept(updates: Option<&Updates>, chunks: u64, bytes: u64) -> u64 {
+    if updates.is_some() { bytes + chunks * (PREFIX_BYTES + size_of::<Kept>()) as u64 } else { 0 }
 }
 
 /// The last update of one chunk, as it is sent.

@@ -386,7 +386,7 @@ mod tests {
         checker.quiet().unwrap_err();
     }
 
-    /// E-1: what a difference to the wrong publication would come to.
+    /// E-1 and U-1: what a difference to the wrong publication would come to, or an update of one.
     #[test]
     fn a_value_that_the_home_never_had_is_seen() {
         let mut checker = checker();

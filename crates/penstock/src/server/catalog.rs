@@ -299,7 +299,7 @@ impl Catalog {
         let mut charges = vec![self.charge(&spec.name, self.books(&spec, &extents, &layout))?];
         // What workers on other hosts hold is kept once for all of them, wherever the tensor's own memory is.
         let streams = bytes_kept(&terms, extent.count.into(), layout.bytes() as u64);
-        let updates = update::bytes_kept(&terms, extent.count.into(), layout.bytes() as u64);
+        let updates = update::bytes_kept(terms.updates.as_ref(), extent.count.into(), layout.bytes() as u64);
         for kept in [streams, updates].into_iter().filter(|&kept| kept > 0) {
             charges.push(self.charge(&spec.name, kept)?);
         }
@@ -732,7 +732,7 @@ mod tests {
             let (id, new) = declare_in_turns(&mut catalog, 0, spec, None).unwrap();
             let (declared, value) = (account.taken(Resource::Bytes), 2 * u64::from(CHUNK));
             lane_in_turns(&mut catalog, id, 1, true).unwrap();
-            let kept = update::bytes_kept(&new.unwrap().terms, 2, value);
+            let kept = update::bytes_kept(new.unwrap().terms.updates.as_ref(), 2, value);
             (declared, kept, account.worker(1).taken(Resource::Bytes))
         };
         let (broadcast, nothing, values) = charged(Propagation::Broadcast);

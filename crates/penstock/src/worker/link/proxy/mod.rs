@@ -9,6 +9,8 @@ mod bypass;
 mod mirrored;
 #[cfg(test)]
 mod rig;
+#[cfg(test)]
+mod updates;
 
 use crate::thread::{self, Inbox};
 use crate::wait::{Crowd, Patience, poll};

@@ -2,9 +2,10 @@
 
 use super::RemoteHome;
 use super::mirrored::Mirrored;
+use crate::wire::travel::members::plain_tensor;
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, Place, ServerPart, WorkerMemory};
-use penstock_kernels::Dtype;
 use penstock_kernels::filter::Everything;
+use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Encoding};
@@ -12,7 +13,7 @@ use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::job::job_number;
 use penstock_proto::placement::Extent;
 use penstock_proto::propagation::Propagation;
-use penstock_proto::travel::Terms;
+use penstock_proto::travel::{Registry, Terms, Travel};
 use std::sync::Arc;
 
 pub(super) const JOB: &str = "job";
@@ -34,8 +35,19 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
         shows_versions_only: false,
         updates: None,
     };
+    tensor_on(terms, 0)
+}
+
+/// The same of a tensor whose updates come, and are folded by this rule.
+pub(super) fn updated(rule: Rule) -> (Mirrored, Seen) {
+    let mut spec = plain_tensor("w", 2 * CHUNK as u64 / 4, Travel::default());
+    (spec.rule, spec.propagation) = (rule, Propagation::Update);
+    tensor_on(spec.check(&Registry::ALL).unwrap(), rule.slots().count() * 4)
+}
+
+fn tensor_on(terms: Terms, state_per_element: usize) -> (Mirrored, Seen) {
     let (cut, extent) = (Cut::new(2 * CHUNK as u64, CHUNK as u32), Extent { first: 0, count: 2 });
-    let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
+    let layout = ExtentLayout::new(cut, extent, Dtype::F32, state_per_element);
     let (mut homes, model) = HomeRegions::new("w", layout).unwrap().split(&[0, 1], 2);
     let (mut lanes, region) = LaneView::new("lane", layout.lane(), 2).unwrap();
     let place =
