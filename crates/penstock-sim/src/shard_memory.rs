@@ -208,7 +208,8 @@ impl Memory {
 
     /// Whether a tensor's values go by others too; whether that is new.
     pub fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
-        let tensor = self.tensors.get_mut(&id);
+        // An update is worth nothing to who lacks the one before.
+        let tensor = self.tensors.get_mut(&id).filter(|tensor| tensor.updates.is_none());
         tensor.is_some_and(|tensor| std::mem::replace(&mut tensor.by_trees, by_trees) != by_trees)
     }
 

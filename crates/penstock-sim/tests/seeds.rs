@@ -85,6 +85,12 @@ fn some_chunks_that_are_pulled_alone_are_as_fresh_as_all_would_be_and_nothing_el
     }
 }
 
+/// Updates of a tensor that every member of a tree had asked for were left to parents, who have none to pass on.
+#[test]
+fn what_comes_as_updates_comes_from_its_home_alone() {
+    check(&Scenario::from_seed(321));
+}
+
 /// Each of several fetches of single chunks brought the newest ticket back when they were made again: the first passed the others.
 #[test]
 fn of_chunks_that_are_asked_for_again_the_ticket_comes_back_behind_the_last() {

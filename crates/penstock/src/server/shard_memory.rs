@@ -245,7 +245,7 @@ impl Memory {
         self.tensors.iter_mut().for_each(|(_, tensor)| tensor.digests.cut(shares));
     }
 
-    /// Tensors whose values are broadcast, and may be passed on: an update is worth nothing to who lacks the one before.
+    /// Tensors that are broadcast.
     pub(super) fn broadcast(&self) -> Vec<TensorId> {
         let is_broadcast = |tensor: &TensorMemory| tensor.terms.propagation == Propagation::Broadcast;
         self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(id, _)| id).collect()
@@ -253,7 +253,9 @@ impl Memory {
 
     /// Whether a tensor's values go by others too; whether that is new.
     pub(super) fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
-        self.tensors.get_mut(id).is_some_and(|it| std::mem::replace(&mut it.by_trees, by_trees) != by_trees)
+        // An update is worth nothing to who lacks the one before.
+        let tensor = self.tensors.get_mut(id).filter(|tensor| tensor.terms.updates.is_none());
+        tensor.is_some_and(|it| std::mem::replace(&mut it.by_trees, by_trees) != by_trees)
     }
 
     /// What is passed on is sealed with this.
