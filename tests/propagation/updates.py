@@ -59,9 +59,10 @@ def main(folder: str) -> None:
                         tensor.push(ps.Sparse(rows, some))
                     else:
                         tensor.push_factors(dense[:, :2].copy(), dense[:2].copy())
+            job.clock()
+            for at, (fetched, updated) in enumerate(pairs):
                 if at % 4 != 3 or step % 5 == 4:
                     same(fetched, updated, f"step {step}")
-            job.clock()
             if step == 4:
                 for pair in pairs:
                     for tensor in pair:
@@ -70,11 +71,13 @@ def main(folder: str) -> None:
                 for fetched, updated in pairs:
                     for tensor in (fetched, updated):
                         state = tensor.optimizer_state()
-                        tensor.load(value=np.full((ROWS, COLUMNS), 0.25), state=state, step=2)
+                        value = np.full((ROWS, COLUMNS), 0.25, fetched.dtype)
+                        tensor.load(value=value, state=state, step=2)
                     same(fetched, updated, "loaded")
             if step == 8:
-                for _, updated in pairs:
-                    updated.flush()
+                for pair in pairs:
+                    for tensor in pair:
+                        tensor.flush()
         states = []
         for fetched, updated in pairs:
             same(fetched, updated, "at the end")
