@@ -113,12 +113,6 @@ pub fn declare(seed: u64, workload: &mut Workload) {
             tensor.spec.propagation = Propagation::Broadcast;
         }
         let low_rank = if thin.once_in(2) && !tensor.is_loaded { 3 } else { 0 };
-        // Of what is pulled under BSP some is sent as updates, where that can be.
-        let is_pulled =
-            tensor.spec.propagation == Propagation::Pull && tensor.spec.consistency == Consistency::Bsp;
-        if folds.once_in(3) && is_pulled && !holds_back && sums_exactly(tensor.spec.dtype) {
-            tensor.spec.propagation = Propagation::Update;
-        }
         let (mut values, contributions) = (encodings(), encodings());
         if holds_back && is_moved {
             values = Travel::filtered(Filtering::NONE, filter, tensor.spec.dtype).values;
@@ -126,6 +120,17 @@ pub fn declare(seed: u64, workload: &mut Workload) {
         let compress = packs.pick(&COMPRESS);
         tensor.spec.travel =
             Travel { filter, values, contributions, low_rank, compress, ..Travel::default() };
+        // Of what is pulled some is sent as updates, where that can be.
+        if folds.once_in(3) && tensor.spec.propagation == Propagation::Pull {
+            send_updates(&mut tensor.spec);
+        }
+    }
+}
+
+/// Declares that updates of a tensor are sent, if that can be.
+pub fn send_updates(spec: &mut TensorSpec) {
+    if spec.consistency == Consistency::Bsp && !holds_back(spec) && sums_exactly(spec.dtype) {
+        spec.propagation = Propagation::Update;
     }
 }
 

@@ -272,7 +272,8 @@ impl remote_shard::Mirrored for Mirrored {
         let mut both = vec![UNWRITTEN; self.whole_bytes(chunk).expect("it is homed there")];
         whole.decode(&mut both)?;
         let state = both.split_off(self.bytes(chunk).expect("it is homed there"));
-        if !self.states.contains_key(&chunk) || !self.breaks(Sabotage::KeepsTheOldState) {
+        let keeps = matches!(self.broken, Some((Sabotage::KeepsTheOldState, _)));
+        if !keeps || !self.states.contains_key(&chunk) {
             self.states.insert(chunk, state);
         }
         self.deeds.borrow_mut().push(Deed::Updated { tensor: self.id, chunk, whole: true });

@@ -114,6 +114,19 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which updates are sent of all tensors of which they can be: that of [`from_seed`](Self::from_seed),
+    /// with most workers on other hosts.
+    pub fn with_updates(seed: u64) -> Self {
+        let mut scenario = Self::from_seed(seed);
+        let mut rng = Rng::new(seed ^ 0x0bda7e);
+        let Self { workload, faults, .. } = &mut scenario;
+        for (fate, remote) in faults.fates.iter().zip(&mut faults.remote) {
+            *remote |= !matches!(fate, Fate::Hostile { .. }) && !rng.once_in(6);
+        }
+        workload.tensors.iter_mut().for_each(|tensor| encodings::send_updates(&mut tensor.spec));
+        scenario
+    }
+
     fn of(seed: u64, mut workload: Workload, faults: Faults, rng: &mut Rng) -> Self {
         encodings::declare(seed, &mut workload);
         let trees = Trees::some(seed, &workload, &faults);

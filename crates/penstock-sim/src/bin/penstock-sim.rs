@@ -37,6 +37,9 @@ struct Arguments {
     /// Run jobs in which values go from worker to worker. Has seeds of its own.
     #[arg(long, conflicts_with_all = ["tables", "leases", "suspended"])]
     trees: bool,
+    /// Run jobs in which updates are sent of all tensors of which they can be. Has seeds of its own.
+    #[arg(long, conflicts_with_all = ["tables", "leases", "suspended", "trees"])]
+    updates: bool,
     /// Break a promise on purpose, to see a checker at work.
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -57,7 +60,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { command, seed, seeds, verbose, tables, leases, suspended, trees, sabotage } =
+    let Arguments { command, seed, seeds, verbose, tables, leases, suspended, trees, updates, sabotage } =
         Arguments::parse();
     if let Some(Command::Rates(arguments)) = command {
         return match arguments.run(|line| println!("{line}")) {
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
             let scenario = match (suspended, trees) {
                 (true, _) => Scenario::suspended,
                 (_, true) => Scenario::with_trees,
+                _ if updates => Scenario::with_updates,
                 _ => Scenario::from_seed,
             };
             run_jobs(seeds.clone(), scenario, verbose, sabotage)
@@ -106,6 +110,8 @@ fn main() -> ExitCode {
                 "--suspended "
             } else if trees {
                 "--trees "
+            } else if updates {
+                "--updates "
             } else {
                 ""
             };
