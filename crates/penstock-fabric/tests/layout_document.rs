@@ -436,7 +436,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
             Notice::Raised { tensor: 7, chunk: 8, count: 13, version: 9, steps: 10, contents: [14; 4] },
         ),
         ("update", Notice::Update { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, base: 12 }),
-        ("whole", Notice::Whole { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, content: 12 }),
+        ("whole", Notice::Whole { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, content: 15 }),
         ("seal", Notice::Seal),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
         ("route", Notice::Route),
@@ -461,7 +461,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
                 "version" | "contributions folded" | "ticket" | "digest" => 9,
                 "steps" => 10,
                 "publication" => 11,
-                "base" | "content" => 12,
+                "base" => 12,
                 "contents" => 14,
                 number => number.parse().expect("a number or a field"),
             };
