@@ -175,7 +175,7 @@ mod tests {
             assert_eq!(settings.0.map(f64::to_bits), SETTINGS.0.map(f64::to_bits));
             assert!(rest.len() <= most, "{} bytes for {nonzero} elements", rest.len());
             let mut decoded = vec![9; BYTES];
-            let codec = agreed.expect(encoding, rest.len(), BYTES).unwrap();
+            let codec = agreed.expect(encoding, (rest.len(), None), BYTES).unwrap();
             codec.decode(rest, Base::Zeros, &mut decoded).unwrap();
             assert_eq!(decoded, sum);
         }
@@ -224,7 +224,7 @@ mod tests {
         let (encoding, payload) = whole(&agreed, &value, &state);
         assert!(payload.len() < 100, "{}", payload.len());
         let mut both = vec![9; 3 * BYTES];
-        let codec = agreed.expect(encoding, payload.len(), 3 * BYTES).unwrap();
+        let codec = agreed.expect(encoding, (payload.len(), None), 3 * BYTES).unwrap();
         codec.decode(&payload, Base::Zeros, &mut both).unwrap();
         assert_eq!(both, [value, state].concat());
         let dense: Vec<u8> = (0..BYTES).map(|at| at as u8 | 1).collect();
