@@ -63,8 +63,8 @@ def parser(about: str, *, steps: int, batch: int, lr: float, momentum: float) ->
     how = "such as topk:0.01, dvf:0.001, dvf:1,relative,constant, dvf:0.001..0.002, auto"
     add("--push", type=filter_of, metavar="FILTER", help=f"of pushes, {how} or int8 (default: all is sent)")
     add("--broadcast", type=filter_of, metavar="FILTER", help=f"of values, {how} (default: all is sent)")
-    choices = ("pull", "broadcast", "auto")
-    add("--propagation", choices=choices, help="who asks for values: workers, nobody, or as it suits")
+    choices = ("pull", "broadcast", "update", "auto")
+    add("--propagation", choices=choices, help="what servers send, and when; auto: as it suits")
     add = made.add_argument_group("measuring").add_argument
     held = "keep each N-th example for the objective (default 10)"
     add("--held-out", type=whole(2), default=10, metavar="N", help=held)
