@@ -269,6 +269,7 @@ impl Line {
                 }
                 self.progress = progress.unwrap_or(self.progress);
             }
+            Effect::Update { .. } | Effect::Whole { .. } => unreachable!("values are sent"),
             Effect::State { .. } => self.states += 1,
             Effect::Folded { count, .. } => {
                 assert!(count >= self.told);

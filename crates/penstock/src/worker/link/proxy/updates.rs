@@ -32,7 +32,7 @@ fn begin() -> (Mirrored, Seen) {
 fn whole(mirrored: &mut Mirrored, value: &[u8], state: &[u8], version: u64) -> Result<(), String> {
     let agreed = mirrored.updates().unwrap().agreed;
     let (encoding, payload) = update::whole(&agreed, value, state);
-    let codec = agreed.expect(encoding, payload.len(), 2 * CHUNK).unwrap();
+    let codec = agreed.expect(encoding, (payload.len(), None), 2 * CHUNK).unwrap();
     let header = &header(version, encoding, &payload);
     let came = Value { header, payload: &payload, codec };
     mirrored.whole(0, &came, Published { version, steps: version }).map_err(|refused| refused.to_string())
@@ -55,7 +55,7 @@ fn an_update_is_folded_as_at_its_home_into_value_and_state() {
         kept.fold(2, &SETTINGS, sum, Some(&agreed));
         let (encoding, payload) = kept.payload();
         let (settings, sum) = update::split(payload).unwrap();
-        let codec = agreed.expect(encoding, sum.len(), CHUNK).unwrap();
+        let codec = agreed.expect(encoding, (sum.len(), None), CHUNK).unwrap();
         let update = Update { settings, step: version - 1, sum, codec };
         mirrored.update(0, &update, Published { version, steps: version }).unwrap();
         assert_eq!((seen.what().0, seen.what().1), (value.to_vec(), version));
@@ -68,16 +68,17 @@ fn an_update_is_folded_as_at_its_home_into_value_and_state() {
 fn an_update_or_a_whole_that_is_refused_is_never_seen_by_a_reader() {
     let (mut mirrored, seen) = begin();
     let agreed = mirrored.updates().unwrap().agreed;
-    let sparse =
-        (0..=255).map(Encoding).find(|one| *one != Encoding::RAW && agreed.expect(*one, 8, CHUNK).is_ok());
+    let sparse = (0..=255)
+        .map(Encoding)
+        .find(|one| *one != Encoding::RAW && agreed.expect(*one, (8, None), CHUNK).is_ok());
     let sparse = sparse.expect("there is one that zeros take no bytes in");
     let before = seen.what();
     for payload in [&[0xff; 8][..], &[0xff; 40]] {
-        let codec = agreed.expect(sparse, payload.len(), CHUNK).unwrap();
+        let codec = agreed.expect(sparse, (payload.len(), None), CHUNK).unwrap();
         let update = Update { settings: SETTINGS, step: 1, sum: payload, codec };
         assert!(mirrored.update(0, &update, Published { version: 2, steps: 2 }).is_err());
         let header = &header(2, sparse, payload);
-        let codec = agreed.expect(sparse, payload.len(), 2 * CHUNK).unwrap();
+        let codec = agreed.expect(sparse, (payload.len(), None), 2 * CHUNK).unwrap();
         let came = Value { header, payload, codec };
         assert!(mirrored.whole(0, &came, Published { version: 2, steps: 2 }).is_err());
         assert_eq!(seen.what(), before);
