@@ -11,9 +11,11 @@ use penstock_fabric::publish::{ChunkHeader, Published, Publisher};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{CAPACITY, Consumer, Producer, Ring};
 use penstock_fabric::sync::{Ordering, OwnedU64};
+use penstock_kernels::compress::Compressor;
 use penstock_kernels::{Dtype, Settings};
 use penstock_proto::checksum;
 use penstock_proto::chunk::Cut;
+use penstock_proto::compress::Packed;
 use penstock_proto::error::Refusal;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{
@@ -73,7 +75,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
     });
     let read = [
         ("Submission", 14),
-        ("Frame", 10 + 3 + 10),
+        ("Frame", 11 + 3 + 10),
         // Read beside its code.
         ("Seal", 2 + 4),
         ("Record", 4),
@@ -370,7 +372,7 @@ fn a_frame_has_its_words_where_the_page_draws_them() {
         ("0 low", "`PSF` and the layout's version, 1"),
         (
             "0 high",
-            "byte 0: the kind, see below; byte 1: encoding, 0 raw; byte 2: 1 if the result of the push or skip is wanted; byte 3: 0",
+            "byte 0: the kind, see below; byte 1: encoding, 0 raw; byte 2: 1 if the result of the push or skip is wanted; byte 3: compressed by, 0 nothing, 1 lz4, 2 zstd",
         ),
         ("1", "the job: XXH3 of its name"),
         ("2", "epoch, 0"),
@@ -379,7 +381,8 @@ fn a_frame_has_its_words_where_the_page_draws_them() {
             "from a worker: the frame's number, from 1, over all connections; from a shard: how many of the worker's \
              frames were taken",
         ),
-        ("4", "bytes of the payload"),
+        ("4 low", "bytes of the payload"),
+        ("4 high", "bytes that it decompresses to, more than in the low half; 0 if it is not compressed"),
         ("5", "XXH3 of the payload"),
         ("6 to 13", "a submission as above (a push or load of one chunk), or a notice"),
         ("14", "0"),
@@ -390,6 +393,11 @@ fn a_frame_has_its_words_where_the_page_draws_them() {
     }
     assert_eq!((&bytes[..4], &bytes[4..8]), (&b"PSF\x01"[..], &[1, 0, 1, 0][..]));
     assert_eq!(frame(false)[6], 0);
+    for (by, number) in Compressor::ALL.into_iter().zip(1..) {
+        let whole = Header::decode(&bytes).expect("it is one");
+        let bytes = whole.with_packed(Some(Packed { by, length: 77 })).encode();
+        assert_eq!((bytes[7], halves(&bytes, 4)), (number, (40, 77)));
+    }
     assert_eq!([1, 2, 3, 4, 5].map(word), [job_number("a"), 0, 12, 40, checksum::of(&payload)]);
     assert_eq!(std::array::from_fn(|at| word(6 + at)), submission.encode());
     assert_eq!((word(14), word(15)), (0, checksum::of(&bytes[..8 * 15])));
