@@ -162,7 +162,8 @@ fn row(what: &str, codecs: &[(&'static str, &'static dyn Codec)], bytes: &[u8]) 
         let part = payloads.iter().map(Vec::len).sum::<usize>() as f64 / BYTES as f64;
         tried.push((name.to_owned(), (part, takes)));
         let mut cell = |cost: Option<Cost>| {
-            cells += &cost.map_or(" - |".to_owned(), |(part, takes)| format!(" {part:.4}, {takes:.2} |"));
+            cells +=
+                &cost.map_or_else(|| " - |".to_owned(), |(part, takes)| format!(" {part:.4}, {takes:.2} |"));
         };
         cell(Some((part, takes)));
         for by in Compressor::ALL {
