@@ -477,17 +477,15 @@ _AUTO = _auto(*_core.AUTO_FILTER)
 """What `filter="auto"` is, in each direction: at most all within twice the root mean square is held back."""
 
 
-def meant(
-    given: Filters | Literal["auto"] | None, *, broadcast: bool = True, replaces: bool = False
-) -> Filters | None:
-    """What "auto" stands for: filters that follow the network, of pushes alone if so asked; else `given`."""
+def meant(given: Filters | Literal["auto"] | None, *, replaces: bool = False) -> Filters | None:
+    """What "auto" stands for: filters that follow the network, in both directions; else `given`."""
     if isinstance(given, str) and given == "auto":
         if replaces:
             raise OptionError(
                 'expected an optimizer that accumulates with filter="auto", got ps.Replace()',
                 "each value replaces the one before it: what was held back of one would be an older one's",
             )
-        return Filters(push=_AUTO, broadcast=_AUTO if broadcast else None)
+        return Filters(push=_AUTO, broadcast=_AUTO)
     if isinstance(given, str):
         raise OptionError(f'expected ps.Filters or "auto" for `filter`, got {given!r}')
     return given
