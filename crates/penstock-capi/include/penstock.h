@@ -202,15 +202,15 @@ typedef enum {
     PENSTOCK_TOP_K = 2,
     /// Elements drawn at random, the same on every worker at the same clock: fraction, seed.
     PENSTOCK_RANDOM_K = 3,
-    /// All elements, each as the nearest number of 16 bits; tensors of half precision go as they are. Pushes only.
+    /// All elements, each as the nearest number of 16 bits; tensors of half precision go as they are.
     PENSTOCK_QUANTIZE_F16 = 4,
-    /// Likewise, as bfloat16. Pushes only.
+    /// Likewise, as bfloat16.
     PENSTOCK_QUANTIZE_BF16 = 5,
     /// All elements, each as a multiple from -127 to 127 of a power of two that 256 elements share.
     PENSTOCK_QUANTIZE_INT8 = 6,
-    /// All elements: `threshold` where at least as much is due, its negative where at most that, else 0. Pushes only: threshold.
+    /// All elements: `threshold` where at least as much is due, its negative where at most that, else 0: threshold.
     PENSTOCK_QUANTIZE_2BIT = 7,
-    /// All elements: their signs, with the mean magnitude of what is due of 1024 elements. Pushes only.
+    /// All elements: their signs, with the mean magnitude of what is due of 1024 elements.
     PENSTOCK_QUANTIZE_1BIT = 8,
 } penstock_filter_kind;
 
@@ -337,8 +337,8 @@ typedef struct {
 typedef struct {
     /// What of this worker's pushes is sent to the servers, on their own host too.
     penstock_filter push;
-    /// What of the value workers see, on the servers' host too: of the kinds that choose elements, or PENSTOCK_QUANTIZE_INT8. Not with
-    /// PENSTOCK_REPLACE.
+    /// What of the value workers see, on the servers' host too. By those that quantize, what they have of an element moves towards the
+    /// value. Not with PENSTOCK_REPLACE.
     penstock_filter broadcast;
 } penstock_filters;
 

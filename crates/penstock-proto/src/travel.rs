@@ -643,7 +643,7 @@ mod tests {
 
     #[test]
     fn a_difference_names_the_part_that_differs() {
-        let ours = travel(&BY, &[0], 4, [0.5, 0.0]);
+        let ours = travel(&BY, &[0], 204, [0.5, 0.0]);
         assert_eq!(ours.difference(&ours.clone()), None);
         let packed = ours.clone().compressed(Compress::Auto);
         assert_eq!(ours.difference(&packed), Some(("compress", "none".to_owned(), "auto".to_owned())));
@@ -651,16 +651,23 @@ mod tests {
         assert_eq!([terms.values, terms.contributions].map(|agreed| agreed.compress()), [Compress::Auto; 2]);
         for (theirs, what) in [
             (
-                travel(&BY, &[0], 4, [0.25, 0.0]),
-                ("filter of values", "4 with [0.5, 0.0, 0.0, 0.0, 0.0]", "4 with [0.25, 0.0, 0.0, 0.0, 0.0]"),
+                travel(&BY, &[0], 204, [0.25, 0.0]),
+                (
+                    "filter of values",
+                    "204 with [0.5, 0.0, 0.0, 0.0, 0.0]",
+                    "204 with [0.25, 0.0, 0.0, 0.0, 0.0]",
+                ),
             ),
             (
                 travel(&BY, &[0], 0, [0.0; 2]),
-                ("filter of values", "4 with [0.5, 0.0, 0.0, 0.0, 0.0]", "none"),
+                ("filter of values", "204 with [0.5, 0.0, 0.0, 0.0, 0.0]", "none"),
             ),
-            (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values (as `sparse` says)", "[1, 0]", "[0]")),
             (
-                travel(&BY, &[1, 0], 4, [0.5, 0.0]),
+                travel(&[0], &[0], 204, [0.5, 0.0]),
+                ("encodings of values (as `sparse` says)", "[1, 0]", "[0]"),
+            ),
+            (
+                travel(&BY, &[1, 0], 204, [0.5, 0.0]),
                 ("encodings of contributions (as `sparse` says)", "[0]", "[1, 0]"),
             ),
         ] {
