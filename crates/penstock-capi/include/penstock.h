@@ -372,7 +372,8 @@ typedef struct {
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
     /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
     /// and penstock_flush()), or, under "bsp", "update" (as "broadcast", but servers send the sum that the optimizer was given, and
-    /// each worker applies that to the same bits). "auto": "broadcast" under "bsp" where the job has the option `tree`, else "pull".
+    /// each worker applies that to the same bits). "auto": "broadcast" under "bsp" where the job has the option `tree`,
+    /// and under "ssp" where a filter of broadcasts may hold something back; else "pull".
     /// NULL: "pull".
     const char *propagation;
     /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.

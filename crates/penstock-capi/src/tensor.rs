@@ -103,7 +103,8 @@ pub struct penstock_tensor_options {
     /// "pull" (workers on other hosts fetch the value) or "broadcast" (servers send them what is new; under "ssp" nobody sees
     /// updates before they are in a version, and under "asp" a worker's own come back with the others': see `exact` of penstock_call
     /// and penstock_flush()), or, under "bsp", "update" (as "broadcast", but servers send the sum that the optimizer was given, and
-    /// each worker applies that to the same bits). "auto": "broadcast" under "bsp" where the job has the option `tree`, else "pull".
+    /// each worker applies that to the same bits). "auto": "broadcast" under "bsp" where the job has the option `tree`,
+    /// and under "ssp" where a filter of broadcasts may hold something back; else "pull".
     /// NULL: "pull".
     pub propagation: *const c_char,
     /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
@@ -465,20 +466,16 @@ fn consistency(text: &str) -> Result<(Consistency, Option<Adaptive>), Failure> {
     Ok((consistency, Some(adaptive)))
 }
 
-/// Who moves the values of a tensor with that consistency and element type.
+/// Who moves the values of a tensor with that consistency and element type, which travels so.
 fn propagation(
     text: &str,
     job: &penstock_job,
     consistency: Consistency,
+    travel: &Travel,
     dtype: Dtype,
 ) -> Result<Propagation, Failure> {
-    let chosen = penstock::worker::propagation(
-        text,
-        job.core().options(),
-        Some(consistency),
-        &Travel::default(),
-        dtype,
-    );
+    let options = job.core().options();
+    let chosen = penstock::worker::propagation(text, options, Some(consistency), travel, dtype);
     let hint = "use \"pull\", \"broadcast\", \"update\" or \"auto\"";
     let refuse =
         |error: ParseAskedError| Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), hint);
@@ -719,13 +716,6 @@ impl penstock_tensor_options {
             // SAFETY: likewise.
             consistency(unsafe { text(self.consistency, "options->consistency") }?)?
         };
-        let propagation = if self.propagation.is_null() {
-            Propagation::Pull
-        } else {
-            // SAFETY: likewise.
-            let asked = unsafe { text(self.propagation, "options->propagation") }?;
-            propagation(asked, job, consistency, dtype(self.dtype, &name)?)?
-        };
         let reduce = match self.reduce {
             0 => Reduce::Mean,
             1 => Reduce::Sum,
@@ -746,6 +736,13 @@ impl penstock_tensor_options {
         let (sums, values) = filters.read(&name)?;
         let dtype = dtype(self.dtype, &name)?;
         let travel = Travel::filtered(sums, values, dtype);
+        let propagation = if self.propagation.is_null() {
+            Propagation::Pull
+        } else {
+            // SAFETY: likewise.
+            let asked = unsafe { text(self.propagation, "options->propagation") }?;
+            propagation(asked, job, consistency, &travel, dtype)?
+        };
         let travel = if self.sparse != 0 { travel.sparse(dtype) } else { travel };
         let spec = TensorSpec {
             dtype,
