@@ -124,5 +124,5 @@ def test_another_propagation_is_another_declaration(job: ps.Job) -> None:
     job.tensor("w", shape=3, propagation="update")
     with pytest.raises(DeclarationConflict, match="propagation"):
         job.tensor("w", shape=3, propagation="broadcast")
-    with pytest.raises(OptionError, match='"pull", "broadcast" or "update"'):
+    with pytest.raises(OptionError, match='"pull", "broadcast", "update" or "auto"'):
         job.tensor("v", shape=3, propagation="updates")

@@ -162,7 +162,7 @@ class Served:
     @property
     def propagation(self) -> str:
         """
-        Who moves the parameters between hosts: "pull" or "broadcast". What "auto" has chosen, and why, is in
+        Who moves the parameters between hosts, such as "pull". What "auto" has chosen, and why, is in
         the `repr`.
         """
         return self._propagation[0]

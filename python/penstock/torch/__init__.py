@@ -344,7 +344,7 @@ def distribute(
         _refuse_others(
             where, check=check, lr_scale=lr_scale, propagation=propagation, sparse_pull=sparse_pull
         )
-    check_propagation(propagation)
+    check_propagation(propagation, update=False)
     tables = tables_asked(sparse_pull)
     filtering = _filters_of(filter, where)
     parameters = _trained_by(model, optimizer)
