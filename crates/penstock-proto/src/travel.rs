@@ -647,7 +647,8 @@ mod tests {
         assert_eq!(ours.difference(&ours.clone()), None);
         let packed = ours.clone().compressed(Compress::Auto);
         assert_eq!(ours.difference(&packed), Some(("compress", "none".to_owned(), "auto".to_owned())));
-        let terms = packed.resolve(Dtype::F32, &known()).unwrap();
+        let terms = travel(&BY, &[0], 4, [0.5, 0.0]).compressed(Compress::Auto);
+        let terms = terms.resolve(Dtype::F32, &known()).unwrap();
         assert_eq!([terms.values, terms.contributions].map(|agreed| agreed.compress()), [Compress::Auto; 2]);
         for (theirs, what) in [
             (
