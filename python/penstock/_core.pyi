@@ -154,7 +154,8 @@ class Job:
         """
         Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes;
         compressed_chunks_sent, uncompressed_chunks_sent, compress_before_sent, compress_after_sent, and the
-        same with _received; pushes, pulls, waited_seconds, max_staleness, copies_retried, slack, iteration; all by this worker.
+        same with _received; pushes, pulls, waited_seconds, max_staleness, copies_retried, slack, iteration;
+        all by this worker.
         """
 
     def spent(self, timeout: float | None) -> tuple[dict[str, float], list[dict[str, float]]]:
