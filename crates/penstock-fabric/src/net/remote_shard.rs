@@ -11,9 +11,13 @@
 //! memory, the simulator in its own. No byte and no frame goes through a pointer to a function of theirs. When to look and what
 //! to wait for is the owner's too, by what is [of interest](RemoteShard::interest) and [due](RemoteShard::has_work) here.
 
+mod parents;
+
+pub use parents::{Left, Unreached, Wish};
+
 use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
-use super::passing_on::{Children, Fed, Feeder, Passed};
+use super::passing_on::{Children, Feeder, Passed};
 use super::squeeze::{Squeezer, Squeezing, unpack};
 use super::stream::{Stream, Traffic};
 use crate::doorbell::{self, ANYTHING, single_chunks};
@@ -22,23 +26,21 @@ use crate::publish::Published;
 use crate::spent::Spent;
 use penstock_kernels::codec::{Base, Codec, Undecodable};
 use penstock_kernels::{Foreign, Plan, Settings, SumRoom, copy_past_cache};
-use penstock_proto::chunk::MAX_CHUNK_BYTES;
+use penstock_proto::TensorId;
 use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
-use penstock_proto::overlay::{Parent, Route, Stripes};
+use penstock_proto::overlay::Route;
 use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
 use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
 use penstock_proto::update::{self, Updates};
-use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What is kept for one shard.
 #[derive(Debug, Clone, Copy)]
@@ -292,31 +294,6 @@ impl<M: Mirrored> Places for Mirrors<M> {
     }
 }
 
-/// What comes of parents. They may know tensors that are not known here so far.
-struct Elsewhere<'a, M>(&'a mut Mirrors<M>);
-
-impl<M: Mirrored> Places for Elsewhere<'_, M> {
-    type Place = Option<&'static dyn Codec>;
-
-    fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
-        match header.body {
-            Body::Notice(Notice::Value { tensor, .. })
-                if self.0.tensors.get(tensor).is_none() && header.length <= MAX_CHUNK_BYTES =>
-            {
-                Ok(None)
-            }
-            Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
-                self.0.place(header).map(Some)
-            }
-            _ => Err("something else than values of the home".to_owned()),
-        }
-    }
-
-    fn memory<'b>(&'b mut self, _: &'b mut Self::Place) -> Option<&'b mut [u8]> {
-        None
-    }
-}
-
 /// What came with a notice that is acted on, decompressed into `room` if it was compressed, and counted.
 fn decompressed<'a, M: Mirrored>(
     effect: &Effect,
@@ -395,37 +372,6 @@ fn carry_out<M: Mirrored>(
     }
     submitter.tell(single_chunks(tensor + 1));
     Ok(())
-}
-
-/// A parent that the owner is to connect to, for [`RemoteShard::parent_came`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
-    /// The route's number, and that of the cut into stripes.
-    pub epoch: u32,
-    /// See there.
-    pub striping: u32,
-    /// Who.
-    pub parent: Parent,
-    /// What it is to feed.
-    pub stripes: Stripes,
-}
-
-/// Why there is no connection to a parent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unreached {
-    /// What happened.
-    pub why: String,
-    /// Whether that is its fault: nobody answers, or not as one of the job does. That it is busy, or this end lacks something, is not.
-    pub is_its: bool,
-}
-
-/// A parent that was left, which feeds this worker no more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
-    /// Who; `None`: nobody fed what was missing.
-    pub parent: Option<Rank>,
-    /// Why.
-    pub what: String,
 }
 
 /// The connection.
@@ -792,275 +738,6 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         })?;
         let value = Value { header, payload, codec };
         carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
-    }
-
-    // Parents and children
-
-    /// From now on what others pass on is believed that has the home's seal.
-    pub fn trust(&mut self, verifier: Verifier) {
-        self.verifier = Some(verifier);
-    }
-
-    /// Parents that the home has named and that are to be connected to, each once.
-    pub fn take_wishes(&mut self) -> Vec<Wish> {
-        std::mem::take(&mut self.wishes)
-    }
-
-    /// Parents that were left since this was asked last.
-    pub fn take_left(&mut self) -> Vec<Left> {
-        std::mem::take(&mut self.left)
-    }
-
-    /// The home says how values come from now on. Who feeds a stripe goes on until its next parent does.
-    fn reroute(&mut self, route: Route) {
-        let named = route.parents();
-        let striping = route.striping;
-        let before = self.machine.way().map(|before| (before.striping, before.parents()));
-        let (cut_before, named_before) = before.unwrap_or_default();
-        let fed_before = named_before.or(self.machine.fed());
-        self.machine.route(route);
-        self.children.greet(self.mirrors.job, striping);
-        if cut_before == striping {
-            self.leave(fed_before.without(named), None);
-        } else {
-            self.parents.clear();
-        }
-        self.wishes.clear();
-        self.keep_parents();
-        let Some(route) = self.machine.way().filter(|_| self.verifier.is_some()) else { return };
-        for stripe in named.iter() {
-            let Some(parent) = route.feeds.get(stripe).and_then(|feed| feed.parent.as_ref()) else {
-                continue;
-            };
-            if self.parents.iter().any(|feeder| feeder.parent == *parent && feeder.stripes.has(stripe)) {
-                continue;
-            }
-            match self.wishes.iter_mut().find(|wish| wish.parent == *parent) {
-                Some(wish) => wish.stripes = wish.stripes.with(stripe),
-                None => self.wishes.push(Wish {
-                    epoch: route.epoch,
-                    striping: route.striping,
-                    parent: parent.clone(),
-                    stripes: Stripes::default().with(stripe),
-                }),
-            }
-        }
-    }
-
-    /// Of parents that the route names, those that feed here already go on. Of others, those that do until others do.
-    fn keep_parents(&mut self) {
-        let Some(route) = self.machine.way() else { return };
-        let is_named = |feeder: &Feeder<L>, stripe: &usize| {
-            route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(&feeder.parent))
-        };
-        self.parents
-            .retain(|feeder| feeder.greeted || feeder.stripes.iter().all(|stripe| is_named(feeder, &stripe)));
-        let greeted = self.parents.iter().filter(|feeder| feeder.greeted);
-        let stays = |feeder| Feeder::stripes(feeder).iter().filter(|stripe| is_named(feeder, stripe));
-        let stay: Stripes = greeted.flat_map(stays).collect();
-        if !stay.is_empty() {
-            self.machine.attach(stay);
-        }
-    }
-
-    /// A connection to a parent that was wished for, or why there is none.
-    pub fn parent_came(&mut self, wish: &Wish, link: Result<L, Unreached>) {
-        let Wish { parent, stripes, .. } = wish;
-        let Some(route) = self.machine.way() else { return };
-        let is_its = |stripe: &usize| {
-            let feeds = |feeder: &Feeder<L>| feeder.parent == *parent && feeder.stripes.has(*stripe);
-            route.feeds.get(*stripe).is_some_and(|feed| feed.parent.as_ref() == Some(parent))
-                && !self.parents.iter().any(feeds)
-        };
-        let wanted: Stripes = stripes.iter().filter(is_its).collect();
-        if wanted.is_empty() {
-            return;
-        }
-        match link {
-            Ok(link) => {
-                self.parents.push(Feeder::new(parent.clone(), wanted, link, self.limits.read));
-            }
-            Err(Unreached { why, is_its }) => {
-                let what = format!("it cannot be reached: {why}");
-                self.left.push(Left { parent: Some(parent.rank), what });
-                self.leave(wanted, is_its.then_some(parent.rank));
-            }
-        }
-    }
-
-    /// Another worker comes to be fed these stripes.
-    pub fn child_came(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
-        self.children.take_in(rank, (striping, stripes), link);
-        if let Some(route) = self.machine.way() {
-            self.children.greet(self.mirrors.job, route.striping);
-        }
-    }
-
-    /// Those that feed these stripes feed them no more.
-    fn forget(&mut self, stripes: Stripes) {
-        self.parents.retain_mut(|feeder| feeder.forget(stripes));
-    }
-
-    /// Leaves the parents of these stripes, and says so.
-    fn leave(&mut self, stripes: Stripes, parent: Option<Rank>) {
-        self.forget(stripes);
-        self.machine.stray(stripes, parent);
-    }
-
-    /// A parent feeds no more, by its fault or not.
-    fn lost(&mut self, at: usize, what: String, is_its: bool) {
-        let Feeder { parent, stripes, .. } = self.parents.remove(at);
-        let route = self.machine.way();
-        let names = |stripe: &usize| {
-            let feed = route.and_then(|route| route.feeds.get(*stripe));
-            feed.is_some_and(|feed| feed.parent.as_ref() == Some(&parent))
-        };
-        let named: Stripes = stripes.iter().filter(names).collect();
-        if !stripes.is_empty() {
-            self.left.push(Left { parent: Some(parent.rank), what });
-        }
-        // For the others a newer parent is on its way.
-        self.machine.lost(stripes.without(named));
-        self.leave(named, is_its.then_some(parent.rank));
-    }
-
-    /// Takes what parents have passed on.
-    fn hear_parents(&mut self, most: usize) -> (bool, Option<Over>) {
-        let mut busy = false;
-        let mut at = 0;
-        while at < self.parents.len() {
-            let mut taken = 0;
-            let over = loop {
-                let (Some(feeder), Some(verifier)) = (self.parents.get_mut(at), &mut self.verifier) else {
-                    break None;
-                };
-                if taken == most || self.children.is_full(feeder.stripes()) {
-                    break None;
-                }
-                let hear = || feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier);
-                match Spent::on_if(self.spent.as_deref(), Layer::Receive, hear) {
-                    Fed::Nothing => break None,
-                    Fed::Part => taken += 1,
-                    Fed::Greeting => {
-                        // Its stripes are its own from now on. What it had passed on before, others may have under way.
-                        let mut feeder = self.parents.remove(at);
-                        self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
-                        feeder.greeted = true;
-                        self.machine.attach(feeder.stripes);
-                        at = self.parents.len();
-                        self.parents.push(feeder);
-                        busy = true;
-                    }
-                    Fed::Ended(why) => break Some((why, false)),
-                    Fed::Over(why) => break Some((why, true)),
-                    Fed::Frame(header, codec) => {
-                        (taken, busy) = (taken + 1, true);
-                        if let Err(what) = self.take_passed(at, &header, codec) {
-                            self.detach();
-                            return (busy, Some(Over::Broke(what)));
-                        }
-                    }
-                }
-            };
-            let Some((why, is_its)) = over else {
-                at += 1;
-                continue;
-            };
-            // One that has hung up may have had reason to. Whether it is there, the next attempt shows.
-            self.lost(at, why, is_its);
-            busy = true;
-        }
-        (busy, None)
-    }
-
-    /// Takes a frame of the home that a parent has passed on.
-    fn take_passed(
-        &mut self,
-        at: usize,
-        header: &Header,
-        codec: Option<&'static dyn Codec>,
-    ) -> Result<(), String> {
-        let Self { machine, mirrors, submitter, children, parents, traffic, unpacked, spent, .. } = self;
-        let (Body::Notice(notice), Some(codec), Some(feeder)) = (header.body, codec, parents.get(at)) else {
-            return Ok(());
-        };
-        // A parent that feeds other stripes here still passes on what it was left for. The home knows better by now what is held of
-        // that.
-        if machine.stripe(&notice).is_none_or(|stripe| !feeder.brings(stripe)) {
-            return Ok(());
-        }
-        let is_news = machine.is_news(&notice);
-        let effect = machine.hear_passed(&notice);
-        // What it repeats is nothing that was waited for.
-        if effect != Effect::Nothing {
-            machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
-        }
-        let payload = feeder.payload();
-        if is_news
-            && let Some(stripe) = machine.stripe(&notice)
-            && children.any_of(stripe)
-        {
-            children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
-        }
-        let spent = spent.as_deref();
-        let payload = Spent::on_if(spent, Layer::Decode, || {
-            decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
-        })?;
-        let value = Value { header, payload, codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
-    }
-
-    /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
-    pub fn tick(&mut self, now: Duration) {
-        self.children.look(now);
-        self.parents.retain_mut(|feeder| feeder.end(now));
-        while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
-            self.lost(at, "it says nothing".to_owned(), true);
-        }
-        let mut late = self.machine.late(now);
-        while let Some(stripe) = late.iter().next() {
-            let what = "what it passes on is late".to_owned();
-            let stripes =
-                match self.parents.iter().position(|feeder| feeder.greeted && feeder.stripes.has(stripe)) {
-                    Some(at) => {
-                        let stripes = self.parents[at].stripes;
-                        self.lost(at, what, true);
-                        stripes
-                    }
-                    None => {
-                        let stripes = Stripes::default().with(stripe);
-                        self.left.push(Left { parent: None, what });
-                        self.leave(stripes, None);
-                        stripes
-                    }
-                };
-            late = late.without(stripes);
-        }
-    }
-
-    /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
-    pub fn awaits(&self) -> bool {
-        let awaited = self.parents.iter().any(|feeder| !feeder.greeted || feeder.is_ending());
-        awaited || self.machine.is_behind() || self.children.has_due() || self.children.awaits_cut()
-    }
-
-    /// The links of parents and children, with what has to be waited for.
-    pub fn links(&self) -> impl Iterator<Item = (&L, Interest)> {
-        // A link that is not to be read is not asked for: where its other end has hung up, a wait would not wait.
-        let read = self.parents.iter().filter(|feeder| !self.children.is_full(feeder.stripes()));
-        let parents = read.map(|feeder| (feeder.link(), feeder.link().interest(false)));
-        parents.chain(self.children.links())
-    }
-
-    /// Some of these may be ready.
-    pub fn links_ready(&mut self) {
-        self.parents.iter_mut().for_each(Feeder::ready);
-        self.children.ready();
-    }
-
-    /// Who feeds it which stripes.
-    pub fn feeders(&self) -> impl Iterator<Item = (Rank, Stripes)> {
-        self.parents.iter().map(|feeder| (feeder.parent.rank, feeder.stripes))
     }
 
     // Sending

@@ -4,22 +4,23 @@
 //! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes
 //! on where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
+mod passed;
+
 use super::awaited::Awaited;
 use super::contents::{Contents, contents};
 use super::lag::Lag;
 use super::returning::{Holding, Returning};
+use crate::TensorId;
 use crate::clock::MAX_CLOCK;
 use crate::factors::{self, LowRank};
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
-use crate::overlay::{Digests, MAX_STRIPES, Route, Stripes};
+use crate::overlay::{Digests, Route, Stripes};
 use crate::progress::Progress;
 use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
-use crate::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::time::Duration;
 
 /// One frame to be sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -843,223 +844,6 @@ impl Mirror {
         }
         mirrored.fetched(ticket);
         Some(ticket)
-    }
-
-    // What others pass on
-
-    /// The home says how values come from now on. What changes the owner sees to: it connects to the parents that it has no
-    /// connection to.
-    pub fn route(&mut self, route: Route) {
-        let before = self.route.as_ref().map_or(0, |route| route.striping);
-        let (epoch, striping) = (route.epoch, route.striping);
-        if striping == before {
-            self.lag.begin_again();
-        } else {
-            self.lag.clear();
-            for (_, mirrored) in self.tensors.iter_mut() {
-                mirrored.digests.cut(&route.shares);
-            }
-        }
-        self.route = Some(route);
-        // Stripes are others now: all that comes, comes from the home again, which is told what is held.
-        if striping != before && before != 0 {
-            self.fed = Stripes::default();
-            self.tell_held(epoch, Stripes::first(MAX_STRIPES));
-        }
-    }
-
-    fn tell_held(&mut self, epoch: u32, stripes: Stripes) {
-        if self.left {
-            return;
-        }
-        for (tensor, mirrored) in
-            self.tensors.iter().filter(|(_, mirrored)| mirrored.broadcast && mirrored.asked)
-        {
-            mirrored.held(tensor, epoch, stripes).for_each(|holds| self.outbox.submit(holds, 1));
-        }
-    }
-
-    /// Tells the home what is held of those chunks of which nothing has come for long, though others of their stripes go on coming.
-    fn tell_doubtful(&mut self, stripes: Stripes) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
-        for (tensor, mirrored) in self.tensors.iter_mut() {
-            if !mirrored.broadcast || !mirrored.asked {
-                continue;
-            }
-            for start in (0..mirrored.chunks.len()).step_by(HELD) {
-                let mut locals = start..(start + HELD).min(mirrored.chunks.len());
-                if locals.any(|local| !mirrored.fresh[local] && stripes.has(mirrored.digests.stripe(local))) {
-                    self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
-                }
-            }
-            mirrored.fresh.fill(false);
-        }
-    }
-
-    /// Tells the home what is held of those chunks for which a ticket has been waiting for long.
-    fn tell_overdue(&mut self, now: Duration) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
-        for &tensor in &self.keeping {
-            let Some(mirrored) = self.tensors.get_mut(tensor) else { continue };
-            let Some(overdue) = mirrored.returning.overdue(now) else { continue };
-            let starts: BTreeSet<usize> = overdue.keys().map(|local| local / HELD * HELD).collect();
-            for start in starts {
-                self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
-            }
-        }
-    }
-
-    /// Tells the home of parents, unless the worker has said goodbye: nothing may follow that.
-    fn tell(&mut self, submission: Submission) {
-        if !self.left {
-            self.outbox.submit(submission, 1);
-        }
-    }
-
-    /// How values come, if the home has said so on this connection.
-    pub fn way(&self) -> Option<&Route> {
-        self.route.as_ref()
-    }
-
-    /// Stripes that others feed.
-    pub fn fed(&self) -> Stripes {
-        self.fed
-    }
-
-    /// A parent feeds these stripes from now on: the home is told.
-    pub fn attach(&mut self, stripes: Stripes) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch) else { return };
-        self.fed = self.fed.or(stripes);
-        self.tell(Submission::Attached { epoch, stripes });
-    }
-
-    /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
-    pub fn stray(&mut self, stripes: Stripes, parent: Option<Rank>) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
-            return;
-        };
-        self.fed = self.fed.without(stripes);
-        self.lag.forget(stripes);
-        // Until there is another route.
-        let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
-        feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
-        let parent = parent.unwrap_or(Rank::MAX);
-        self.tell(Submission::Strayed { epoch, stripes, parent });
-        self.tell_held(epoch, stripes);
-    }
-
-    /// Those that fed these stripes, for which the route names others by now, feed them no more: the home does until those do.
-    pub fn lost(&mut self, stripes: Stripes) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
-            return;
-        };
-        self.fed = self.fed.without(stripes);
-        self.lag.forget(stripes);
-        self.tell(Submission::Strayed { epoch: epoch - 1, stripes, parent: Rank::MAX });
-        self.tell_held(epoch, stripes);
-    }
-
-    /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference
-    /// against something else than what is held, is left alone: what is missing then is late at some time.
-    pub fn hear_passed(&mut self, notice: &Notice) -> Effect {
-        let (Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = *notice else {
-            return Effect::Nothing;
-        };
-        let Some(mirrored) = self.tensors.get_mut(tensor).filter(|it| it.broadcast && it.asked) else {
-            return Effect::Nothing;
-        };
-        let epoch = self.route.as_ref().map_or(0, |route| route.epoch);
-        match *notice {
-            Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
-                let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Effect::Nothing };
-                let held = mirrored.positions[local];
-                // What was held when another connection ended has no position any more.
-                let fell = version + 1 < mirrored.versions[local] || content < mirrored.contents[local];
-                if publication <= held || version > MAX_CLOCK || fell {
-                    return Effect::Nothing;
-                }
-                if base > 0 && base != held {
-                    // The home has sent this one something in between, and so has what it lacks.
-                    if let Some(holds) = mirrored.asks_whole(local, tensor, epoch) {
-                        self.tell(holds);
-                    }
-                    return Effect::Nothing;
-                }
-                let progress = mirrored.take(local, version, publication, content);
-                Effect::Publish { tensor, chunk, version, steps, progress }
-            }
-            Notice::Raised { tensor, chunk, count, version, steps, contents } => {
-                if mirrored.contents(chunk, count) != Some(contents) {
-                    return Effect::Nothing;
-                }
-                match mirrored.raise(chunk, count, version) {
-                    Ok(progress) => Effect::Raise { tensor, chunk, count, version, steps, progress },
-                    Err(_) => Effect::Nothing,
-                }
-            }
-            _ => Effect::Nothing,
-        }
-    }
-
-    /// Whether something that another passes on is newer than what is held: then those that are fed here may lack it too.
-    pub fn is_news(&self, notice: &Notice) -> bool {
-        let (Notice::Value { tensor, chunk, .. } | Notice::Raised { tensor, chunk, .. }) = *notice else {
-            return false;
-        };
-        let Some(mirrored) = self.tensors.get(tensor) else { return false };
-        let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return false };
-        match *notice {
-            Notice::Value { publication, .. } => publication > mirrored.positions[local],
-            Notice::Raised { version, .. } => version + 1 > mirrored.versions[local],
-            _ => false,
-        }
-    }
-
-    /// The stripe that something is of which the home has sent, if it can be passed on.
-    pub fn stripe(&self, notice: &Notice) -> Option<usize> {
-        let (Notice::Value { tensor, chunk, .. } | Notice::Raised { tensor, chunk, .. }) = *notice else {
-            return None;
-        };
-        let mirrored = self.tensors.get(tensor)?;
-        let local = mirrored.chunks.binary_search(&chunk).ok()?;
-        Some(mirrored.digests.stripe(local))
-    }
-
-    /// A notice came with so many bytes, by whatever way.
-    pub fn brought(&mut self, notice: &Notice, bytes: u64) {
-        if let Some(stripe) = self.stripe(notice) {
-            self.lag.came(stripe, bytes);
-        }
-    }
-
-    fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
-        let Some(mirrored) = self.tensors.get(tensor) else { return };
-        if self.fed.has(stripe as usize) {
-            let held = mirrored.digests.of(stripe as usize).unwrap_or(digest);
-            self.lag.told(tensor, stripe, digest, held);
-        }
-    }
-
-    /// Stripes that others feed and that are late, as of a moment of the owner's clock. Of those of which it has not been seen for long
-    /// that all has come, the home is told what is held.
-    pub fn late(&mut self, now: Duration) -> Stripes {
-        let doubtful = self.lag.doubtful(now);
-        if !doubtful.is_empty() {
-            self.tell_doubtful(doubtful.and(self.fed));
-        }
-        self.tell_overdue(now);
-        let Self { lag, route, tensors, .. } = self;
-        let depth = |stripe: usize| {
-            route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
-        };
-        let held =
-            |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
-        lag.look(now, depth, held)
-    }
-
-    /// Whether something is missing that others feed: then it is to be looked at again soon whether it is late.
-    pub fn is_behind(&self) -> bool {
-        self.lag.is_behind() || !self.keeping.is_empty()
     }
 
     /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
