@@ -23,7 +23,7 @@ fn value(chunk: u32) -> Frame {
     let notice =
         Notice::Value { tensor: 1, chunk, version: 3, steps: 4, publication: 6, base: 5, content: 6 };
     let (header, payload) = frame(notice, &vec![chunk as u8; 100 * (chunk as usize + 1)]);
-    let packed = (chunk % 2 == 0).then_some(Packed { by: Compressor::Zstd, length: 3000 + chunk });
+    let packed = chunk.is_multiple_of(2).then_some(Packed { by: Compressor::Zstd, length: 3000 + chunk });
     (header.with_packed(packed), payload)
 }
 
