@@ -259,13 +259,14 @@ pub fn update(data: &[u8]) {
         match mirror.hear(0, &notice, |_| 0) {
             Ok(Effect::Update { steps, .. }) => {
                 assert!(held == Some(base) && publication > base && steps > 0);
-                let (settings, encoded) = update::split(payload).expect("its length was judged");
+                let (step, settings, encoded) = update::split(payload).expect("its length was judged");
                 let sum = sum.of(UPDATED);
-                if settings.check(plan.rule).is_err() || codec.decode(encoded, Base::Zeros, sum).is_err() {
+                let is_step = step < steps && settings.check(plan.rule).is_ok();
+                if !is_step || codec.decode(encoded, Base::Zeros, sum).is_err() {
                     assert_eq!((value.to_vec(), state.to_vec()), before);
                     return;
                 }
-                apply(plan, &settings, steps - 1, Foreign::of(sum), value, state);
+                apply(plan, &settings, step, Foreign::of(sum), value, state);
                 held = Some(publication);
             }
             Ok(Effect::Whole { .. }) => {

@@ -171,7 +171,9 @@ fn updated() -> Vec<Vec<u8>> {
         let mut sum = [0; UPDATED];
         sum.chunks_exact_mut(4).take(elements).for_each(|one| one.copy_from_slice(&1f32.to_le_bytes()));
         let mut kept = update::Kept::default();
-        kept.fold(numbers[1].into(), &Settings([0.5, 0.5, 0.0, 0.0, 0.0]), &sum, Some(&agreed));
+        let settings = Settings([0.5, 0.5, 0.0, 0.0, 0.0]);
+        let step = u64::from(numbers[2]) - 1;
+        kept.fold(numbers[1].into(), (step, &settings), &sum, Some(&agreed));
         frame(false, numbers, kept.payload())
     };
     vec![

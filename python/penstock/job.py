@@ -853,9 +853,10 @@ class Job(Sealed):
         dict of str to dict of str to float
             filter (what is sent now is chosen: of pushes by the worker, of values by the server), encode
             (chunks are made into payloads), send (frames are encrypted and handed to the kernel), receive
-            (they are taken from it, decrypted and checked), decode, fold (the optimizer's rule, by servers);
-            of the worker also wait (its pulls, for the others). Of values that go by shared memory there is
-            nothing but filter and fold.
+            (they are taken from it, decrypted and checked), decode, fold (the optimizer's rule, by servers,
+            and by workers where `propagation` is "update"); of the worker also wait (its pulls, for the
+            others). Of values that go by shared memory there is nothing but filter and fold. A
+            `ps.OwnFilter` is not counted.
 
         Parameters
         ----------
@@ -866,8 +867,8 @@ class Job(Sealed):
         ------
         JobClosed
             The job has ended.
-        ServerLost
-            A server does not answer.
+        DeadlineExceeded
+            A server does not answer in time.
 
         Examples
         --------
@@ -875,8 +876,6 @@ class Job(Sealed):
         ['decode', 'encode', 'filter', 'fold', 'receive', 'send']
         """
         own, servers = self._core.spent(timeout)
-        # Only servers fold.
-        del own["fold"]
         own["wait"] = self._core.stats()["waited_seconds"]
         return {"worker": own} | {f"server{index}": layers for index, layers in enumerate(servers)}
 

@@ -29,6 +29,44 @@ def test_every_optimizer_comes_to_the_same_bits_as_where_values_are_fetched(tmp_
         assert other.tobytes() == seen[0].tobytes(), "on every host"
 
 
+def test_versions_that_pass_before_an_update_is_sent_change_nothing_of_it(spawn_job: Any) -> None:
+    # A push, and clocks behind it without one, come to a server together; and Adagrad counts what is skipped.
+    spawn_job(
+        2,
+        """
+        rules = [ps.SGD(0.1), ps.SGD(0.1, momentum=0.9), ps.Adam(0.01), ps.Adagrad(0.1, lr_decay=0.1)]
+        with ps.init() as job:
+            pairs = [
+                [
+                    job.tensor(
+                        f"{at} {how}", shape=(300, 32), optimizer=rule, propagation=how, sparse=True
+                    )
+                    for how in ("pull", "update")
+                ]
+                for at, rule in enumerate(rules)
+            ]
+            for tensors in pairs:
+                for tensor in tensors:
+                    tensor.pull()
+            draw, same = np.random.default_rng(job.rank), np.random.default_rng(7)
+            for turn in range(40):
+                # Only some of the chunks, in the same iterations on both workers.
+                rows = np.unique(draw.integers(0, 300, 5))
+                some = draw.standard_normal((len(rows), 32)).astype(np.float32)
+                for tensors in pairs:
+                    for tensor in tensors:
+                        tensor.push(ps.Sparse(rows, some))
+                for _ in range(same.integers(1, 4)):
+                    job.clock()
+                if turn % 8 == 7:
+                    for fetched, updated in pairs:
+                        assert fetched.pull().tobytes() == updated.pull().tobytes(), turn
+            job.barrier()
+        """,
+        options={"transport": "tcp", "chunk_bytes": "4KiB"},
+    )
+
+
 def test_a_worker_that_comes_late_has_value_and_state_of_what_others_trained(spawn_job: Any) -> None:
     spawn_job(
         3,

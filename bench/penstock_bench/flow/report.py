@@ -161,7 +161,7 @@ def table(measured: Sequence[Row]) -> str:
     return columns(shown)
 
 
-OF_THE_WORKER = ("filter", "encode", "send", "receive", "decode", "wait")
+OF_THE_WORKER = ("filter", "encode", "send", "receive", "decode", "fold", "wait")
 OF_THE_SERVERS = ("receive", "decode", "fold", "filter", "encode", "send")
 
 
@@ -218,7 +218,8 @@ def layers_table(measured: Sequence[Overhead]) -> str | None:
 
 
 LAYERS_LEGEND = """\
-  ms a step, by the program's own counters: of worker 0, and (s.) of all servers together for all workers.
+  ms a step, by the program's own counters: of worker 0, and (s.) of all servers together for all workers,
+  measuring the objective included.
   Threads work side by side, and one that lost its core counts that too: columns do not add up to a step."""
 
 

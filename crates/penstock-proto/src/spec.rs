@@ -312,7 +312,12 @@ impl TensorSpec {
             ("refuse_nonfinite", self.refuse_nonfinite.to_string(), other.refuse_nonfinite.to_string()),
         ];
         let first = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs);
-        first.or_else(|| self.travel.difference(&other.travel))
+        let travel = || self.travel.difference(&other.travel);
+        match first {
+            // Where "auto" chose, nobody has said it: the filters by which it did, programs have.
+            Some((name, ..)) if name == "propagation" => travel().or(first),
+            _ => first.or_else(travel),
+        }
     }
 }
 

@@ -18,8 +18,8 @@
 use crate::encoding::{Agreed, Encoding, Payload, Sent, Source};
 use penstock_kernels::{Foreign, Plan, Settings};
 
-/// What stands before an update's sum: the five numbers of the rule.
-pub const PREFIX_BYTES: usize = size_of::<Settings>();
+/// What stands before an update's sum: the optimizer steps that were behind the chunk, and the five numbers of the rule.
+pub const PREFIX_BYTES: usize = size_of::<u64>() + size_of::<Settings>();
 
 /// How updates of a tensor travel.
 #[derive(Debug, Clone, Copy)]
@@ -38,14 +38,16 @@ pub struct NoUpdate {
     pub got: usize,
 }
 
-/// An update's payload, taken apart: the numbers of its step, and its sum as it is encoded.
-pub fn split(payload: &[u8]) -> Result<(Settings, &[u8]), NoUpdate> {
+/// An update's payload, taken apart: how many steps were behind the chunk, the numbers of this one, and its sum as it is encoded.
+/// Versions may have passed since, which count as steps: the chunk's published steps do not tell.
+pub fn split(payload: &[u8]) -> Result<(u64, Settings, &[u8]), NoUpdate> {
     let (prefix, sum) = payload.split_first_chunk::<PREFIX_BYTES>().ok_or(NoUpdate { got: payload.len() })?;
+    let [step, numbers @ ..] = prefix.as_chunks::<8>().0 else { unreachable!("it has six words") };
     let mut settings = Settings::NONE;
-    for (number, bytes) in settings.0.iter_mut().zip(prefix.as_chunks::<8>().0) {
+    for (number, bytes) in settings.0.iter_mut().zip(numbers) {
         *number = f64::from_le_bytes(*bytes);
     }
-    Ok((settings, sum))
+    Ok((u64::from_le_bytes(*step), settings, sum))
 }
 
 /// Bytes that a home keeps of the updates of so many chunks, of so many bytes in all; 0 where none are sent.
@@ -76,9 +78,15 @@ enum Standing {
 }
 
 impl Kept {
-    /// The chunk was folded with these numbers, and the rule was given this sum. `content`: the last publication that changed what
-    /// is seen of it before. The update is kept if somebody may be sent it.
-    pub fn fold(&mut self, content: u64, settings: &Settings, sum: &[u8], agreed: Option<&Agreed>) {
+    /// The chunk was folded with these numbers, after so many steps, and the rule was given this sum. `content`: the last publication
+    /// that changed what is seen of it before. The update is kept if somebody may be sent it.
+    pub fn fold(
+        &mut self,
+        content: u64,
+        (step, settings): (u64, &Settings),
+        sum: &[u8],
+        agreed: Option<&Agreed>,
+    ) {
         let is_first = self.standing == Standing::Nothing;
         let Some(agreed) = agreed.filter(|_| is_first) else {
             self.standing = Standing::Changed;
@@ -89,6 +97,7 @@ impl Kept {
         self.payload.clear();
         // No more than is paid for.
         self.payload.reserve_exact(PREFIX_BYTES + agreed.longest(sum.len()));
+        self.payload.extend_from_slice(&step.to_le_bytes());
         settings.0.iter().for_each(|number| self.payload.extend_from_slice(&number.to_le_bytes()));
         let sent = Sent { source: Source::Stands(sum), shadow: None, position: 0 };
         let encoded = agreed.encode(&sent, &mut self.payload, PREFIX_BYTES);
@@ -168,10 +177,11 @@ mod tests {
         let agreed = agreed();
         for (nonzero, most) in [(0, 2), (3, 100), (BYTES / 4, BYTES)] {
             let (mut kept, sum) = (Kept::default(), sum(nonzero));
-            kept.fold(0, &SETTINGS, &sum, Some(&agreed));
+            kept.fold(0, (7, &SETTINGS), &sum, Some(&agreed));
             assert!(kept.publish(2));
             let (encoding, payload) = kept.payload();
-            let (settings, rest) = split(payload).unwrap();
+            let (step, settings, rest) = split(payload).unwrap();
+            assert_eq!(step, 7);
             assert_eq!(settings.0.map(f64::to_bits), SETTINGS.0.map(f64::to_bits));
             assert!(rest.len() <= most, "{} bytes for {nonzero} elements", rest.len());
             let mut decoded = vec![9; BYTES];
@@ -185,8 +195,9 @@ mod tests {
     fn what_is_too_short_is_no_update() {
         assert_eq!(split(&[0; PREFIX_BYTES - 1]), Err(NoUpdate { got: PREFIX_BYTES - 1 }));
         assert!(
-            split(&[0; PREFIX_BYTES])
-                .is_ok_and(|(settings, rest)| settings == Settings::NONE && rest.is_empty())
+            split(&[0; PREFIX_BYTES]).is_ok_and(|(step, settings, rest)| step == 0
+                && settings == Settings::NONE
+                && rest.is_empty())
         );
     }
 
@@ -195,25 +206,25 @@ mod tests {
     fn an_update_leads_from_one_content_to_the_next_and_from_nowhere_else() {
         let (mut kept, agreed) = (Kept::default(), agreed());
         assert!(!kept.publish(2) && kept.base(0).is_none() && kept.base(2).is_none());
-        kept.fold(2, &SETTINGS, &sum(1), Some(&agreed));
+        kept.fold(2, (1, &SETTINGS), &sum(1), Some(&agreed));
         assert_eq!(kept.base(2), None, "it is not published so far");
         assert!(kept.publish(4));
         // A version that passes without an update leaves it as it is.
         assert!(!kept.publish(6));
         assert_eq!((kept.base(4), kept.base(6), kept.base(2)), (Some(2), None, None));
         // Loaded after it was folded, or folded twice.
-        kept.fold(4, &SETTINGS, &sum(1), Some(&agreed));
+        kept.fold(4, (1, &SETTINGS), &sum(1), Some(&agreed));
         kept.change();
         assert!(kept.publish(8));
         assert_eq!(kept.base(8), None);
-        (0..2).for_each(|_| kept.fold(8, &SETTINGS, &sum(1), Some(&agreed)));
+        (0..2).for_each(|_| kept.fold(8, (1, &SETTINGS), &sum(1), Some(&agreed)));
         assert!(kept.publish(10));
         assert_eq!(kept.base(10), None);
         // Nobody was there who could be sent it.
-        kept.fold(10, &SETTINGS, &sum(1), None);
+        kept.fold(10, (1, &SETTINGS), &sum(1), None);
         assert!(kept.publish(12));
         assert_eq!(kept.base(12), None);
-        kept.fold(12, &SETTINGS, &sum(1), Some(&agreed));
+        kept.fold(12, (1, &SETTINGS), &sum(1), Some(&agreed));
         assert!(kept.publish(14));
         assert_eq!(kept.base(14), Some(12));
     }

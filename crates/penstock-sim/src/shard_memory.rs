@@ -379,7 +379,7 @@ impl Memory {
             writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
         fold_summed(&plan, settings, *step, *scale, &lanes, &mut sum, value, state)
             .map_err(|refused| NonFiniteFrom(writers[refused.lane]))?;
-        update.fold(*changed, settings, &sum, Some(&agreed));
+        update.fold(*changed, (*step, settings), &sum, Some(&agreed));
         Ok(())
     }
 }

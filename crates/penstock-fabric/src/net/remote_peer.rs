@@ -402,7 +402,8 @@ impl<L: Link> RemotePeer<L> {
         }
         let &Header { body, encoding, .. } = header;
         // As many as are worked on.
-        let bytes = header.unpacked();
+        // What it became behind them did not cross the network.
+        let bytes = header.length;
         let wanted = matches!(body, Body::Submission { wanted: true, .. });
         Heard::Submission(Taken { judged, wanted, bytes, encoding })
     }
@@ -600,7 +601,9 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Carried<'_>) {
     match owing {
         Owing::Update { tensor, local, publication, base } => {
             let (chunk, encoding, update) = memory.update(tensor, local);
-            let Publication { version, steps, sequence: publication, .. } = publication;
+            let Publication { version, steps, sequence, changed } = publication;
+            // What it leads to: versions may have passed since without another.
+            let publication = changed.min(sequence);
             let notice = Notice::Update { tensor, chunk, version, steps, publication, base };
             (notice, Carried::Update(encoding, update))
         }

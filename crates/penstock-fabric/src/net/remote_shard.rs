@@ -146,9 +146,11 @@ impl Update<'_> {
 /// What an update is, whose header was judged, and whose payload is verified.
 fn updated<'a>(updates: Option<&Updates>, value: &Value<'a>, steps: u64) -> Result<Update<'a>, String> {
     let Updates { plan, .. } = updates.ok_or("an update, where values come")?;
-    let (settings, sum) = update::split(value.payload).map_err(|short| short.to_string())?;
+    let (step, settings, sum) = update::split(value.payload).map_err(|short| short.to_string())?;
     settings.check(plan.rule).map_err(|unfit| unfit.to_string())?;
-    let step = steps.checked_sub(1).ok_or("an update that is no step")?;
+    if step >= steps {
+        return Err(format!("an update behind {step} steps, expected fewer than {steps}"));
+    }
     Ok(Update { settings, step, sum, codec: value.codec })
 }
 

@@ -66,9 +66,12 @@ impl<L: Link> Squeezing<'_, L> {
         let chooser = choosers.get_mut(tensor)?;
         if chooser.asks() {
             *asked = asked.checked_sub(1).unwrap_or_else(|| {
-                // What was cut short by having nothing to send carries as much at least: its last rate stands.
-                let seen = self.link.flow().filter(|flow| !flow.cut_short).and_then(|flow| flow.rate);
-                *rate = seen.or(*rate);
+                // What was cut short by having nothing to send carries as much at least.
+                if let Some(flow) = self.link.flow()
+                    && let Some(seen) = flow.rate
+                {
+                    *rate = if flow.cut_short { rate.map(|known| known.max(seen)) } else { Some(seen) };
+                }
                 ASKED_EACH
             });
             chooser.carries(*rate, self.links);

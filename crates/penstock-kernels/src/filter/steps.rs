@@ -10,7 +10,8 @@
 //!
 //! What receivers hold are ordinary elements, so that those on the home's own host see the same; the [codec](crate::codec::Steps) of
 //! the same name finds again by how much they moved. Where something is not finite, or a move would lead beyond the largest number or
-//! never arrive (see [`Round::is_beyond`]), the value itself passes, and its chunk goes by another codec.
+//! never arrive (see [`Round::is_beyond`]), the value itself passes, and its chunk goes by another codec. What is too small for a form
+//! to say (half precision below 2^-25, signs whose mean is below a last bit of the element) waits for a flush.
 
 use super::sums::held_threshold;
 use super::{Coordinates, Everything, Filter, Made};

@@ -14,4 +14,4 @@ pub(crate) const CODECS: &[codec::Entry] =
 /// All filters and this one.
 #[allow(dead_code, reason = "each test uses its part")]
 pub(crate) const FILTERS: &[filter::Entry] =
-    &[filter::ALL[0], filter::Entry { number: 7, name: "loud", settings: &["quiet"], make: Loud::make }];
+    &[filter::ALL[0], filter::Entry { number: 207, name: "loud", settings: &["quiet"], make: Loud::make }];

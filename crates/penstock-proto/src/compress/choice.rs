@@ -3,8 +3,8 @@
 //! Where the declaration names one, it is tried for each chunk. Under `auto` three numbers decide, all of them measured: the seconds
 //! that each compressor takes for a byte of this stream, what it leaves of it, and the seconds that the link takes for a byte. Raw
 //! costs a byte's time on the link. A compressor costs its own time, as much again at the receiver, and what is left of a byte on the
-//! link; its own time counts once for each link that the same thread serves, as it does nothing else meanwhile. That is the dearest
-//! reading: in fact a thread compresses while the kernel sends what came before. The cheapest is taken, and a compressor only where it
+//! link; its own time, not the receiver's, counts once for each link that the same thread serves, as it does nothing else meanwhile.
+//! That is the dearest reading: in fact a thread compresses while the kernel sends what came before. The cheapest is taken, and a compressor only where it
 //! is cheaper than raw by [`MARGIN`].
 //!
 //! What is in use is measured with each chunk. What is not is tried now and then, since streams change: after ever more chunks, and
@@ -22,7 +22,7 @@ use std::time::Duration;
 const MARGIN: f64 = 1.0 / 32.0;
 /// The share of the time of sending raw that trials may take.
 const TRIALS: f64 = 1.0 / 100.0;
-/// Most seconds that are saved up for trials: what is quiet for hours does not spend minutes then.
+/// Most seconds that are saved up for trials, but for one that costs more: what is quiet for hours does not spend minutes then.
 const SAVED: f64 = 0.01;
 /// Chunks from one trial to the next, at first and at most.
 const APART: (u32, u32) = (16, 4096);
@@ -40,6 +40,8 @@ pub const LEAST: usize = 128;
 /// What is known of a compressor on this stream.
 #[derive(Debug, Clone, Copy)]
 struct Known {
+    /// Whether it was measured once only: the first call makes tables, and may have been put aside as any.
+    is_first: bool,
     /// Seconds for a byte.
     takes: f64,
     /// What is left of it.
@@ -107,7 +109,8 @@ impl Chooser {
 
     /// Another compressor than the chosen one, if the time has come and there is enough saved up.
     fn on_trial(&mut self, link: f64) -> Option<Compressor> {
-        self.saved = (self.saved + TRIALS * self.bytes * link).min(SAVED);
+        let price = self.known[self.turn].map(|Known { takes, .. }| self.spends(takes) * self.bytes);
+        self.saved = (self.saved + TRIALS * self.bytes * link).min(SAVED.max(price.unwrap_or(0.0)));
         self.wait = self.wait.saturating_sub(1);
         let by = Compressor::ALL[self.turn];
         if self.chosen == Some(by) {
@@ -115,8 +118,7 @@ impl Chooser {
             return None;
         }
         // The first trial of each is free.
-        if let Some(Known { takes, .. }) = self.known[self.turn] {
-            let price = takes * (1.0 + RECEIVER) * self.links * self.bytes;
+        if let Some(price) = price {
             if self.wait > 0 || price > self.saved {
                 return None;
             }
@@ -138,8 +140,10 @@ impl Chooser {
         let each = (bytes as f64).max(1.0);
         let (takes, leaves) = (took.as_secs_f64() / each, became as f64 / each);
         self.known[place] = Some(match self.known[place] {
-            None => Known { takes, leaves },
+            None => Known { is_first: true, takes, leaves },
+            Some(known) if known.is_first => Known { is_first: false, takes: takes.min(known.takes), leaves },
             Some(known) => Known {
+                is_first: false,
                 takes: known.takes + WEIGHT * (takes.min(BELIEVED * known.takes) - known.takes),
                 leaves: known.leaves + WEIGHT * (leaves - known.leaves),
             },
@@ -166,8 +170,13 @@ impl Chooser {
         }
     }
 
+    /// Seconds that both ends spend on a byte.
+    fn spends(&self, takes: f64) -> f64 {
+        takes * (self.links + RECEIVER)
+    }
+
     fn cheapest(&self, link: f64) -> Option<Compressor> {
-        let cost = |known: &Known| known.takes * (1.0 + RECEIVER) * self.links + known.leaves * link;
+        let cost = |known: &Known| self.spends(known.takes) + known.leaves * link;
         let each = Compressor::ALL.into_iter().zip(&self.known);
         let costs = each.filter_map(|(by, known)| Some((by, cost(known.as_ref()?))));
         let (by, least) = costs.min_by(|one, other| one.1.total_cmp(&other.1))?;
@@ -281,6 +290,25 @@ mod tests {
     }
 
     #[test]
+    fn who_was_put_aside_in_the_first_trial_or_has_long_chunks_is_tried_again() {
+        let zeros = Truth { each: ZEROS, rate: 100.0 * MBIT };
+        let mut chooser = Chooser::new(Compress::Auto);
+        chooser.carries(Some(zeros.rate), 1);
+        chooser.went(32_768);
+        for by in [Compressor::Lz4, Compressor::Zstd] {
+            assert_eq!(chooser.attempt(), Some(by));
+            chooser.tried(by, 32_768, 6000, Some(Duration::from_millis(30)));
+        }
+        send(&mut chooser, zeros, 5_000, 32_768);
+        assert_eq!(chooser.chosen(), Some(Compressor::Zstd));
+        let mut chooser = Chooser::new(Compress::Auto);
+        send(&mut chooser, Truth { each: DENSE, rate: 10_000.0 * MBIT }, 2_000, 4 << 20);
+        assert_eq!(chooser.chosen(), None);
+        send(&mut chooser, Truth { each: ZEROS, rate: 1000.0 * MBIT }, 10_000, 4 << 20);
+        assert!(chooser.chosen().is_some());
+    }
+
+    #[test]
     fn a_stream_that_changes_is_noticed_and_trials_grow_seldom_while_it_does_not() {
         let fast = |each| Truth { each, rate: 1000.0 * MBIT };
         let mut chooser = Chooser::new(Compress::Auto);
@@ -306,7 +334,7 @@ mod tests {
         #[test]
         fn whatever_holds_auto_is_within_three_percent_of_raw(
             lz4 in (0.01_f64..20.0, 0.001_f64..1.0), zstd in (0.01_f64..60.0, 0.001_f64..1.0),
-            rate in 1.0_f64..1e5, bytes in 200_usize..262_144, chunks in 1_usize..3000,
+            rate in 1.0_f64..1e5, bytes in 200_usize..4_194_304, chunks in 1_usize..3000,
         ) {
             let truth = Truth { each: [(lz4.0 * NS, lz4.1), (zstd.0 * NS, zstd.1)], rate: rate * MBIT };
             let mut chooser = Chooser::new(Compress::Auto);

@@ -1,8 +1,8 @@
 //! General-purpose compressors behind the encodings: what a declaration asks for, and what a frame says of its payload.
 //!
 //! The order is one: a filter selects, and quantizes; a [codec](crate::encoding) encodes; a
-//! [compressor](penstock_kernels::compress) makes shorter what came of that. Contributions and values of tensors are compressed, on
-//! connections between hosts; neither the optimizer's arrays nor factors are. What is passed on from worker to worker is passed on
+//! [compressor](penstock_kernels::compress) makes shorter what came of that. Contributions, loads and values of tensors are compressed,
+//! on connections between hosts; neither optimizer's arrays that homes send nor factors nor updates are. What is passed on from worker to worker is passed on
 //! as it came. Each chunk by itself: where it did not become shorter, it goes as it is, and its frame says so.
 //!
 //! A frame says how long its payload is and how long what it decompresses to: both are judged before a byte of it is let in (E-2),

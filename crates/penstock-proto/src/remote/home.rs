@@ -856,7 +856,9 @@ impl Subscriber {
     /// Queues each chunk that has the version and has changed since it was sent. Not those that others feed it, unless it asks for the
     /// first time: of these nobody has brought it what was published before. Whether there are any.
     fn renew(&mut self, id: TensorId, version: u64, is_first: bool, home: &impl Chunks) -> bool {
-        let is_fed = |local| self.feeding.is_fed(home.stripe(id, local));
+        // What was never sent on this connection nobody may have brought.
+        let was_sent = |local: usize| self.owed.get(id).is_some_and(|owed| owed.chunks[local].sent > 0);
+        let is_fed = |local| self.feeding.is_fed(home.stripe(id, local)) && was_sent(local);
         let by_others =
             !is_first && self.owed.get(id).is_some_and(|owed| owed.each) && home.goes_by_trees(id);
         let (fed, own): (Vec<usize>, Vec<usize>) =

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Tickets that are kept apart; what comes behind them is kept as one.
 const APART: usize = 8;
-/// How long one is kept back before the home is told what is held of the chunks that it waits for.
+/// How long nothing may come of what tickets wait for before the home is told what is held of the chunks that the first waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What somebody holds of a chunk, or something newer.
@@ -53,7 +53,7 @@ pub(super) struct Returning {
     next: Lacking,
     /// Tickets that are kept back, ascending. Who has what a later one waits for has what an earlier one does.
     kept: VecDeque<(u64, Lacking)>,
-    /// Since when, or since when the home was last told.
+    /// Since when nothing has come of it, or since when the home was last told.
     since: Option<Duration>,
 }
 
@@ -88,6 +88,8 @@ impl Returning {
         for lacking in std::iter::once(&mut self.next).chain(self.kept.iter_mut().map(|(_, it)| it)) {
             if lacking.get(&local).is_some_and(|&lacked| held.reaches(lacked)) {
                 lacking.remove(&local);
+                // As long as something comes, the rest may.
+                self.since = None;
             }
         }
     }
@@ -109,7 +111,7 @@ impl Returning {
         !self.kept.is_empty()
     }
 
-    /// The chunks that the first ticket has been waiting for, as of this moment, for long: each time once.
+    /// The chunks that the first ticket waits for, if nothing has come for long as of this moment: each time once.
     pub(super) fn overdue(&mut self, now: Duration) -> Option<&Lacking> {
         let (_, lacking) = self.kept.front()?;
         if now.saturating_sub(*self.since.get_or_insert(now)) < PATIENCE {
@@ -176,6 +178,15 @@ mod tests {
             .filter(|&tenth| returning.overdue(Duration::from_millis(tenth * 100)).is_some())
             .collect();
         assert_eq!(told, [20, 40, 60, 80, 100]);
+        // As long as something comes, the rest is not asked for.
+        returning.expect(4, at(2, 0));
+        returning.expect(5, at(2, 0));
+        returning.came_back(2);
+        for (local, second) in [(4, 11), (5, 12)] {
+            returning.holds(local, at(2, 0));
+            assert!(returning.overdue(Duration::from_secs(second)).is_none());
+        }
+        assert!(returning.overdue(Duration::from_secs(14)).is_some());
         returning.holds(3, at(2, 0));
         returning.take();
         assert!(returning.overdue(Duration::from_secs(100)).is_none());

@@ -553,12 +553,14 @@ fn held_to_send(layout: &ExtentLayout, terms: &Terms, chunk: u32) -> usize {
     });
     let packed = match values.compress() {
         Compress::None => 0,
-        _ => {
-            let room = Compressor::ALL.map(|by| by.room(values.longest(bytes)));
-            room.into_iter().max().unwrap_or(0) + contributions.longest(bytes)
-        }
+        _ => Compressor::ALL.map(|by| by.room(values.longest(bytes))).into_iter().max().unwrap_or(0),
     };
-    unread + outgoing + incoming.max(rows) + packed
+    // Of updates only what comes is compressed.
+    let unpacked = match contributions.compress() {
+        Compress::None => 0,
+        _ => contributions.longest(bytes),
+    };
+    unread + outgoing + incoming.max(rows) + packed + unpacked
 }
 
 impl Entry {

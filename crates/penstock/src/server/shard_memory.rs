@@ -511,7 +511,9 @@ impl Home for Memory {
                 });
                 // It is encoded where there is somebody to be sent it.
                 let agreed = terms.updates.as_ref().map(|updates| &updates.agreed).filter(|_| is_sent);
-                folded.inspect(|()| spent.on(Layer::Encode, || update.fold(content, settings, sum, agreed)))
+                folded.inspect(|()| {
+                    spent.on(Layer::Encode, || update.fold(content, (*step, settings), sum, agreed))
+                })
             }
         };
         let folded = match folded {

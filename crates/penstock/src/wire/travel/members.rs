@@ -40,7 +40,7 @@ pub(crate) const COUNTED: Encoding = Encoding(10);
 /// Likewise for what the product has for elements of four bytes.
 pub(crate) const COUNTED_SPARSE: Encoding = Encoding(11);
 /// What only the lower two bytes of a word change is held back.
-pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0, 0.0, 0.0, 0.0] };
+pub(crate) const LOUD: Filtering = Filtering { filter: 207, settings: [2.0, 0.0, 0.0, 0.0, 0.0] };
 
 /// As differences, both ways.
 pub(crate) fn differences(filter: Filtering) -> Travel {

@@ -52,11 +52,11 @@ fn an_update_is_folded_as_at_its_home_into_value_and_state() {
         sum[..8].copy_from_slice(&floats(number)[..8]);
         apply(&mirrored.updates().unwrap().plan, &SETTINGS, version - 1, Foreign::of(sum), value, state);
         let mut kept = Kept::default();
-        kept.fold(2, &SETTINGS, sum, Some(&agreed));
+        kept.fold(2, (version - 1, &SETTINGS), sum, Some(&agreed));
         let (encoding, payload) = kept.payload();
-        let (settings, sum) = update::split(payload).unwrap();
+        let (step, settings, sum) = update::split(payload).unwrap();
         let codec = agreed.expect(encoding, (sum.len(), None), CHUNK).unwrap();
-        let update = Update { settings, step: version - 1, sum, codec };
+        let update = Update { settings, step, sum, codec };
         mirrored.update(0, &update, Published { version, steps: version }).unwrap();
         assert_eq!((seen.what().0, seen.what().1), (value.to_vec(), version));
         assert_eq!(mirrored.home.beside(0), state, "version {version}");
