@@ -79,7 +79,7 @@ def declare(job: ps.Job, name: str, flags: list[str], numbers: Any) -> None:
     tensor = f"{name}{numbers}".replace(" ", "")
     settings: tuple[float, float, float, float, float] = (*numbers, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
     everything: tuple[str, tuple[float, ...]] = ("everything", ())
-    rest = ("", "pull", False, 0, True, 1.0, None, False, everything, everything, None)
+    rest = ("", "pull", False, 0, "none", True, 1.0, None, False, everything, everything, None)
     job._core.declare(tensor, [1], "float32", name.lower(), flags, settings, *rest).initialize(None, None)
 
 
