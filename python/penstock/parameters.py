@@ -33,8 +33,10 @@ def filters_of(given: Filters | Literal["auto"] | None, *, replaces: bool = Fals
 def propagation_of(tensors: Iterable[Tensor], asked: str) -> tuple[str, str]:
     """
     Who moves the values of these, which were declared alike: in a word, and with the reason where "auto" has
-    chosen. Of none of them: what was `asked`.
+    chosen. Of none of them: what was `asked`, of which "auto" is no answer.
     """
     for tensor in tensors:
         return tensor.propagation, described(tensor._core)
+    if asked == "auto":
+        return "pull", "'pull' (\"auto\": there is nothing to be broadcast)"
     return asked, repr(asked)

@@ -403,7 +403,10 @@ def test_after_the_job_the_model_is_what_the_servers_had() -> None:
         open_still, optimizer = trained(job, filter=QUIET, overlap=1)
         optimizer.zero_grad()
         open_still(9).backward()
-        with pytest.warns(UserWarning, match="the model that is kept lacks"):
+        with (
+            pytest.warns(UserWarning, match="the model that is kept lacks"),
+            pytest.warns(UserWarning, match=r"the script has written to `\S+first` since"),
+        ):
             job.close()
     assert alike(values(kept), values(plain))
     assert alike(list(kept.state_dict().values()), values(plain))
@@ -412,6 +415,34 @@ def test_after_the_job_the_model_is_what_the_servers_had() -> None:
     assert not alike(own, values(plain))
     with pytest.warns(UserWarning, match=r"lacks what parameters lack .* the job has ended"):
         open_still.state_dict()
+
+
+def test_what_was_changed_and_put_back_is_read_at_the_end() -> None:
+    with ps.init() as job:
+        plain, _ = trained(job)
+        kept, _ = trained(job, filter=QUIET)
+        changed, _ = trained(job, filter=QUIET)
+        own = values(kept)
+        with torch.no_grad():
+            # An evaluation of averaged weights.
+            for parameter, mine in zip(kept.parameters(), own, strict=True):
+                parameter.zero_()
+                parameter.copy_(mine)
+            changed.first.data.fill_(5)
+        with pytest.warns(UserWarning, match=r"the script has written to `\S+first` since"):
+            job.close()
+    assert alike(values(kept), values(plain))
+    assert not alike(own, values(plain))
+    assert torch.all(changed.first == 5)
+    assert torch.equal(changed.scale, plain.scale)
+
+
+def test_a_load_through_a_wrapper_leaves_what_it_does_not_name(job: ps.Job) -> None:
+    plain, _ = trained(job)
+    model, _ = trained(job, filter=QUIET)
+    nn.Sequential(model).load_state_dict({"0.scale": torch.tensor(7.0)}, strict=False)
+    assert model.scale.item() == 7
+    assert alike(values(model)[1:], values(plain)[1:])
 
 
 def test_a_job_that_is_left_reads_nothing_of_another() -> None:

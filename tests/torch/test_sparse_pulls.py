@@ -522,6 +522,250 @@ def test_layers_of_a_compiled_model_pull_their_rows(job: ps.Job) -> None:
         assert torch.equal(words[0].weight[[7, number]], expected)
 
 
+class Inside(nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+
+def two_parts(job: ps.Job, **options: Any) -> Any:
+    """A table whose row 2 the parameter lacks: it is -1 on the servers."""
+    model = nn.ModuleDict({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
+    nn.init.zeros_(model["words"].weight)
+    options = {"sparse_pull": True, **options}
+    model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, **options)
+    model["words"](torch.tensor([2])).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_load_through_a_wrapper_that_names_no_table_leaves_it(job: ps.Job) -> None:
+    model, _ = two_parts(job)
+    Inside(model).load_state_dict({"model.out.bias": torch.full((1,), 3.0)}, strict=False)
+    assert model.state_dict()["words.weight"].sum() == -2
+    assert model["words"](torch.tensor([2])).tolist() == [[-1, -1]]
+    assert model["out"].bias.item() == 3
+    whole = {"model.words.weight": torch.ones(9, 2)}
+    Inside(model).load_state_dict(whole, strict=False)
+    assert torch.all(model.state_dict()["words.weight"] == 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_load_into_a_compiled_model_that_names_no_table_leaves_it(job: ps.Job) -> None:
+    model, _ = two_parts(job)
+    compiled = torch.compile(model, backend="eager")
+    part = {key: value for key, value in compiled.state_dict().items() if "words" not in key}
+    compiled.load_state_dict(part, strict=False)
+    assert model.state_dict()["words.weight"].sum() == -2
+
+
+def test_what_a_load_leaves_alone_is_known_whatever_its_hooks_do(job: ps.Job) -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
+    nn.init.zeros_(model["words"].weight)
+    model.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
+    rule = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = distribute(model, rule, job=job, sparse_pull=True)
+    model["words"](torch.tensor([2])).sum().backward()
+    optimizer.step()
+    model.load_state_dict({"out.bias": torch.ones(1)}, strict=False)
+    assert model.state_dict()["words.weight"].sum() == -2
+
+    # A name of old that the layer's own hook knows.
+    def renames(_: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        if f"{prefix}table" in state:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}table")
+
+    model["words"].register_load_state_dict_pre_hook(renames)
+    step_of = model["words"](torch.tensor([2])).sum()
+    step_of.backward()
+    optimizer.step()
+    model.load_state_dict({"words.table": torch.full((9, 2), 4.0)}, strict=False)
+    assert torch.all(model.state_dict()["words.weight"] == 4)
+    # A copy has none of our hooks, those before loads neither.
+    copied = copy.deepcopy(model)
+    copied.load_state_dict({"out.bias": torch.zeros(1)}, strict=False)
+    assert "penstock" not in repr([vars(one) for one in copied.modules()])
+    # What is refused is not loaded.
+    optimizer.step()
+    model["words"](torch.tensor([2])).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict({"words.weight": torch.ones(3, 2)}, strict=False)
+    assert model.state_dict()["words.weight"][2, 0] != 4
+
+
+class Shifted(nn.Embedding):  # type: ignore[misc,name-defined]
+    def forward(self, indices: Any) -> Any:
+        return super().forward(indices + 1)
+
+
+def test_layers_that_read_other_rows_than_they_are_given_are_not_pulled_by_rows(job: ps.Job) -> None:
+    model = nn.ModuleDict({"own": Shifted(9, 2, sparse=True), "words": nn.Embedding(9, 2, sparse=True)})
+    replaced = nn.Embedding(9, 2, sparse=True)
+    replaced.forward = lambda indices: nn.Embedding.forward(replaced, indices + 1)
+    model["replaced"] = replaced
+    for name in ("own", "replaced"):
+        with pytest.raises(OptionError, match=f"`{name}`, .* has a forward of its own"):
+            distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, sparse_pull=name)
+    alone = Shifted(9, 2, sparse=True)
+    with pytest.raises(OptionError, match=r"the model has none .but such with a forward of their own"):
+        distribute(alone, torch.optim.SGD(alone.parameters(), lr=1.0), job=job, sparse_pull=True)
+    for one in model.values():
+        nn.init.zeros_(one.weight)
+    model, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, sparse_pull=True
+    )
+    for number in range(3):
+        # What is read is what was stepped.
+        found = {name: one(torch.tensor([3])) for name, one in model.items()}
+        assert all(torch.all(one == -number) for one in found.values()), found
+        optimizer.zero_grad()
+        sum(one.sum() for one in found.values()).backward()
+        optimizer.step()
+    model["words"].forward = lambda indices: nn.Embedding.forward(model["words"], indices + 1)
+    with pytest.raises(OptionError, match="its forward was replaced"):
+        model["words"](torch.tensor([3]))
+
+
+def test_a_hook_behind_ours_that_may_change_indices_is_refused(job: ps.Job) -> None:
+    def shifts(_: Any, given: Any) -> Any:
+        return (given[0] + 1,)
+
+    model = nn.Embedding(9, 2, sparse=True)
+    nn.init.zeros_(model.weight)
+    before = model.register_forward_pre_hook(shifts)
+    model, optimizer = table_of(model, job)
+    for number in range(3):
+        assert torch.all(model(torch.tensor([3])) == -number)
+        step(model, optimizer, 3)
+    before.remove()
+    handle = model.register_forward_pre_hook(shifts)
+    with pytest.raises(OptionError, match="a forward pre-hook was registered on it after"):
+        model(torch.tensor([3]))
+    handle.remove()
+    model.register_forward_pre_hook(shifts, prepend=True)
+    assert torch.all(model(torch.tensor([3])) == -3)
+
+
+def test_a_replica_is_refused_and_a_weight_that_was_replaced_is_read_as_it_is(job: ps.Job) -> None:
+    model = nn.Sequential(nn.Embedding(9, 2, sparse=True))
+    nn.init.zeros_(model[0].weight)
+    model, optimizer = table_of(model, job)
+    step(model, optimizer, 3)
+    # As nn.DataParallel makes them, of several devices.
+    replica = model[0]._replicate_for_data_parallel()
+    replica.weight = model[0].weight.detach().clone()
+    with pytest.raises(OptionError, match=r"as in a replica of nn.DataParallel"):
+        replica(torch.tensor([3]))
+    # Over the same memory it is the table.
+    named = {"0.weight": model[0].weight.detach()}
+    assert torch.all(torch.func.functional_call(model, named, (torch.tensor([3]),)) == -1)
+    bigger = nn.Parameter(torch.zeros(20, 2))
+    model[0].weight = bigger
+    model[0].num_embeddings = 20
+    optimizer.add_param_group({"params": [bigger]})
+    for number in range(3):
+        assert torch.all(model(torch.tensor([15])) == -number)
+        step(model, optimizer, 15)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_table_that_was_copied_is_read_at_the_end_all_the_same(check: bool) -> None:
+    with ps.init() as job:
+        held_back = ps.Filters(broadcast=ps.DVF(0.5, decay=None))
+        model, optimizer = table(job, lr=0.25, filter=held_back, check=check)
+        step(model, optimizer, 3)
+        copied = copy.deepcopy(model)
+        torch.save(model, io.BytesIO())
+        assert torch.all(copied.weight == 1)
+    assert torch.all(model.weight[3] == 0.75)
+
+
+def test_a_table_that_the_script_wrote_to_is_left_with_a_warning() -> None:
+    with ps.init() as job:
+        model, optimizer = table(job)
+        step(model, optimizer, 3)
+        with torch.no_grad():
+            model.weight[7] = 5
+        with pytest.warns(UserWarning, match="the script has written to `model/weight` since"):
+            job.close()
+    assert torch.all(model.weight[7] == 5)
+
+
+def test_a_change_of_a_part_that_lacks_something_is_put_back_as_the_hint_says(job: ps.Job) -> None:
+    for check in (True, False):
+        model, optimizer = two_parts(job, check=check)
+        optimizer.flush()
+        # Of rows that were not read only a load is noticed.
+        model["words"].load_state_dict({"weight": torch.ones(9, 2)})
+        for refused in (optimizer.step, optimizer.publish):
+            with pytest.raises(OptionError) as error:
+                refused()
+            assert "model.load_state_dict(model.state_dict())" in error.value.hint
+        model.load_state_dict(model.state_dict())
+        assert torch.all(model["words"](torch.tensor([2])) == -1)
+        with optimizer.exact(), torch.no_grad():
+            model["words"].weight.clamp_(min=-0.5)
+            optimizer.publish()
+        assert model.state_dict()["words.weight"].sum() == -1
+        optimizer.step()
+
+
+def test_tied_tables_are_read_once_for_a_state_and_share_it(job: ps.Job) -> None:
+    first, second = nn.Embedding(900, 8, sparse=True), nn.Embedding(900, 8, sparse=True)
+    second.weight = first.weight
+    model = nn.ModuleDict({"first": first, "second": second, "alias": first})
+    model, optimizer = distribute(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        job=job,
+        sparse_pull=["alias", "second"],
+    )
+    given: dict[str, Any] = {}
+    for number in range(2):
+        expected = model["first"](torch.tensor([3])).detach() - 1
+        optimizer.zero_grad()
+        model["first"](torch.tensor([3])).sum().backward()
+        optimizer.step()
+        before = job.stats()["pulled_bytes"]
+        state = model.state_dict()
+        assert job.stats()["pulled_bytes"] - before == 900 * 8 * 4
+        assert len({one.data_ptr() for one in state.values()}) == 1
+        for into in (state, given):
+            model.state_dict(destination=into)
+            assert torch.equal(into["second.weight"][3:4], expected), number
+
+
+def test_hooks_of_the_script_that_rename_and_convert_what_is_saved_have_all_of_it(job: ps.Job) -> None:
+    def renames(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
+        state[f"{prefix}table"] = state.pop(f"{prefix}weight")
+
+    def halves(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].half()
+
+    for hook, key in ((renames, "table"), (halves, "weight")):
+        model = nn.Embedding(9, 2, sparse=True)
+        nn.init.zeros_(model.weight)
+        model.register_state_dict_post_hook(hook)
+        model, optimizer = table_of(model, job)
+        step(model, optimizer, 3)
+        state = model.state_dict()
+        assert list(state) == [key]
+        assert torch.all(state[key][3] == -1)
+        assert state[key].dtype is (torch.half if hook is halves else torch.float32)
+
+
+def test_who_moves_parameters_is_said_where_there_are_none_but_tables(job: ps.Job) -> None:
+    _, optimizer = table(job, propagation="auto")
+    assert optimizer.propagation == "pull"
+    assert "nothing to be broadcast" in repr(optimizer)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    _, optimizer = distribute(
+        frozen, torch.optim.SGD(frozen.parameters(), lr=1.0), job=job, propagation="auto"
+    )
+    assert optimizer.propagation == "pull"
+
+
 def test_workers_pull_rows_of_the_same_tables(spawn_job: Any) -> None:
     saved = spawn_job(
         2,

@@ -268,10 +268,11 @@ def distribute(
     sparse_pull
         With "servers": of which layers (`nn.Embedding`, `nn.EmbeddingBag`, with `sparse=True`) only the rows
         are pulled that the next forward pass of the layer reads, just before it; their names in the model, or
-        True: all that there are. `model.state_dict()` reads the whole table, and parameters hold it inside
-        `with optimizer.exact():` and when the job is closed; read otherwise, as by `layer.weight`, rows are
-        of different steps. With `check`, only rows are compared that were read since the last step. The
-        servers keep such a table once more. Default False: every step pulls the whole.
+        True: all that there are, but those with a `forward` of their own. `model.state_dict()` reads the
+        whole table, and parameters hold it inside `with optimizer.exact():` and when the job is closed; read
+        otherwise, as by `layer.weight`, rows are of different steps. With `check`, only rows are compared
+        that were read since the last step. The servers keep such a table once more. Default False: every
+        step pulls the whole.
     compress
         As for `Job.tensor`: "none", "lz4", "zstd" or "auto", of gradients and of what comes back, between
         hosts; the same on every worker. Default "none".
@@ -302,7 +303,8 @@ def distribute(
         nor on a CUDA device; the optimizer has Parameters that the model lacks; DistributedDataParallel is to
         ignore a part of the model. With "gradients": the consistency is not BSP, or there is a filter. With
         "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix;
-        or `sparse_pull` names what is no layer with sparse gradients, or a table that another module has too.
+        or `sparse_pull` names what is no layer with sparse gradients, or one with a `forward` of its own, or
+        a table that another module has too.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict

@@ -61,15 +61,22 @@ def _leaving_ours(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
     hooks = {name: attributes[name] for name in _HOOKS if isinstance(attributes.get(name), dict)}
-    ours = {number for held in hooks.values() for number, hook in held.items() if isinstance(hook, Ours)}
+    ours = {number for held in hooks.values() for number, hook in held.items() if _ours(hook) is not None}
     if not ours:
         return attributes
     for held in hooks.values():
         for hook in list(held.values()):
-            if isinstance(hook, Ours):
-                hook.left_behind()
+            if (mine := _ours(hook)) is not None:
+                mine.left_behind()
     kept = dict(attributes)
     for name, held in hooks.items():
         if not ours.isdisjoint(held):
             kept[name] = type(held)((number, hook) for number, hook in held.items() if number not in ours)
     return kept
+
+
+def _ours(hook: Any) -> Ours | None:
+    """The hook, if it is ours; torch keeps some in an object of its own."""
+    if not isinstance(hook, Ours):
+        hook = getattr(hook, "hook", None)
+    return hook if isinstance(hook, Ours) else None

@@ -118,6 +118,20 @@ class Shared:
         """Whether nobody has changed the parameter since it was read, as far as torch counts."""
         return self.parameter._version == self.read_at
 
+    def note_read(self) -> None:
+        """It is what was read just now."""
+        self.read_at = self.parameter._version
+
+    def is_as_read(self, check: bool) -> bool:
+        """
+        Whether nobody has changed the parameter since it was read. With `check`, where all of its bits are
+        known, they decide: what a script has changed and put back is unchanged.
+        """
+        if not self.transfer.received(self.parameter):
+            return False
+        knows_all = check and (not isinstance(self.transfer, RowsTransfer) or self.transfer.is_whole)
+        return knows_all or self.is_untouched
+
     @property
     def sends_to(self) -> Tensor:
         """The tensor that its gradients are pushed to."""

@@ -22,6 +22,7 @@ told:
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,16 +45,44 @@ def exact_of(shared: Shared) -> torch.Tensor:
     return value
 
 
+class Saved:
+    """What was read for the last state that was saved: a parameter may have several names in it."""
+
+    def __init__(self) -> None:
+        self._state: weakref.ref[Any] = weakref.ref(self)
+        self._values: weakref.WeakKeyDictionary[Shared, tuple[int, weakref.ref[torch.Tensor]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def value(self, shared: Shared, state: dict[str, Any]) -> torch.Tensor:
+        """The servers' value of this parameter for `state`, read once; its names share it, as in torch."""
+        if self._state() is not state:
+            self._values.clear()
+            try:
+                self._state = weakref.ref(state)
+            except TypeError:
+                return exact_of(shared)  # a plain dictionary, that the script has given
+        # Any step or load since has moved it: into one dictionary states may be saved again and again.
+        version = shared.parameter._version
+        at, held = self._values.get(shared, (-1, None))
+        value = held() if held is not None and at == version else None
+        if value is None:
+            value = exact_of(shared)
+            self._values[shared] = version, weakref.ref(value)
+        return value
+
+
 class SavesExact(Ours):
     """The hook of a module behind `state_dict()`: what its own parameters lack is read for it."""
 
-    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+    def __init__(self, optimizer: DistributedOptimizer | None = None, saved: Saved | None = None) -> None:
         self._optimizer = optimizer
+        self._saved = saved
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        if self._optimizer is None:
+        if self._optimizer is None or self._saved is None:
             return
         for name, parameter in module._parameters.items():
             key = f"{prefix}{name}"
@@ -61,7 +90,7 @@ class SavesExact(Ours):
             if parameter is not None and state.get(key, parameter) is not parameter:
                 shared = self._optimizer.lacking(parameter)
                 if shared is not None and self._optimizer.can_read("the state that is saved"):
-                    state[key] = exact_of(shared)
+                    state[key] = self._saved.value(shared, state)
 
 
 class ToldOfEvaluations(Ours):

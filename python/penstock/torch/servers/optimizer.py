@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared, cut_short
-from .exact import SavesExact, ToldOfEvaluations
+from .exact import Saved, SavesExact, ToldOfEvaluations
 from .rows import ReadsRows, RowsTransfer, Tables
 from .rules import (
     HOOKS,
@@ -160,8 +160,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._tables = Tables(model, sparse_pull)
         self.told_of_lacking = False
         """Whether somebody who read parameters was told what they lack."""
-        self._missing: frozenset[str] | None = None
-        """While a load of the model is published: what it has left alone."""
+        self._load: _Load | None = None
+        """The last load of the model that has begun, until it is published."""
+        self._publishes_load = False
+        """Whether a load of the model is being published."""
         self._published: dict[Shared, Seen] = {}
         """Of a publication that has not returned, on worker 0."""
         self._published_in = 0
@@ -224,6 +226,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The handles of those hooks."""
         self._after_saves: list[Any] = []
         """Of those that are called when a state is saved."""
+        self._saved = Saved()
+        """What was read for the last state that was saved."""
 
     def begin(self) -> None:
         """What every worker does together. Before this the model has no hooks; if it raises, `let_go`."""
@@ -276,8 +280,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if part not in self._hooked:
                 self._hooked.add(part)
                 self._after_loads.append(part.register_load_state_dict_post_hook(_AfterLoad(self, name)))
+                if self._may_lack and not name:
+                    before = _BeforeLoad(self)
+                    self._after_loads.append(part.register_load_state_dict_pre_hook(before))
                 if self._may_lack:
-                    self._after_saves.append(part.register_state_dict_post_hook(SavesExact(self)))
+                    saves = part.register_state_dict_post_hook(SavesExact(self, self._saved))
+                    self._after_saves.append(saves)
+                    # Before those of the script: they rename keys, and make other values of them.
+                    part._state_dict_hooks.move_to_end(saves.id, last=False)
                 if self._may_lack and not name:
                     self._after_loads.append(part.register_forward_pre_hook(ToldOfEvaluations(self)))
         leave_hooks_behind(self._model)
@@ -583,8 +593,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         falls much, and before the end. Hooks of steps are not called.
 
         With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
-        reads all that was folded (but rows of tables with `sparse_pull`, when they are looked up), and may
-        publish. No step is taken for that.
+        reads all that was folded, and may publish. No step is taken for that. Tables with `sparse_pull` lack
+        rows still: with such a table `publish` is for the inside of `exact()`.
 
         If a signal handler raises while it sends, or it times out there, or while it waits for the other
         workers to call it, call it again, before any other step of the job: it goes on. If that comes while
@@ -842,8 +852,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Call it on every worker after changing parameters by hand (a load into a submodule, a clamp, an
         average): the servers do not know of the change, and the next `step` raises. Where parameters lack
-        something of the servers' values, change and publish them behind a `flush` or inside `exact()`: what
-        they lack would be lost.
+        something of the servers' values, change and publish them inside `exact()`, or, if there is no table
+        with `sparse_pull`, behind a `flush`: what they lack would be lost.
 
         Raises
         ------
@@ -893,33 +903,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._published = {}
 
-    def publish_load(self, missing: Collection[str]) -> None:
-        """Publishes what a load of the model has brought; `missing`: the names of what it has left alone."""
-        self._missing = frozenset(missing)
+    def load_begins(self, state: Mapping[str, Any], prefix: str) -> None:
+        """The model is about to be loaded, or a module that it is in, of what has the `prefix` in `state`."""
+        lacking = (shared for shared in self._shared.values() if shared.lacks)
+        self._load = _Load(state, prefix, {shared: shared.parameter._version for shared in lacking})
+
+    def publish_load(self) -> None:
+        """Publishes what a load of the model has brought."""
+        self._publishes_load = True
         try:
             self.publish()
         finally:
-            self._missing = None
+            self._publishes_load, self._load = False, None
 
     def _complete_for_publication(self) -> None:
         """
         What is published is all of a parameter. Raises OptionError if the script may have changed one that
         lacks something; what a load has not replaced is read here.
         """
-        missing, lacking = self._missing, [shared for shared in self._shared.values() if shared.lacks]
-        if missing is None and lacking and not self._published:
+        lacking = [shared for shared in self._shared.values() if shared.lacks]
+        if not self._publishes_load and lacking and not self._published:
             raise OptionError(
                 f"parameter `{lacking[0].name}` lacks something of the servers' value, which would be lost "
                 "where it is published",
-                "change parameters and publish them inside `with optimizer.exact():`, on every worker, or "
-                "behind an optimizer.flush()",
+                _INSIDE_EXACT,
             )
-        if missing and lacking and self.job.rank == 0:
+        if self._publishes_load and lacking and self.job.rank == 0:
             names: dict[int, set[str]] = defaultdict(set)
             for name, parameter in self._model.named_parameters(remove_duplicate=False):
                 names[id(parameter)].add(name)
-            # A parameter may have several.
-            kept = [one for one in lacking if names[id(one.parameter)] <= missing]
+            load = self._load
+            # A class that loads all by itself calls no hook before it.
+            kept = [
+                one
+                for one in lacking
+                if (one.is_untouched if load is None else load.left_alone(one, names[id(one.parameter)]))
+            ]
             self._pull_all(kept, exact=True)
 
     def _write_all(self) -> None:
@@ -1294,7 +1313,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Gradients are pushed to the mean. What is stepped by is the reduced one, from one worker.
             pushes, filters = Filters(push=filters.push), Filters(broadcast=filters.broadcast)
             mean = self._clipping.mean_of(parameter, name, {**declaration, "filter": pushes})
-            declaration = {"reduce": "sum", "refuse_nonfinite": declaration["refuse_nonfinite"]}
+            carried = {what: declaration[what] for what in ("refuse_nonfinite", "compress")}
+            declaration = {"reduce": "sum", **carried}
         # A call that has failed may have declared it, for the same model.
         owner = self._prefix, name
         name = f"{self._prefix}/{name}"
@@ -1329,6 +1349,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         shared = Shared(parameter, name, tensor, rule, transfer, mean)
         if isinstance(transfer, RowsTransfer):
             transfer.left = lambda: shared.left
+            transfer.when_whole = shared.note_read
             hook = ReadsRows(transfer)
             shared.layers = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
         # In place of what a call that was interrupted has made of it.
@@ -1379,7 +1400,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             shared.is_whole = shared.is_released = False
             shared.transfer.receive(shared.parameter, moves=moves, seen=seen, exact=exact)
             shared.is_whole = exact
-            shared.read_at = shared.parameter._version
+            shared.note_read()
 
     def _have_seen_all(self, which: Iterable[Shared]) -> None:
         """What was read of these just now is all that there is of them, as every reader sees all of it."""
@@ -1451,13 +1472,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if not self.can_read("the model that is kept"):
             return
+        # What the script has changed is its own from here on.
+        unchanged = [one for one in lacking if one.is_as_read(self._check)]
         try:
-            # What the script has changed is its own from here on.
-            unchanged = [one for one in lacking if one.transfer.received(one.parameter) and one.is_untouched]
             self._pull_all(unchanged, exact=True)
         except DeadlineExceeded as error:
             warnings.warn(
                 f"the model lacks what was held back of its parameters, or not read: {error.args[0]}",
+                stacklevel=of_the_script(),
+            )
+        if changed := [f"`{one.name}`" for one in lacking if one not in unchanged]:
+            warnings.warn(
+                f"the script has written to {', '.join(changed)} since the servers' value was read: what was "
+                "held back of it, or not read, is lacking in the model that is kept. Before the job ends, "
+                "state_dict() has all of the servers' values",
                 stacklevel=of_the_script(),
             )
 
@@ -1542,7 +1570,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"part `{self._loaded}` of the model has loaded a state: the servers do not know of "
                     "that, and their values would replace it",
-                    "call optimizer.publish(), on every worker, after a load into a part",
+                    _INSIDE_EXACT
+                    if any(shared.lacks for shared in self._shared.values())
+                    else "call optimizer.publish(), on every worker, after a load into a part",
                 )
             return
         for shared in self._shared.values():
@@ -1559,6 +1589,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "that, and their value would replace it",
                     "put back what it held and call flush() again, or end the job and start from a checkpoint"
                     if self._flushed
+                    else _INSIDE_EXACT
+                    if any(shared.lacks for shared in self._shared.values())
                     else "call optimizer.publish(), on every worker, after such a change",
                 )
         for name, parameter in self._others():
@@ -1568,8 +1600,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"parameter `{name}` was changed outside of step(), and is not in the optimizer that was "
                     "given to `distribute`: a step by this worker's own gradient is apart from the others",
-                    "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); after "
-                    "a change that is the same on every worker, call optimizer.publish()",
+                    "give `distribute` an optimizer that has it, or freeze it (requires_grad_(False)); a "
+                    "change that is the same on every worker is followed by optimizer.publish(), inside "
+                    "`with optimizer.exact():` where parameters lack something",
                 )
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -1583,6 +1616,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._copies = {id(one): one.detach().clone() for _, one in self._others()}
 
 
+_INSIDE_EXACT = (
+    "on every worker: model.load_state_dict(model.state_dict()) puts back the servers' values; then change "
+    "and publish inside `with optimizer.exact():`. Or load all of the model"
+)
+"""What helps where a parameter was changed that lacks something."""
+
+
+class _Load(NamedTuple):
+    """A load of the model that has begun."""
+
+    state: Mapping[str, Any]
+    """The dictionary itself: other hooks may change it before anything is read."""
+    prefix: str
+    """What the names of the model's parameters have before them there: it may be a part of what is loaded."""
+    versions: dict[Shared, int]
+    """Of the parameters that lacked something, as they were before it."""
+
+    def left_alone(self, shared: Shared, names: Iterable[str]) -> bool:
+        """Whether it has written nothing to this parameter, of these `names` in the model."""
+        version = self.versions.get(shared)
+        if version is not None and shared.parameter._version != version:
+            return False
+        # What is written through `data` is not counted. Of another shape torch loads nothing.
+        found = (self.state.get(f"{self.prefix}{name}") for name in names)
+        size = shared.parameter.numel()
+        return not any(isinstance(one, torch.Tensor) and one.numel() == size for one in found)
+
+
+class _BeforeLoad(Ours):
+    """The model's hook before a load, of it or of a module that it is a part of."""
+
+    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, _: torch.nn.Module, state: Mapping[str, Any], prefix: str, *__: Any) -> None:
+        if self._optimizer is not None and self._optimizer.watches:
+            self._optimizer.load_begins(state, prefix)
+
+
 class _AfterLoad(Ours):
     """The model's hook after `load_state_dict`, and that of each part, which is named."""
 
@@ -1590,12 +1662,13 @@ class _AfterLoad(Ours):
         self._optimizer = optimizer
         self._part = part
 
-    def __call__(self, module: torch.nn.Module, incompatible: Any) -> None:
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
         optimizer = self._optimizer
         if optimizer is None or not optimizer.watches:
             return
         if not self._part:
-            optimizer.publish_load(incompatible.missing_keys)
+            # Torch's list of what is missing has the names that the root of the load has; and hooks edit it.
+            optimizer.publish_load()
             return
         for parameter in module.parameters():
             shared = optimizer._shared.get(id(parameter))

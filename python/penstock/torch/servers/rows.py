@@ -19,6 +19,7 @@ A gradient that is dense was computed of another use of the table, in which unre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
@@ -47,9 +48,12 @@ class Tables:
         self._names = () if isinstance(asked, bool) else asked
         for name in self._names:
             self._check(name)
-        if self._all and not any(map(_is_sparse, model.modules())):
+        if self._all and not any(map(_is_table, model.modules())):
             raise OptionError(
-                "expected a layer with sparse=True for sparse_pull=True, the model has none",
+                "expected a layer with sparse=True for sparse_pull=True, the model has none (but such with a "
+                "forward of their own)"
+                if any(map(_is_sparse, model.modules()))
+                else "expected a layer with sparse=True for sparse_pull=True, the model has none",
                 "build nn.Embedding or nn.EmbeddingBag with sparse=True, or leave sparse_pull out",
             )
         for parameter in model.parameters():
@@ -68,13 +72,17 @@ class Tables:
         """
         if not self:
             return []
-        found = [
-            (name, module)
-            for name, module in self._model.named_modules()
-            if any(own is parameter for own in module._parameters.values())
+        # A module may be registered under several names.
+        found: dict[torch.nn.Module, list[str]] = {}
+        for name, module in self._model.named_modules(remove_duplicate=False):
+            if any(own is parameter for own in module._parameters.values()):
+                found.setdefault(module, []).append(name)
+        layers = [
+            one
+            for one, names in found.items()
+            if (self._all and _is_table(one)) or not set(self._names).isdisjoint(names)
         ]
-        layers = [one for name, one in found if (self._all and _is_sparse(one)) or name in self._names]
-        others = [name for name, one in found if one not in layers]
+        others = [names[0] for one, names in found.items() if one not in layers]
         if layers and others:
             raise OptionError(
                 f"`{others[0]}` has the same weight as a layer of which only rows are pulled, and would read "
@@ -84,9 +92,9 @@ class Tables:
         return layers
 
     def _check(self, name: str) -> None:
-        module = dict(self._model.named_modules()).get(name)
+        module = dict(self._model.named_modules(remove_duplicate=False)).get(name)
         if module is None:
-            tables = [f"`{one}`" for one, layer in self._model.named_modules() if _is_sparse(layer)]
+            tables = [f"`{one}`" for one, layer in self._model.named_modules() if _is_table(layer)]
             raise OptionError(
                 f"expected the name of a layer for sparse_pull, the model has no `{name}`",
                 f"layers with sparse=True are {', '.join(tables)}" if tables else None,
@@ -100,6 +108,12 @@ class Tables:
             raise OptionError(
                 f"expected layers with sparse=True for sparse_pull, `{name}` has dense gradients",
                 f"build it as {type(module).__name__}(..., sparse=True)",
+            )
+        if not _looks_up(module):
+            raise OptionError(
+                f"expected layers that look up the rows that they are given, `{name}`, a "
+                f"{type(module).__name__}, has a forward of its own, which may read others",
+                "leave it out of sparse_pull: it is pulled whole",
             )
 
 
@@ -120,6 +134,16 @@ def _is_sparse(module: torch.nn.Module) -> bool:
     return isinstance(module, LAYERS) and module.sparse and module._parameters.get("weight") is not None
 
 
+def _is_table(module: torch.nn.Module) -> bool:
+    return _is_sparse(module) and _looks_up(module)
+
+
+def _looks_up(module: torch.nn.Module) -> bool:
+    """Whether the rows that it reads are known to be those that its first argument names."""
+    own = type(module).forward
+    return "forward" not in vars(module) and any(own is layer.forward for layer in LAYERS)
+
+
 class RowsTransfer:
     """Moves the bytes of a table. `inner` moves a whole parameter's."""
 
@@ -127,7 +151,7 @@ class RowsTransfer:
         self, parameter: torch.Tensor, name: str, tensor: Tensor, inner: Transfer, check: bool
     ) -> None:
         self._parameter = parameter
-        self._name = name
+        self.name = name
         self._tensor = tensor
         self._inner = inner
         self._check = check
@@ -146,6 +170,8 @@ class RowsTransfer:
         """Rows that were asked for ahead, where they are filled in, and what tells that they are."""
         self.left: Callable[[], bool] = lambda: False
         """Whether the gradient has left: the servers may have taken the next step."""
+        self.when_whole: Callable[[], None] = lambda: None
+        """Is told when all of the parameter was read between two steps."""
 
     def hold(self, gradient: torch.Tensor) -> None:
         """A dense gradient is refused."""
@@ -161,7 +187,7 @@ class RowsTransfer:
 
     def _of_another_use(self, gradient: torch.Tensor) -> OptionError:
         return OptionError(
-            f"expected a sparse gradient of `{self._name}`, of which only rows are pulled, got one of layout "
+            f"expected a sparse gradient of `{self.name}`, of which only rows are pulled, got one of layout "
             f"{gradient.layout}: it was used otherwise than by its layer, with rows that were not pulled",
             "leave its layer out of sparse_pull",
         )
@@ -212,7 +238,22 @@ class RowsTransfer:
         with torch.inference_mode(False), torch.no_grad():
             # A step may come between this and the next look: what is compared is a copy.
             self._read_whole(self._parameter, moves=True, exact=False)
+        self.when_whole()
         return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its rows are those that the last step left."""
+        return self._whole
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether a layer with this weight reads the table, if by another tensor over the same memory."""
+        if weight is self._parameter:
+            return True
+        try:
+            return weight.data_ptr() == self._parameter.data_ptr()
+        except RuntimeError:
+            return True  # in a transformation of torch.func, of whatever is below
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -266,12 +307,12 @@ class RowsTransfer:
         """Raises where rows of the last step cannot be read any more."""
         if self._tensor._job._core.closed:
             raise JobClosed(
-                f"rows of `{self._name}` are read that were not before the job ended",
+                f"rows of `{self.name}` are read that were not before the job ended",
                 "end the job by job.close(), which reads the whole of what is left",
             )
         if self.left():
             raise OptionError(
-                f"rows of `{self._name}` are read that were not before its gradient left for the servers, "
+                f"rows of `{self.name}` are read that were not before its gradient left for the servers, "
                 "which may have taken the next step",
                 "read them after step(), or pass overlap=False to `ps.torch.distribute`",
             )
@@ -323,15 +364,50 @@ class ReadsRows(Ours):
     def __init__(self, rows: RowsTransfer | None = None) -> None:
         self._rows = rows
 
-    def __call__(self, _: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def __call__(self, module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """
+        Raises OptionError where it cannot be known which rows the layer reads, or where it reads others'
+        memory, which was filled before.
+        """
         if self._rows is None:
             return
         if torch.compiler.is_compiling():
             # Rows are pulled by a call that no compiled program can make.
             torch._dynamo.graph_break()
+        if self._rows.is_whole:
+            return
+        weight = module._parameters.get("weight")
+        if weight is None:
+            raise OptionError(
+                f"a layer reads a table of which only rows are pulled, `{self._rows.name}`, by a weight that "
+                "is no parameter of its own, as in a replica of nn.DataParallel: rows are not pulled into it",
+                "train one process for each device, under `penstock run`, or leave the layer out of "
+                "sparse_pull",
+            )
+        if not self._rows.is_of(weight):
+            return  # the layer was given another one
+        self._refuse_other_rows(module)
         indices = given[0] if given else named.get("input")
         if isinstance(indices, torch.Tensor):
             self._rows.read(indices)
+
+    def _refuse_other_rows(self, module: torch.nn.Module) -> None:
+        """Raises OptionError where the layer may read other rows than this is told."""
+        if not _looks_up(module):
+            why = "its forward was replaced"
+        else:
+            # Of ours none changes what a layer is given.
+            others = itertools.takewhile(
+                lambda hook: hook is not self, reversed(module._forward_pre_hooks.values())
+            )
+            if all(isinstance(hook, Ours) for hook in others):
+                return
+            why = "a forward pre-hook was registered on it after `distribute`, and may change its indices"
+        name = self._rows.name if self._rows is not None else ""
+        raise OptionError(
+            f"the layer of `{name}` may read other rows than are pulled for it: {why}",
+            "do that before `distribute`, or leave the layer out of sparse_pull",
+        )
 
     def left_behind(self) -> None:
         """The layer is copied, and the copy will pull nothing."""
