@@ -81,6 +81,20 @@ def test_models_of_torch_are_compressed_by_one_argument() -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+def test_what_is_clipped_is_compressed_both_ways() -> None:
+    torch = pytest.importorskip("torch")
+    with ps.init() as job:
+        model = torch.nn.Linear(4, 2)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, optimizer = ps.torch.distribute(model, sgd, where="servers", clip_norm=1.0, compress="lz4")
+        for shared in optimizer._everything:
+            shape, rule = shared.tensor.shape, shared.group.rule
+            options = {"shape": shape, "optimizer": rule, "consistency": "bsp", "reduce": "sum"}
+            assert job.tensor(shared.name, compress="lz4", **options) is not None
+            with pytest.raises(ps.exceptions.DeclarationConflict, match="compress"):
+                job.tensor(shared.name, **options)
+
+
 def test_parameters_of_jax_are_compressed_by_one_argument() -> None:
     jnp = pytest.importorskip("jax.numpy")
     with ps.init():
