@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -545,8 +546,56 @@ def test_a_load_through_a_wrapper_that_names_no_table_leaves_it(job: ps.Job) -> 
     assert model.state_dict()["words.weight"].sum() == -2
     assert model["words"](torch.tensor([2])).tolist() == [[-1, -1]]
     assert model["out"].bias.item() == 3
+    assert b"penstock" not in pickle.dumps(model)
     whole = {"model.words.weight": torch.ones(9, 2)}
     Inside(model).load_state_dict(whole, strict=False)
+    assert torch.all(model.state_dict()["words.weight"] == 1)
+
+
+def test_workers_load_through_a_wrapper_and_all_keep_the_table(spawn_job: Any) -> None:
+    spawn_job(
+        2,
+        """
+        import torch
+        from torch import nn
+        with ps.init() as job:
+            model = nn.ModuleDict({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
+            nn.init.zeros_(model["words"].weight)
+            rule = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.torch.distribute(
+                model, rule, where="servers", sparse_pull=True, reduce="sum"
+            )
+            holder = nn.Sequential(model)
+            for _ in range(3):
+                optimizer.zero_grad()
+                # Each of them holds other rows of the last step.
+                model["words"](torch.tensor([2 + job.rank])).sum().backward()
+                optimizer.step()
+                holder.load_state_dict({"0.out.bias": torch.ones(1)}, strict=False)
+            state = model.state_dict()
+            assert state["words.weight"][2:4].tolist() == [[-3, -3], [-3, -3]], state
+            assert state["words.weight"].sum() == -12
+            job.barrier()
+        """,
+    )
+
+
+class LoadsItself(nn.ModuleDict):  # type: ignore[misc,name-defined]
+    """Its class loads its own parameters, and calls no hook."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        pass
+
+
+def test_a_class_that_calls_no_hook_before_a_load_keeps_the_table(job: ps.Job) -> None:
+    model = LoadsItself({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
+    nn.init.zeros_(model["words"].weight)
+    model, optimizer = table_of(model, job)
+    model["words"](torch.tensor([2])).sum().backward()
+    optimizer.step()
+    model.load_state_dict({"out.bias": torch.ones(1)}, strict=False)
+    assert model.state_dict()["words.weight"].sum() == -2
+    model.load_state_dict({"words.weight": torch.ones(9, 2)}, strict=False)
     assert torch.all(model.state_dict()["words.weight"] == 1)
 
 
@@ -647,7 +696,7 @@ def test_a_hook_behind_ours_that_may_change_indices_is_refused(job: ps.Job) -> N
     assert torch.all(model(torch.tensor([3])) == -3)
 
 
-def test_a_replica_is_refused_and_a_weight_that_was_replaced_is_read_as_it_is(job: ps.Job) -> None:
+def test_a_replica_is_refused_unless_the_table_is_whole(job: ps.Job) -> None:
     model = nn.Sequential(nn.Embedding(9, 2, sparse=True))
     nn.init.zeros_(model[0].weight)
     model, optimizer = table_of(model, job)
@@ -657,6 +706,16 @@ def test_a_replica_is_refused_and_a_weight_that_was_replaced_is_read_as_it_is(jo
     replica.weight = model[0].weight.detach().clone()
     with pytest.raises(OptionError, match=r"as in a replica of nn.DataParallel"):
         replica(torch.tensor([3]))
+    with optimizer.exact():
+        replica.weight = model[0].weight.detach().clone()
+        assert torch.all(replica(torch.tensor([3])) == -1)
+
+
+def test_a_weight_that_was_replaced_is_read_as_it_is(job: ps.Job) -> None:
+    model = nn.Sequential(nn.Embedding(9, 2, sparse=True))
+    nn.init.zeros_(model[0].weight)
+    model, optimizer = table_of(model, job)
+    step(model, optimizer, 3)
     # Over the same memory it is the table.
     named = {"0.weight": model[0].weight.detach()}
     assert torch.all(torch.func.functional_call(model, named, (torch.tensor([3]),)) == -1)
@@ -719,7 +778,7 @@ def test_tied_tables_are_read_once_for_a_state_and_share_it(job: ps.Job) -> None
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         job=job,
-        sparse_pull=["alias", "second"],
+        sparse_pull=True,
     )
     given: dict[str, Any] = {}
     for number in range(2):
@@ -734,6 +793,15 @@ def test_tied_tables_are_read_once_for_a_state_and_share_it(job: ps.Job) -> None
         for into in (state, given):
             model.state_dict(destination=into)
             assert torch.equal(into["second.weight"][3:4], expected), number
+
+
+def test_a_layer_may_be_named_by_each_name_that_it_has(job: ps.Job) -> None:
+    words = nn.Embedding(9, 2, sparse=True)
+    model = nn.ModuleDict({"first": words, "alias": words})
+    model, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), job=job, sparse_pull="alias"
+    )
+    assert [shared.reads_rows for shared in optimizer._everything] == [True]
 
 
 def test_hooks_of_the_script_that_rename_and_convert_what_is_saved_have_all_of_it(job: ps.Job) -> None:
