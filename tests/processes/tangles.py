@@ -462,6 +462,7 @@ def dropping_beside_a_wait() -> None:
             "pull",
             False,
             0,
+            "none",
             False,
             1.0,
             None,
