@@ -315,7 +315,7 @@ impl TensorSpec {
         let travel = || self.travel.difference(&other.travel);
         match first {
             // Where "auto" chose, nobody has said it: the filters by which it did, programs have.
-            Some((name, ..)) if name == "propagation" => travel().or(first),
+            Some(("propagation", ..)) => travel().or(first),
             _ => first.or_else(travel),
         }
     }
