@@ -856,15 +856,20 @@ impl Subscriber {
     /// Queues each chunk that has the version and has changed since it was sent. Not those that others feed it, unless it asks for the
     /// first time: of these nobody has brought it what was published before. Whether there are any.
     fn renew(&mut self, id: TensorId, version: u64, is_first: bool, home: &impl Chunks) -> bool {
-        // What was never sent on this connection nobody may have brought.
-        let was_sent = |local: usize| self.owed.get(id).is_some_and(|owed| owed.chunks[local].sent > 0);
-        let is_fed = |local| self.feeding.is_fed(home.stripe(id, local)) && was_sent(local);
-        let by_others =
-            !is_first && self.owed.get(id).is_some_and(|owed| owed.each) && home.goes_by_trees(id);
-        let (fed, own): (Vec<usize>, Vec<usize>) =
-            (0..home.chunks(id)).partition(|&local| by_others && is_fed(local));
-        own.into_iter().for_each(|local| self.renew_one(id, local, version, home));
-        !fed.is_empty()
+        let by_others = !is_first && self.known(id).each && home.goes_by_trees(id);
+        let mut is_fed = false;
+        for local in 0..home.chunks(id) {
+            // What was never sent on this connection nobody may have brought.
+            if by_others
+                && self.feeding.is_fed(home.stripe(id, local))
+                && self.known(id).chunks[local].sent > 0
+            {
+                is_fed = true;
+            } else {
+                self.renew_one(id, local, version, home);
+            }
+        }
+        is_fed
     }
 
     /// What it is to hold of some chunks before the ticket that is next to be returned, if others bring some of what was fetched with it

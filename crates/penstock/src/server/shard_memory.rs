@@ -481,9 +481,8 @@ impl Home for Memory {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom> {
-        let spent = Arc::clone(&self.spent);
         let is_sent = self.events.is_some();
-        let Self { tensors, sum, .. } = self;
+        let Self { tensors, sum, spent, .. } = self;
         let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
         tensor.keep(chunk);
         tensor.falls_behind(chunk);
@@ -594,8 +593,8 @@ impl Home for Memory {
         let published = Published { version, steps };
         let folded = std::mem::take(&mut self.folded);
         let mut changed = std::mem::take(&mut self.changed);
-        let spent = Arc::clone(&self.spent);
-        let tensor = self.tensor(id);
+        let Self { tensors, spent, .. } = self;
+        let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, behind, pressed, updates, .. } = tensor;
         let local = home.find(chunk).expect("only what is homed here is published here");

@@ -50,8 +50,6 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        let out = out.into();
-        self.check_gather(units, unit, out.len())?;
         self.pull_sparse_asked(self.ask(slack)?, units, unit, out, timeout)
     }
 
@@ -97,8 +95,6 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        let out = out.into();
-        self.check_gather(units, unit, out.len())?;
         self.pull_sparse_whole_asked(self.ask(slack)?, units, unit, out, timeout)
     }
 
