@@ -3,6 +3,12 @@
 //! Kept as chunk numbers, not as bytes: a chunk is sent from where it stands, as new as it is then. So a subscriber that does
 //! not read costs a shard a few bytes a chunk and one batch of frames, however slow it is (S-4).
 
+mod chunks;
+mod owing;
+
+pub use chunks::{Chunks, Event, Publication, Subscribers, tell};
+pub use owing::Owing;
+
 use super::awaited::Awaited;
 use super::contents::{self, Contents};
 use super::feeding::Feeding;
@@ -17,95 +23,6 @@ use crate::submission::{NO_MORE, NO_TICKET, Submission};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// What stands published of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Publication {
-    /// Its version.
-    pub version: u64,
-    /// Optimizer steps behind it.
-    pub steps: u64,
-    /// The number of this publication; 0 before the first.
-    pub sequence: u64,
-    /// The last publication that changed what is seen: those after it raised its version alone.
-    pub changed: u64,
-}
-
-/// The chunks that the shard is home of, by tensor and by their place among them.
-pub trait Chunks {
-    /// How many there are of a tensor.
-    fn chunks(&self, tensor: TensorId) -> usize;
-    /// What stands published of one.
-    fn publication(&self, tensor: TensorId, local: usize) -> Publication;
-    /// A chunk's place among those homed here.
-    fn local(&self, tensor: TensorId, chunk: u32) -> Option<usize>;
-    /// Whether what is new of a tensor goes unasked to whoever has asked for it once.
-    fn broadcasts(&self, tensor: TensorId) -> bool;
-    /// Whether what is sent of a tensor are [updates](crate::update), and value and state whole where none leads there.
-    fn sends_updates(&self, _tensor: TensorId) -> bool {
-        false
-    }
-    /// The content from which the update that is kept leads to what stands there.
-    fn update_base(&self, _tensor: TensorId, _local: usize) -> Option<u64> {
-        None
-    }
-    /// Whether a worker has declared the tensor, which gives it a lane here.
-    fn has_lane(&self, tensor: TensorId, rank: Rank) -> bool;
-    /// Whether a tensor's values go by others too ([`Routes::may_carry`](crate::overlay::Routes::may_carry)).
-    fn goes_by_trees(&self, tensor: TensorId) -> bool;
-    /// The stripe of a chunk.
-    fn stripe(&self, tensor: TensorId, local: usize) -> usize;
-    /// The sum, over the chunks of a stripe that were published, of their versions + 1 and of the publications that last changed what
-    /// is seen of them; modulo 2^64.
-    fn digest(&self, tensor: TensorId, stripe: usize) -> u64;
-}
-
-/// Something that happened at a home, of which subscribers may have to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// A chunk was published.
-    Published {
-        /// The tensor.
-        tensor: TensorId,
-        /// The chunk's place among those homed here.
-        local: usize,
-    },
-    /// So many contributions of a worker were folded.
-    Folded {
-        /// The tensor.
-        tensor: TensorId,
-        /// Whose.
-        writer: Rank,
-        /// How many, since the start.
-        count: u64,
-    },
-}
-
-/// The subscribers that a home has.
-pub trait Subscribers {
-    /// The one that is this peer.
-    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber>;
-    /// The one by which a contribution came: whichever worker has the rank now.
-    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber>;
-}
-
-/// Tells the subscribers whom it concerns of an event.
-pub fn tell(event: Event, overlay: &Direct, subscribers: &mut impl Subscribers, home: &impl Chunks) {
-    match event {
-        Event::Published { tensor, local } => {
-            for &peer in overlay.next_hops(tensor) {
-                if let Some(subscriber) = subscribers.of(peer) {
-                    subscriber.published(tensor, local, home);
-                }
-            }
-        }
-        Event::Folded { tensor, writer, count } => {
-            if let Some(subscriber) = subscribers.contributor(writer) {
-                subscriber.folded(tensor, count, home);
-            }
-        }
-    }
-}
 
 /// A worker names a tensor that it has not declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -139,98 +56,6 @@ pub fn check_declared(peer: PeerId, submission: &Submission, home: &impl Chunks)
         }
         _ => Ok(()),
     }
-}
-
-/// What is to be sent to the subscriber next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owing {
-    /// A chunk's value, as it stands.
-    Value {
-        /// The tensor.
-        tensor: TensorId,
-        /// The chunk's place among those homed here.
-        local: usize,
-        /// What stands there.
-        publication: Publication,
-        /// The subscriber's position in the chunk's stream: the publication that was sent last on this connection, or 0.
-        position: u64,
-    },
-    /// The update by which a chunk came to what stands there.
-    Update {
-        /// The tensor.
-        tensor: TensorId,
-        /// The chunk's place among those homed here.
-        local: usize,
-        /// What stands there.
-        publication: Publication,
-        /// The content that the subscriber holds.
-        base: u64,
-    },
-    /// A chunk's value and the optimizer's state, as they stand, of a tensor whose updates are sent.
-    Whole {
-        /// The tensor.
-        tensor: TensorId,
-        /// The chunk's place among those homed here.
-        local: usize,
-        /// What stands there.
-        publication: Publication,
-    },
-    /// That chunks have come to a version with what was sent of them.
-    Raised {
-        /// The tensor.
-        tensor: TensorId,
-        /// The first chunk's place among those homed here.
-        local: usize,
-        /// How many, one after the other.
-        count: usize,
-        /// Their version.
-        version: u64,
-        /// Optimizer steps behind each.
-        steps: u64,
-        /// What it is to hold of them; zeros if no other feeds it.
-        contents: Contents,
-    },
-    /// A chunk's optimizer state, as it stands.
-    State {
-        /// The tensor.
-        tensor: TensorId,
-        /// The chunk's place among those homed here.
-        local: usize,
-    },
-    /// How many of its contributions were folded.
-    Folded {
-        /// The tensor.
-        tensor: TensorId,
-        /// Contributions since the start.
-        count: u64,
-    },
-    /// What it is to hold of a stripe that others feed it, once all that was published has come.
-    Standing {
-        /// The tensor.
-        tensor: TensorId,
-        /// The stripe.
-        stripe: u32,
-        /// The [digest](Chunks::digest).
-        digest: u64,
-    },
-    /// What it is to hold of some chunks before the next ticket counts, which others bring.
-    Expected {
-        /// The tensor.
-        tensor: TensorId,
-        /// The first chunk's place among those homed here.
-        local: usize,
-        /// Of each; [`Holding::NONE`] of those behind the last.
-        held: [Holding; EXPECTED_CHUNKS],
-    },
-    /// Its route, as it travels.
-    Route(Arc<[u8]>),
-    /// What was fetched with this ticket or before has been sent, as new as it was then.
-    Fetched {
-        /// The tensor.
-        tensor: TensorId,
-        /// The ticket.
-        ticket: u64,
-    },
 }
 
 /// What is owed of one chunk.
