@@ -72,15 +72,19 @@ digest = hashlib.sha256()
 with ps.init() as job:
     w = job.tensor("w", value=gradient, optimizer=ps.Adam(lr=1e-3, weight_decay=0.01), consistency=ps.BSP())
     v = job.tensor("v", value=gradient, optimizer=ps.SGD(1.0), consistency=ps.BSP())
+    # Every third element by itself: denormals among them, each named twice.
+    x = job.tensor("x", value=gradient, optimizer=ps.Add(), consistency=ps.BSP())
+    third = np.repeat(np.arange(0, 4096, 3), 2)
     rows = slice(0, 64)
     sums = job.table("sums", rows=64, width=64, fold="sum", produce=rows, consume=rows)
     for _ in range(5):
         for tensor in (w, v):
             tensor.push(gradient, more=True)
             tensor.push(gradient)
+        x.push(ps.Sparse(third, gradient[third]))
         sums.add(rows, gradient.reshape(64, 64))
         job.clock()
-    for array in (w.pull(), v.pull(), sums.get(rows)):
+    for array in (w.pull(), v.pull(), x.pull(), sums.get(rows)):
         digest.update(np.ascontiguousarray(array).tobytes())
 print(digest.hexdigest())
 """

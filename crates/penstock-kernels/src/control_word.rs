@@ -144,6 +144,19 @@ mod tests {
     }
 
     #[test]
+    fn sums_of_short_runs_and_what_a_rule_makes_of_zeros_do_not_depend_on_the_word() {
+        let tiny = 1e-39_f32.to_le_bytes();
+        let (mut kept, decays) = ([0; 4], crate::Settings([0.1, 0.0, 0.0, 5e-324, 0.0]));
+        let rule = crate::Rule::Sgd { momentum: false, nesterov: false, maximize: false };
+        word::write(OTHER);
+        crate::scatter_add(crate::Dtype::F32, &mut kept, &tiny, [(0..1, 0)]);
+        let ignores = rule.ignores_zeros(&decays);
+        word::write(word::DEFAULT);
+        assert_eq!(kept, tiny);
+        assert!(!ignores, "it decays, if by little");
+    }
+
+    #[test]
     fn the_thread_keeps_its_own_word_when_the_work_panics() {
         word::write(OTHER);
         let panicked = std::panic::catch_unwind(|| settled(|| panic!("in the middle"))).is_err();

@@ -1,6 +1,7 @@
 //! Sparse contributions: numbers that are added where they belong.
 
 use crate::accumulate::accumulate;
+use crate::control_word::settled;
 use crate::dtype::Dtype;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -19,6 +20,15 @@ const SHORT: usize = 4;
 ///
 /// If a run leaves `values` or `onto`.
 pub fn scatter_add(
+    dtype: Dtype,
+    onto: &mut [u8],
+    values: &[u8],
+    runs: impl IntoIterator<Item = (Range<usize>, usize)>,
+) {
+    settled(|| add_runs(dtype, onto, values, runs));
+}
+
+fn add_runs(
     dtype: Dtype,
     onto: &mut [u8],
     values: &[u8],

@@ -23,6 +23,7 @@ pub use {
     settings::{Settings, SettingsError},
 };
 
+use crate::control_word::settled;
 use crate::vector::Vector;
 use {
     adagrad::Adagrad,
@@ -43,6 +44,11 @@ impl Rule {
     /// are squares'), bit for bit but for the sign of a zero. Then a contribution of zeros need not be folded. A step it is all the
     /// same (Adagrad's rate may fall with their count).
     pub fn ignores_zeros(self, settings: &Settings) -> bool {
+        // A worker and its shard ask, and must hear the same: a denormal is not zero for either.
+        settled(|| self.moves_nothing_by_zeros(settings))
+    }
+
+    fn moves_nothing_by_zeros(self, settings: &Settings) -> bool {
         let [lr, second, third, decay, _] = settings.0;
         // In the accumulators' type: an infinite rate makes NaN of zeros.
         let moves_nothing = decay == 0.0 && (lr as f32).is_finite();
