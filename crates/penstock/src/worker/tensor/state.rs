@@ -270,7 +270,7 @@ impl Tensor {
     }
 
     /// Has `copy` copy, of each chunk, what stands beside what readers see of it: elements that are `parts` times as wide as the
-    /// tensor's. Returns the least version among the chunks.
+    /// tensor's. Returns a version that all chunks have, and may have passed where they are elsewhere.
     fn look_beside(
         &self,
         parts: usize,
@@ -286,6 +286,15 @@ impl Tensor {
             let layout =
                 ExtentLayout::new(cut, extent, self.spec.dtype, per_element).holding_back(self.holds_back);
             let remote = self.homes.iter().any(|home| home.server == server && home.remote.is_some());
+            // From elsewhere state and values come in frames of their own: a value that is broadcast meanwhile may be newer than the
+            // state that came before it. What is held now is no newer than what the state is of.
+            let mut held = u64::MAX;
+            if remote {
+                for chunk in extent.chunks() {
+                    let published = self.verified(deadline, || self.memory.read_beside(chunk, || ()))?;
+                    held = held.min(published.version);
+                }
+            }
             let view = match self.memory.state_in_slab(server, layout) {
                 Some(view) if !remote => view,
                 _ => {
@@ -293,6 +302,7 @@ impl Tensor {
                     StateView::new(layout, fd.as_fd()).map_err(Error::system("map the state"))?
                 }
             };
+            least = least.min(held);
             for chunk in extent.chunks() {
                 let range = cut.range(chunk);
                 let part = &mut out[range.start as usize * parts..range.end as usize * parts];
