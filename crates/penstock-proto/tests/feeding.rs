@@ -442,6 +442,62 @@ fn what_is_fetched_for_the_first_time_comes_from_the_home_whoever_feeds_it_other
     rig.end();
 }
 
+// What it held by the old connection was taken for held on the new one, and a worker that left ended the job.
+#[test]
+fn one_that_has_left_says_nothing_of_parents_on_its_next_connection() {
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    rig.publish(0, true);
+    rig.settle();
+    rig.lose();
+    let mirror = &mut rig.readers.0[CHILD as usize].mirror;
+    mirror.submit(Submission::Leave);
+    let (taken, _) = mirror.progress();
+    mirror.connect();
+    mirror.hear(taken, &Notice::Taken, |_| 0).unwrap();
+    let mut due = Vec::new();
+    while let Some(frame) = mirror.due() {
+        due.push(frame.submission);
+        mirror.sent();
+    }
+    assert_eq!(due, [Submission::Leave]);
+}
+
+#[test]
+fn a_parent_that_brings_old_values_one_by_one_keeps_nothing_back_for_ever() {
+    const PUBLISHED: usize = 7;
+    let mut rig = Rig::new();
+    rig.route(true);
+    rig.settle();
+    rig.attach();
+    rig.settle();
+    for _ in 0..PUBLISHED {
+        (0..CHUNKS).for_each(|local| rig.publish(local, true));
+        while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+        // The home says what stands.
+        while rig.submit(CHILD) | rig.say(CHILD) | rig.hear(CHILD) {}
+    }
+    let passed: Vec<Notice> = rig.link.as_ref().unwrap().iter().copied().collect();
+    assert_eq!(passed.len(), PUBLISHED * CHUNKS);
+    let mirror = &mut rig.readers.0[CHILD as usize].mirror;
+    let mut told = 0;
+    for (round, old) in (0..).zip(passed.chunks(CHUNKS)).take(PUBLISHED - 1) {
+        for notice in old {
+            assert_ne!(mirror.hear_passed(notice), Effect::Nothing, "something of each chunk goes on coming");
+        }
+        // Whether it is late is not asked here: it may keep back so little that it is not.
+        let _ = mirror.late(Duration::from_secs(31 * round));
+        while let Some(frame) = mirror.due() {
+            mirror.sent();
+            told += usize::from(matches!(frame.submission, Submission::Holds { .. }));
+        }
+    }
+    assert!(told > 0);
+}
+
 #[test]
 fn what_a_parent_repeats_changes_nothing() {
     let mut rig = Rig::new();

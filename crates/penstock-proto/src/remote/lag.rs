@@ -69,18 +69,28 @@ fn reaches(held: u64, told: u64) -> bool {
     held.wrapping_sub(told) < 1 << 63
 }
 
-/// Something took so long and brought so much. What is slower counts for more: who waits too long for a slow parent loses less than
-/// who leaves a good one.
+/// What a byte took, where so much says anything.
+fn a_byte(took: Duration, bytes: u64) -> Option<f64> {
+    (bytes >= LEAST_BYTES).then(|| took.as_secs_f64().max(LEAST_TIME) / bytes as f64)
+}
+
+/// Something came, in so long and so much. What is slower counts for more: who waits too long for a slow parent loses less than who
+/// leaves a good one. But one that became slow in the middle of something must still be slow in the next: no more than twice the usual
+/// is learnt of it.
 fn learn(usual: &mut Option<f64>, took: Duration, bytes: u64) {
-    if bytes < LEAST_BYTES {
-        return;
-    }
-    let now = took.as_secs_f64().max(LEAST_TIME) / bytes as f64;
+    let Some(now) = a_byte(took, bytes) else { return };
     *usual = Some(match *usual {
         None => now,
-        Some(usual) if now > usual => (usual + now) / 2.0,
+        Some(usual) if now > usual => usual + (now.min(2.0 * usual) - usual) / 4.0,
         Some(usual) => usual + (now - usual) / 8.0,
     });
+}
+
+/// A parent is left for what came so slowly. If that is how it is from now on, nobody is left for it again.
+fn resign(usual: &mut Option<f64>, took: Duration, bytes: u64) {
+    if let (Some(usual), Some(now)) = (usual, a_byte(took, bytes)) {
+        *usual = (*usual + now) / 2.0;
+    }
 }
 
 impl Lag {
@@ -93,6 +103,12 @@ impl Lag {
     /// A new route: what is missing is still missing, and the new parents have all the time that there is for it.
     pub(super) fn begin_again(&mut self) {
         self.missing.values_mut().for_each(|missing| missing.since = None);
+    }
+
+    /// Nothing more is taken of these now: what is missing is waited for anew.
+    pub(super) fn hold(&mut self, stripes: Stripes) {
+        let held = self.missing.iter_mut().filter(|((stripe, _), _)| stripes.has(*stripe as usize));
+        held.for_each(|(_, missing)| missing.since = None);
     }
 
     /// Nothing is waited for of these any more.
@@ -181,8 +197,7 @@ impl Lag {
             let takes = |usual: f64| TIMES_USUAL * usual * bytes.max(LEAST_BYTES) as f64;
             let slow = waited > least && usual.is_some_and(|usual| waited.as_secs_f64() > takes(usual));
             if slow {
-                // If that is how it is from now on, it is so once.
-                learn(usual, waited, bytes);
+                resign(usual, waited, bytes);
             }
             if quiet > least || slow {
                 late = late.with(stripe);
@@ -236,6 +251,23 @@ mod tests {
         })
     }
 
+    // A child that takes too little had its parent's parent blamed: this end had stopped reading.
+    #[test]
+    fn what_is_not_read_here_is_not_late() {
+        for is_held in [false, true] {
+            let (mut lag, digest, now) = used_to(10);
+            lag.told(W, 0, digest + 1, digest);
+            let looks = (0..100).map(|look| now + 20 * look);
+            let is_late = looks.clone().any(|now| {
+                if is_held {
+                    lag.hold(Stripes::default().with(0));
+                }
+                !lag.look(at(now), |_| 1, |_, _| digest).is_empty()
+            });
+            assert_eq!(is_late, !is_held);
+        }
+    }
+
     #[test]
     fn what_comes_to_a_halt_is_late_and_sooner_near_the_home() {
         for (depth, late_after) in [(1, 620), (4, 1220)] {
@@ -262,6 +294,36 @@ mod tests {
         // If everything is so slow by now, nobody is left for it again and again.
         lag.forget(Stripes::default().with(0));
         assert_eq!(late(&mut lag, (digest, start + 10_000), 100, 380), None);
+    }
+
+    // It was waited for in each of the next: what the first took, slow in its second half, was half of what was usual from then on.
+    #[test]
+    fn what_becomes_slow_in_the_middle_of_something_is_late_in_the_next() {
+        let (mut lag, digest, start) = used_to(10);
+        let bring = |lag: &mut Lag, (digest, begins): (u64, u64), apart: &dyn Fn(u64) -> u64| {
+            let mut now = begins;
+            lag.told(W, 0, digest + 1, digest);
+            for mib in 0..16 {
+                let held = |_, _| digest;
+                for _ in 0..apart(mib) / 10 {
+                    if !lag.look(at(now), |_| 1, held).is_empty() {
+                        return Err(now - begins);
+                    }
+                    now += 10;
+                }
+                lag.came(0, MIB);
+            }
+            let came = lag.look(at(now), |_| 1, |_, _| digest + 1);
+            if came.is_empty() { Ok(now) } else { Err(now - begins) }
+        };
+        let mut now = start;
+        for digest in digest..digest + 20 {
+            now = bring(&mut lag, (digest, now), &|_| 10).unwrap();
+        }
+        let digest = digest + 20;
+        now = bring(&mut lag, (digest, now), &|mib| if mib < 8 { 10 } else { 90 }).unwrap();
+        let left = bring(&mut lag, (digest + 1, now), &|_| 90).unwrap_err();
+        assert!((600..1400).contains(&left), "{left}");
     }
 
     #[test]

@@ -412,6 +412,8 @@ pub struct Mirror {
     lag: Lag,
     /// Tensors of which tickets wait for what others bring.
     keeping: BTreeSet<TensorId>,
+    /// How often it was doubted that all has come that others feed.
+    doubts: u32,
 }
 
 impl Mirror {
@@ -696,7 +698,15 @@ impl Mirror {
     /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
     fn resume(&mut self, taken: u64, wanted: impl Fn(TensorId) -> u64) -> Result<(), Broken> {
         self.outbox.resume(taken)?;
+        // What was said of parents, and of what they had brought, was of that connection.
+        let is_over = |submission: &Submission| {
+            matches!(
+                submission,
+                Submission::Attached { .. } | Submission::Strayed { .. } | Submission::Holds { .. }
+            )
+        };
         if self.left {
+            self.outbox.drop_untaken(is_over);
             return Ok(()); // what would come is not looked at
         }
         // Chunks that were asked for by themselves are asked for behind everything: more may be asked for with the same frames.
@@ -706,11 +716,9 @@ impl Mirror {
             singles.into_iter().any(|single| single.ticket != NO_TICKET)
         };
         self.outbox.drop_untaken(|submission| match *submission {
-            // What was said of parents was of that connection.
-            Submission::Attached { .. } | Submission::Strayed { .. } | Submission::Holds { .. } => true,
             Submission::FetchChunks { .. } => true,
             Submission::Fetch { tensor, state: false, ticket, .. } => ticket != NO_TICKET && opens(tensor),
-            _ => false,
+            _ => is_over(submission),
         });
         // All else that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a
         // line that breaks again and again makes nothing longer. What else stands there brings no ticket back: it would pass

@@ -10,6 +10,9 @@ use crate::{Rank, TensorId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// Of so many doubts one is of all that a stripe has, however fresh.
+const ALL_DOUBTED: u32 = 4;
+
 impl Mirror {
     /// The home says how values come from now on. What changes the owner sees to: it connects to the parents that it has no
     /// connection to.
@@ -43,8 +46,11 @@ impl Mirror {
         }
     }
 
-    /// Tells the home what is held of those chunks of which nothing has come for long, though others of their stripes go on coming.
+    /// Tells the home what is held of those chunks of which nothing has come for long, though others of their stripes go on coming;
+    /// now and then of all: a parent may bring old values of some, one by one, ever later.
     fn tell_doubtful(&mut self, stripes: Stripes) {
+        self.doubts = self.doubts.wrapping_add(1);
+        let all = self.doubts.is_multiple_of(ALL_DOUBTED);
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
         for (tensor, mirrored) in self.tensors.iter_mut() {
             if !mirrored.broadcast || !mirrored.asked {
@@ -52,7 +58,10 @@ impl Mirror {
             }
             for start in (0..mirrored.chunks.len()).step_by(HELD) {
                 let mut locals = start..(start + HELD).min(mirrored.chunks.len());
-                if locals.any(|local| !mirrored.fresh[local] && stripes.has(mirrored.digests.stripe(local))) {
+                let is_told = |local: usize| {
+                    (all || !mirrored.fresh[local]) && stripes.has(mirrored.digests.stripe(local))
+                };
+                if locals.any(is_told) {
                     self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
                 }
             }
@@ -71,6 +80,11 @@ impl Mirror {
                 self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
             }
         }
+    }
+
+    /// Nothing more is taken of these stripes for now, as what is fed here has not taken what came: no parent is late meanwhile.
+    pub fn held_up(&mut self, stripes: Stripes) {
+        self.lag.hold(stripes);
     }
 
     /// Tells the home of parents, unless the worker has said goodbye: nothing may follow that.
