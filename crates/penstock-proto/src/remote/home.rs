@@ -415,6 +415,10 @@ impl Subscriber {
 
     fn attached(&mut self, epoch: u32, stripes: Stripes, home: &impl Chunks) {
         let new = self.feeding.attached(epoch, stripes);
+        // A frame that says nothing new costs no look at all tensors.
+        if new.is_empty() {
+            return;
+        }
         let each: Vec<TensorId> = self.owed.iter().filter(|(_, owed)| owed.each).map(|(id, _)| id).collect();
         for id in each.into_iter().filter(|&id| home.goes_by_trees(id)) {
             new.iter().for_each(|stripe| self.stands(id, stripe));
@@ -560,8 +564,9 @@ impl Subscriber {
             match due {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
-                    let is_fed =
-                        home.broadcasts(tensor) && self.feeding.is_unsure(home.stripe(tensor, local));
+                    let is_fed = home.broadcasts(tensor)
+                        && !home.sends_updates(tensor)
+                        && self.feeding.is_unsure(home.stripe(tensor, local));
                     let chunk = &mut self.known(tensor).chunks[local];
                     if chunk.has(&publication) {
                         // What others feed may have other versions: each is told by itself.
