@@ -159,6 +159,10 @@ impl<L: Link> Children<L> {
     /// would look as if this end had failed.
     pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
         self.0.retain_mut(|child| {
+            // Of a cut that is not known here it waits with one connection, the newest.
+            if child.rank == rank && child.striping != striping && !child.greeted {
+                return false;
+            }
             if child.rank != rank || child.striping != striping {
                 return child.rank != rank || child.striping > striping;
             }
@@ -264,6 +268,20 @@ impl<L: Link> Children<L> {
             }
         });
         busy
+    }
+
+    /// Stripes of which nothing more is to be read for now, as too much of them waits for one.
+    pub(super) fn full(&self) -> Stripes {
+        self.0
+            .iter()
+            .filter(|child| child.queued > QUEUED)
+            .map(|child| child.stripes)
+            .fold(Stripes::default(), Stripes::or)
+    }
+
+    /// Time in which this process did nothing counts against none of them.
+    pub(super) fn begin_again(&mut self) {
+        self.0.iter_mut().for_each(|child| (child.moved, child.came, child.crowded) = (None, None, None));
     }
 
     /// Lets go those that have taken nothing, or too little, for long.
@@ -408,6 +426,13 @@ impl<L: Link> Feeder<L> {
             }
             Step::Ended(why) => Fed::Ended(why),
             Step::Broke(why) => Fed::Over(why),
+        }
+    }
+
+    /// Time in which this process did nothing does not count.
+    pub(super) fn begin_again(&mut self) {
+        if !self.greeted {
+            self.since = None;
         }
     }
 
@@ -710,6 +735,32 @@ mod tests {
         assert_eq!(children.0.len(), 2);
         (0..2000).for_each(|rank| children.take_in(rank, (3, stripes([5])), endless()));
         assert_eq!(children.0.len(), MOST_CHILDREN);
+    }
+
+    // One worker could fill all places, each with a cut that nobody knows.
+    #[test]
+    fn who_waits_for_a_cut_that_is_not_known_here_waits_with_one_connection() {
+        let mut children = Children::default();
+        (0..1000).rev().for_each(|striping| children.take_in(1, (striping, stripes([0])), endless()));
+        assert_eq!(children.0.len(), 1);
+        children.greet(7, 0);
+        assert!(children.any_of(0), "the newest is the one that stays");
+    }
+
+    // A worker that was suspended took its own pause for its children's.
+    #[test]
+    fn time_in_which_this_end_did_nothing_is_not_a_childs() {
+        for is_told in [false, true] {
+            let mut children = children([Memory::default()]);
+            children.pass_on(0, sealed(0, &[0; 1 << 20]));
+            children.send();
+            children.look(Duration::ZERO);
+            if is_told {
+                children.begin_again();
+            }
+            children.look(Duration::from_secs(5));
+            assert_eq!(children.0.len(), usize::from(is_told));
+        }
     }
 
     #[test]

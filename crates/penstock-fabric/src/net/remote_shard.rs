@@ -41,6 +41,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::update::{self, Updates};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is kept for one shard.
 #[derive(Debug, Clone, Copy)]
@@ -442,6 +443,8 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     children: Children<L>,
     wishes: Vec<Wish>,
     left: Vec<Left>,
+    /// When it was last looked at the clock.
+    ticked: Duration,
     spent: Option<Arc<Spent>>,
 }
 
@@ -465,6 +468,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             children: Children::default(),
             wishes: Vec::new(),
             left: Vec::new(),
+            ticked: Duration::ZERO,
             spent: None,
         }
     }

@@ -15,6 +15,9 @@ use penstock_proto::remote::mirror::Effect;
 use penstock_proto::seal::Verifier;
 use std::time::Duration;
 
+/// Longest time from one look at the clock to the next, while something is awaited, that counts.
+const UNLOOKED: Duration = Duration::from_millis(300);
+
 /// A parent that the owner is to connect to, for [`RemoteShard::parent_came`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
@@ -288,7 +291,14 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.
     pub fn tick(&mut self, now: Duration) {
+        // While nobody looked this process was suspended, or had no core, or there was nothing to look for.
+        if now.saturating_sub(std::mem::replace(&mut self.ticked, now)) > UNLOOKED {
+            self.children.begin_again();
+            self.parents.iter_mut().for_each(Feeder::begin_again);
+        }
         self.children.look(now);
+        // What is not read of a parent is not its fault.
+        self.machine.held_up(self.children.full());
         self.parents.retain_mut(|feeder| feeder.end(now));
         while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
             self.lost(at, "it says nothing".to_owned(), true);

@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Longest time for one parent: it is awake, and a round trip or two away, or else of no use.
 const WITHIN: Duration = Duration::from_secs(2);
 
+/// So much later than that this process was suspended, or had no core.
+const UNLOOKED: Duration = Duration::from_millis(300);
+
 /// What is to be dialed.
 #[derive(Debug, Default)]
 struct Requests {
@@ -159,7 +162,22 @@ impl Shared {
             let requests = lock(&self.requests);
             requests.ends || requests.under_way.is_none() || self.fate.is_over()
         };
-        self.dialer.by(address).dial(purpose, Instant::now() + WITHIN, &gives_up)
+        let (dialer, begun) = (self.dialer.by(address), Instant::now());
+        loop {
+            let dialed = dialer.dial(purpose.clone(), begun + WITHIN, &gives_up);
+            let Err(DialError::Unreachable(error)) = &dialed else { return dialed };
+            if error.kind() != io::ErrorKind::TimedOut {
+                return dialed;
+            }
+            let took = begun.elapsed();
+            if took > WITHIN + UNLOOKED {
+                return Err(DialError::Lacking("this worker was suspended meanwhile".to_owned()));
+            }
+            // A single packet may be lost, and its system sends it again no earlier than we do.
+            if took >= WITHIN || gives_up() {
+                return dialed;
+            }
+        }
     }
 
     fn answer(&self, request: &Request, stream: Result<Stream, Unreached>) {
