@@ -103,6 +103,8 @@ pub struct RemotePeer<L = Stream> {
     squeezer: Squeezer,
     received: u64,
     sent: u64,
+    /// Frames without a value that were sealed since it was asked last.
+    sealed_bare: usize,
     /// Whether it passes on what it is sent, which is sealed then.
     passes_on: bool,
     spent: Option<Arc<Spent>>,
@@ -218,7 +220,8 @@ impl<L: Link> RemotePeer<L> {
     pub fn new(job: u64, peer: PeerId) -> Self {
         let (subscriber, factors, squeezer) = (Subscriber::default(), Kept::default(), Squeezer::default());
         let (wire, spent) = (None, None);
-        Self { job, peer, wire, subscriber, factors, squeezer, received: 0, sent: 0, passes_on: false, spent }
+        let (received, sent, sealed_bare, passes_on) = (0, 0, 0, false);
+        Self { job, peer, wire, subscriber, factors, squeezer, received, sent, sealed_bare, passes_on, spent }
     }
 
     /// Counts the time that it takes.
@@ -255,6 +258,11 @@ impl<L: Link> RemotePeer<L> {
     /// Bytes of frames that were sent so far.
     pub fn sent(&self) -> u64 {
         self.sent
+    }
+
+    /// Frames without a value that were sealed since this was asked last: what they take no bytes show.
+    pub fn take_sealed_bare(&mut self) -> usize {
+        std::mem::take(&mut self.sealed_bare)
     }
 
     // The connection
@@ -459,7 +467,8 @@ impl<L: Link> RemotePeer<L> {
 
     /// Sends one batch: `None` if nothing is due, else whether the link took it whole.
     fn send_batch(&mut self, memory: &impl Homed) -> io::Result<Option<bool>> {
-        let Self { job, wire: Some(wire), subscriber, passes_on, squeezer, spent, .. } = self else {
+        let Self { job, wire: Some(wire), subscriber, passes_on, squeezer, spent, sealed_bare, .. } = self
+        else {
             return Ok(None);
         };
         let spent = spent.as_deref();
@@ -506,7 +515,8 @@ impl<L: Link> RemotePeer<L> {
         let mut seals = Seals::default();
         let frames = batch.frames();
         let since = spent.map(|spent| (spent, Instant::now()));
-        let frames = seals.put_before(&frames, *job, (sealer, memory));
+        let (frames, bare) = seals.put_before(&frames, *job, (sealer, memory));
+        *sealed_bare += bare;
         if let Some((spent, since)) = since {
             spent.add(Layer::Encode, since.elapsed());
         }
@@ -532,13 +542,13 @@ struct Seals {
 }
 
 impl Seals {
-    /// The frames, each value and each raised version behind its seal.
+    /// The frames, each value and each raised version behind its seal; and how many of those that have one carry nothing.
     fn put_before<'a>(
         &'a mut self,
         frames: &[Outgoing<'a>],
         job: u64,
         (sealer, memory): (&Sealer, &impl Chunks),
-    ) -> SmallVec<[Outgoing<'a>; 2 * SEALED]> {
+    ) -> (SmallVec<[Outgoing<'a>; 2 * SEALED]>, usize) {
         let leaf = |(header, payload): &Outgoing<'_>| {
             let header = Header::decode(header).ok()?;
             let Body::Notice(Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = header.body
@@ -556,6 +566,12 @@ impl Seals {
             }
         };
         let leaves: SmallVec<[Option<(Leaf, u64)>; SEALED]> = frames.iter().map(leaf).collect();
+        let is_bare = |payload: &Segment<'_>| matches!(payload, Segment::Own(payload) if payload.is_empty());
+        let bare = frames
+            .iter()
+            .zip(&leaves)
+            .filter(|((_, payload), leaf)| leaf.is_some() && is_bare(payload))
+            .count();
         let sealed: SmallVec<[Leaf; SEALED]> = leaves.iter().flatten().map(|&(leaf, _)| leaf).collect();
         let mut ranges: SmallVec<[Range<usize>; SEALED]> = SmallVec::new();
         if !sealed.is_empty() {
@@ -581,7 +597,7 @@ impl Seals {
             }
             all.push(*frame);
         }
-        all
+        (all, bare)
     }
 }
 

@@ -19,6 +19,8 @@ const CHUNKS_A_FRAME: f64 = 32.0;
 const MOST_EARNED: f64 = 1.0;
 /// How long a shard takes to look at how far a worker is with a chunk.
 const SECONDS_A_LOOK: f64 = 5e-9;
+/// How long a shard takes to seal a frame without a value: its part of a signature, and some hashes.
+const SECONDS_A_SEAL: f64 = 3e-6;
 /// How long a control thread takes to go over an end of a range of rows where a table's producers and consumers are brought together.
 const SECONDS_AN_END: f64 = 50e-9;
 /// The largest part of a core that a shard may spend on what is not a contribution, and a control thread on bringing tables' producers
@@ -106,6 +108,11 @@ impl Pace {
     /// A frame without values made the shard go over that much, in looks at how far a worker is with a chunk.
     pub(super) fn work(&mut self, looks: usize) {
         self.spend(looks as f64 * SECONDS_A_LOOK);
+    }
+
+    /// So many frames without a value were sealed, for those that pass them on.
+    pub(super) fn seal(&mut self, frames: usize) {
+        self.spend(frames as f64 * SECONDS_A_SEAL);
     }
 
     /// So many ends of ranges were gone over.

@@ -266,6 +266,11 @@ impl<L: Link> Remote<L> {
         })
     }
 
+    /// Frames without a value that were sealed since this was asked last.
+    pub(super) fn take_sealed_bare(&mut self) -> usize {
+        self.connection.take_sealed_bare()
+    }
+
     /// So many bytes were moved for the job.
     fn moved(&self, bytes: u64) {
         if let Some(place) = self.place.as_ref().filter(|_| bytes > 0) {

@@ -495,11 +495,17 @@ impl Loop {
     /// Sends what is due to peers on other hosts.
     fn send(&mut self) -> bool {
         let mut busy = false;
+        let mut sealed = 0;
         for (place, remote) in self.ports.remotes() {
             busy |= remote.send(&self.memory);
+            sealed += remote.take_sealed_bare();
             if let Some(interest) = remote.change_of_interest() {
                 remote.watch(&self.epoll, CONNECTIONS + place as u64, interest);
             }
+        }
+        // Chunks that rest are told one by one as long as it is not known what those that pass them on hold of them.
+        if sealed > 0 && self.is_beside_another() {
+            self.work.seal(sealed);
         }
         busy
     }
@@ -842,6 +848,7 @@ impl Loop {
         match *judged.submission() {
             Submission::Fetch { tensor, state: false, .. } if memory.broadcasts(tensor) => {
                 self.look_who_asks(tensor);
+                self.pace.look_at(self.ports.remotes().count());
             }
             Submission::Strayed { .. } => self.look_who_is_blamed(peer),
             Submission::Attached { .. } => {
