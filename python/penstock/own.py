@@ -24,8 +24,19 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
-def push(tensor: Tensor, own: OwnFilter, data: Any | None, settings: Any, timeout: float | None) -> int:
-    """Contribute what `own` sends of what is due with `data`, or with what is in the lane; the clock."""
+def push(
+    tensor: Tensor,
+    own: OwnFilter,
+    data: Any | None,
+    settings: Any,
+    timeout: float | None,
+    *,
+    is_array: bool,
+) -> int:
+    """
+    Contribute what `own` sends of what is due with `data`, or with what is in the lane; the clock.
+    `is_array`: whether the program gave an array, or has filled the lane.
+    """
     limit = Limit(timeout)
     core = tensor._core
     while True:
@@ -36,7 +47,7 @@ def push(tensor: Tensor, own: OwnFilter, data: Any | None, settings: Any, timeou
         shown.flags.writeable = False
         sent, kept = divide(due, own.send(shown, seen[0]), tensor.name, tensor.dtype)
         # The buffer protocol does not know bfloat16, only its bits.
-        stamp = core.push_divided(sent.view(np.uint8), kept, seen, settings, limit.left())
+        stamp = core.push_divided(sent.view(np.uint8), kept, is_array, seen, settings, limit.left())
         if stamp is not None:
             return stamp
         # Another thread has pushed a part meanwhile, or completed the iteration: now something else is due.

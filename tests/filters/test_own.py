@@ -484,13 +484,11 @@ class Interrupted(BaseException):
     """As a signal handler raises it."""
 
 
-def test_a_push_that_is_interrupted_anywhere_counts_once_or_not_at_all(job: ps.Job) -> None:
-    """At each line of the code between the caller and the core."""
-    w = job.tensor("w", shape=3, optimizer=ps.Replace(), filter=push(Sends(lambda due, _: np.rint(due / 2))))
-    gradient = np.array([1, 2, np.inf], np.float32)
-    lines, interrupted, counted = 0, 0, 0
+def is_interrupted(push: Callable[[], object], line: int) -> bool:
+    """Makes a push; at this line of the code between the caller and the core, if there is one, it ends."""
     ours = (own.push, own.divide, own._correct, ps.Tensor._push)
     code = {function.__code__ for function in ours}
+    lines = 0
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal lines
@@ -498,22 +496,30 @@ def test_a_push_that_is_interrupted_anywhere_counts_once_or_not_at_all(job: ps.J
             return None
         if event in ("line", "return"):
             lines += 1
-            if lines == stop:
+            if lines == line:
                 raise Interrupted
         return trace
 
+    sys.settrace(trace)
+    try:
+        push()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_a_push_that_is_interrupted_anywhere_counts_once_or_not_at_all(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3, optimizer=ps.Replace(), filter=push(Sends(lambda due, _: np.rint(due / 2))))
+    gradient = np.array([1, 2, np.inf], np.float32)
+    interrupted, counted = 0, 0
     arrived = np.zeros(2)
-    stop, pushes = 0, 0
-    while True:
-        stop, lines = stop + 1, 0
-        sys.settrace(trace)
-        try:
-            w.push(gradient)
-            sys.settrace(None)
-            is_over = True
-        except Interrupted:
-            sys.settrace(None)
-            is_over, interrupted = False, interrupted + 1
+    pushes, is_over = 0, False
+    while not is_over:
+        is_over = not is_interrupted(lambda: w.push(gradient), pushes + 1)
+        if not is_over:
+            interrupted += 1
             try:
                 w.push(gradient)
             except AlreadyPushed:
@@ -521,13 +527,29 @@ def test_a_push_that_is_interrupted_anywhere_counts_once_or_not_at_all(job: ps.J
         pushes += 1
         arrived += w.pull()[:2]
         job.clock()
-        if is_over:
-            break
     w.flush()
     arrived += w.pull()[:2]
     assert interrupted > 20
     assert counted > 0, "behind the core's call too"
     np.testing.assert_array_equal(arrived, gradient[:2] * pushes)
+
+
+def test_wherever_a_sparse_push_is_interrupted_the_lane_holds_no_contribution(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3, filter=push(Sends(lambda due, _: due)))
+    sparse = ps.Sparse([0, 2], np.ones(2, np.float32))
+    line, counted = 0, 0
+    while True:
+        line += 1
+        if not is_interrupted(lambda: w.push(sparse), line):
+            break
+        try:
+            w.push(sparse)
+        except AlreadyPushed:
+            counted += 1
+        job.clock()
+        with pytest.raises(OptionError, match="lane"):
+            w.push()
+    assert counted > 0, "behind the core's call too"
 
 
 def test_a_scalar_and_a_large_tensor_of_several_chunks(job: ps.Job) -> None:

@@ -157,13 +157,6 @@ impl Tensor {
         Ok(Memory::new(lane, self.bytes(), false))
     }
 
-    fn loaded(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, |free| {
-            self.tensor.on(free).loaded();
-            Ok(())
-        })
-    }
-
     fn lane_until_push(&self, py: Python<'_>) -> PyResult<Memory> {
         let lane = detached(py, |free| self.tensor.on(free).lane_until_push(None))?;
         Ok(Memory::new(lane, self.bytes(), false))
@@ -279,6 +272,7 @@ impl Tensor {
         py: Python<'_>,
         sent: &Bound<'_, PyAny>,
         kept: &Bound<'_, PyAny>,
+        is_array: bool,
         due: (u64, u64),
         settings: GivenSettings,
         timeout: Option<Seconds>,
@@ -286,7 +280,7 @@ impl Tensor {
         let timeout = span(timeout)?;
         let (sent, kept) = (Held::new(sent)?, Held::new(kept)?);
         detached(py, |free| {
-            let parts = Divided { sent: sent.bytes(), kept: kept.bytes() };
+            let parts = Divided { sent: sent.bytes(), kept: kept.bytes(), is_array };
             self.tensor.on(free).push_divided(parts, due, settings.0, timeout)
         })
     }

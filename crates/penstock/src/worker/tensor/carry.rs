@@ -163,6 +163,7 @@ impl Carry {
 impl Tensor {
     /// How much this worker holds back of what it has pushed; nothing where the tensor has no filter of contributions.
     pub fn held_back(&self) -> Result<HeldBack, Error> {
+        self.job.fate.check()?;
         let Some(carry) = &self.carry else { return Ok(HeldBack::default()) };
         let _turn = self.take_turn(self.job.deadline(None))?;
         let carry = lock(carry);
@@ -195,6 +196,7 @@ impl Tensor {
     /// How the filter of this worker's pushes has followed the network: its last changes, the oldest first; none where it does not
     /// follow it, or had no reason to.
     pub fn pushes_followed(&self, timeout: Option<Duration>) -> Result<Vec<Change>, Error> {
+        self.job.fate.check()?;
         let Some(carry) = &self.carry else { return Ok(Vec::new()) };
         let _turn = self.take_turn(self.job.deadline(timeout))?;
         let changes = |pressed: &Pressed| pressed.gauge.changes().copied().collect();

@@ -20,6 +20,8 @@ pub struct Divided<'a> {
     pub sent: Foreign<'a>,
     /// The rest, which is carried: an accumulator each.
     pub kept: Foreign<'a>,
+    /// Whether the program pushed an array, or what stood in the lane: else the lane holds no contribution afterwards.
+    pub is_array: bool,
 }
 
 impl Tensor {

@@ -208,7 +208,11 @@ impl Tensor {
             position.loaded();
             return Ok(contribution.stamp);
         }
-        let is_filled = matches!(given, Given::Sparse(_) | Given::Product(_));
+        let is_filled = match &given {
+            Given::Sparse(_) | Given::Product(_) => true,
+            Given::Divided(parts) => !parts.is_array,
+            Given::New(_) | Given::HeldBack => false,
+        };
         if let (Given::Divided(parts), Some(_)) = (&given, &carry) {
             kept = Some(parts.kept);
         }
