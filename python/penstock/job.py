@@ -16,7 +16,6 @@ import difflib
 import operator
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -35,12 +34,13 @@ from .exceptions import (
     JobClosed,
     NotDelivered,
     OptionError,
+    PenstockError,
     Sealed,
     TensorNameError,
     WorkerLost,
     not_to_be_sent,
 )
-from .filters import Filters
+from .filters import Filters, HeldBack
 from .first import Firsts
 from .gather import Gathering
 from .limit import Limit
@@ -48,6 +48,7 @@ from .optim import Add, Optimizer, Replace
 from .rendezvous.join import join
 from .table import Rows, Table, declare
 from .tensor import Tensor, _as_buffer
+from .unsent import warn_of_lost, warn_of_parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -175,6 +176,7 @@ class Job(Sealed):
         "_pushes",
         "_tables",
         "_tensors",
+        "_told",
         "_unsent",
     )
     _set_by: ClassVar[Mapping[str, str]] = {
@@ -187,6 +189,8 @@ class Job(Sealed):
         self._tensors: dict[str, _Declared] = {}
         # Those with a contribution that waits for the last of its parts.
         self._unsent: set[str] = set()
+        # Those of which it was told that an exact value lacks what a filter of pushes holds back.
+        self._told: set[str] = set()
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
@@ -589,7 +593,7 @@ class Job(Sealed):
         # Before the clock: where warnings are errors, the next call would be a second one.
         unsent = set(self._unsent) if self._unsent else None
         if unsent:
-            _warn_of_unsent(unsent, "the iteration ends")
+            warn_of_parts(unsent, "the iteration ends")
         clock = self._core.clock()
         if unsent:
             self._unsent -= unsent
@@ -903,8 +907,9 @@ class Job(Sealed):
         thread is closing the job, this call waits for it, and raises the same error if it fails.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
-        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, as it
-        does then where warnings are errors, this worker has left as one that failed, and the others are told.
+        or not. Pushes with `more=True` and without a final push are lost, and so is what filters of pushes
+        hold back and no `Tensor.flush` has sent, with a warning each. If it raises, as it does then where
+        warnings are errors, this worker has left as one that failed, and the others are told.
         Views that pulls returned stay readable, but no longer change. A job that has failed is left at once.
 
         In a signal handler that interrupts a call of this package, the job is closed as soon as that call has
@@ -958,13 +963,32 @@ class Job(Sealed):
             # Before it leaves: where warnings are errors, it has left as one that failed.
             unsent, self._unsent = self._unsent, set()
             if unsent and not self.closed:
-                _warn_of_unsent(unsent, "the job is closed")
+                warn_of_parts(unsent, "the job is closed")
+            self._tell_of_lost()
             self._core.leave(limit.left())
         except BaseException as error:
             self._fail(error)
             raise
         self._line.end()
         _is_left(self)
+
+    def _tells_of_lacking(self, name: str) -> bool:
+        """Whether a tensor is the script's own, and it was not told of what its filter holds back."""
+        declared = self._tensors.get(name)
+        return declared is not None and declared.owner is None and name not in self._told
+
+    def _tell_of_lost(self) -> None:
+        """Warns of what filters of pushes hold back, before the job is left. It may have failed by now."""
+        if self.closed or _core.is_interrupting():
+            return
+        held = {}
+        with contextlib.suppress(PenstockError):
+            for name, (_, tensor, _) in self._tensors.items():
+                one = HeldBack(*tensor._core.held_back())
+                if one.elements:
+                    held[name] = one
+        if held:
+            warn_of_lost(held)
 
     def __enter__(self) -> Job:
         return self
@@ -1216,6 +1240,8 @@ def _leave_at_exit() -> None:
     jobs = [job for job in _open_jobs if not job.closed and job._has_settled()]
     if not jobs:
         return
+    for job in jobs:
+        job._tell_of_lost()
     carried = sys.modules.get("penstock.rendezvous.servers")
     children = [] if carried is None else carried.running()
     if _core.leave_at_exit([job._core for job in jobs], children):
@@ -1229,16 +1255,6 @@ def _leave_at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
-
-
-def _warn_of_unsent(names: set[str], why: str) -> None:
-    """Warns about tensors of which parts were pushed that will not be sent."""
-    listed = ", ".join(f"`{name}`" for name in sorted(names))
-    warnings.warn(
-        f"{listed}: {why}, and what was pushed with more=True is lost; leave out `more` in the last push of "
-        f"an iteration, or call push() without an argument before its clock, which sends the sum",
-        stacklevel=3,
-    )
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:

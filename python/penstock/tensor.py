@@ -18,13 +18,14 @@ import numpy as np
 from . import own
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
-from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .exceptions import AlreadyPushed, DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .factors import Factors
 from .filters import Filters, HeldBack, OwnFilter, Pressed, Pressure
 from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
 from .sparse import gathered, sparse_of
+from .unsent import warn_of_lacking
 
 if TYPE_CHECKING:
     from . import _core
@@ -304,10 +305,9 @@ class Tensor(Sealed):
                 grad = sparse.dense(self._name, self._shape, self._dtype)
             elif factors is not None:
                 grad = self._product(factors)
-            stamp = own.push(self, self._own, self._contribution(grad), settings, timeout)
-            if sparse is not None or factors is not None:
-                # As the core says of it where there is no such filter.
-                self._core.loaded()
+            is_array = sparse is None and factors is None
+            given = self._contribution(grad)
+            stamp = own.push(self, self._own, given, settings, timeout, is_array=is_array)
         elif factors is not None:
             u, v, rank = factors.fit(self._name, self._shape, self._dtype)
             stamp = self._core.push_factors(_as_buffer(u), _as_buffer(v), rank, settings, more, timeout)
@@ -470,7 +470,13 @@ class Tensor(Sealed):
     def _send_held_back(self, limit: Limit[float | None]) -> int | None:
         """The part of a flush that is a push, if there is one."""
         self._job._await_pushes(limit)
-        stamp = self._core.flush(self._optimizer._packed, limit.left())
+        try:
+            stamp = self._core.flush(self._optimizer._packed, limit.left())
+        except AlreadyPushed as error:
+            raise AlreadyPushed(
+                str(error),
+                "a flush is a push, the iteration's only one: call job.clock() first, and flush on every worker",
+            ) from None
         if stamp is not None:
             self._job._unsent.discard(self._name)
         return stamp
@@ -576,7 +582,8 @@ class Tensor(Sealed):
             Read the value itself, with this worker's pushes: a filter of broadcasts may hold back something
             of it, and what is broadcast under SSP or ASP comes later. It takes an array of the value's size,
             and all of the value comes from other hosts: for evaluations and checkpoints. Without these two
-            every pull is exact, and this one copies. Default False.
+            every pull is exact, and this one copies. What filters of pushes hold back is in no value before
+            a `flush`: if this worker holds back any, it warns, once. Default False.
         timeout
             Seconds to wait for the value to be fresh enough. Default: the job's `deadline`.
 
@@ -633,6 +640,7 @@ class Tensor(Sealed):
         if exact:
             array = np.empty(self._shape, self._dtype) if out is None else self._incoming(out)
             self._core.pull_whole(array if self._plain else _as_buffer(array), slack, timeout)
+            self._tell_of_lacking()
             return array
         if out is not None:
             array = self._incoming(out)
@@ -643,6 +651,14 @@ class Tensor(Sealed):
             return self._model_view()
         self._core.pull_mirror(slack, timeout)
         return self._mirror_view()
+
+    def _tell_of_lacking(self, level: int = 3) -> None:
+        """Warns, once, that what was read as exact lacks what this worker's filter of pushes holds back."""
+        if self._job._tells_of_lacking(self._name):
+            held = HeldBack(*self._core.held_back())
+            if held.elements:
+                self._job._told.add(self._name)
+                warn_of_lacking("what pull(exact=True) reads", {self._name: held}, level)
 
     def _pull_some(
         self,
@@ -658,6 +674,8 @@ class Tensor(Sealed):
         units, unit, shape = gathered(self._name, self._shape, rows, indices)
         array = np.empty(shape, self._dtype) if out is None else target(out, self._name, shape, self._dtype)
         self._core.pull_sparse(units, unit, _as_buffer(array), slack, exact, timeout)
+        if exact:
+            self._tell_of_lacking(4)
         return array
 
     def pushpull(

@@ -405,7 +405,7 @@ typedef struct {
     uint32_t more;
     /// For a pull that copies: not 0 to read the value itself, with this worker's pushes. A filter of broadcasts may hold back something
     /// of it, and what is broadcast under "ssp" or "asp" comes later. It takes memory of the value's size, and all of the value comes
-    /// from other hosts: for evaluations and checkpoints.
+    /// from other hosts: for evaluations and checkpoints. What a filter of pushes holds back is in no value: penstock_flush().
     uint32_t exact;
 } penstock_call;
 
@@ -754,7 +754,7 @@ penstock_status penstock_pull_into(const penstock_tensor *tensor,
                                    size_t bytes,
                                    int64_t slack);
 
-/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters hold back (`exact`).
+/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters of broadcasts hold back (`exact`).
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one), `exact`.
 ///

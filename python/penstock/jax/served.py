@@ -21,6 +21,7 @@ from ..limit import Limit
 from ..optim import Optimizer, Replace, divisors, updates_in
 from ..parameters import filters_of, propagation_of
 from ..tensor import Tensor
+from ..unsent import warn_of_lacking
 from .calls import effects_barrier, is_traced, on_host, packed
 from .leaves import Group, Tensors, Tree, layout_of
 from .registry import known_calls
@@ -64,6 +65,7 @@ class Served:
         self._rate_divisor = rate_divisor
         self._filtered = declaration["filter"] is not None
         self._flushed: tuple[int, int, list[int]] | None = None
+        self._told = False
         self._begun = -1
         """The iteration in which gradients were contributed last."""
         self._lines = tree.lines()
@@ -294,7 +296,19 @@ class Served:
             self._layout.shapes(),
             self._like * len(self._tensors.all),
         )
+        if exact:
+            self._tell_of_lacking()
         return self._rebuilt(self._layout.unpack(found))
+
+    def _tell_of_lacking(self) -> None:
+        """Warns, once, that what was read as exact lacks what this worker's filter of pushes holds back."""
+        if self._told:
+            return
+        each = {tensor.name: tensor.held_back for tensor in self._tensors.all}
+        held = {name: one for name, one in each.items() if one.elements}
+        if held:
+            self._told = True
+            warn_of_lacking("what pull(exact=True) reads", held, 3)
 
     def _rebuilt(self, values: Sequence[Any]) -> Any:
         return self._tree.rebuilt(dict(zip(self._places, values, strict=True)))

@@ -876,7 +876,11 @@ def _refuse_others(where: str, **given: object) -> None:
     """Options of the other mode do nothing here: whoever gives one expects something."""
     for name, value in given.items():
         if value != _DEFAULTS[name]:
-            raise OptionError(f'expected no {name} with where="{where}", got {value!r}')
+            other = "servers" if where == "gradients" else "gradients"
+            raise OptionError(
+                f'expected no {name} with where="{where}", got {value!r}',
+                f'pass where="{other}", or leave out {name}',
+            )
 
 
 def _filters_of(asked: Filters | Literal["auto"] | None, where: str) -> Filters:

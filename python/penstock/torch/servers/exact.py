@@ -17,6 +17,9 @@ told:
 | the script after `optimizer.flush()` | all, on every worker; training goes on with it |
 | the script after `job.close()` | all, read before the job is left |
 | an evaluation (a forward pass without gradients), a copy | what parameters hold: it warns, once |
+
+What a filter of pushes holds back is in no value before a flush: `state_dict()` and `exact()` warn, once,
+where this worker holds back any.
 """
 
 from __future__ import annotations
@@ -93,14 +96,25 @@ class SavesExact(Ours):
                     state[key] = self._saved.value(shared, state)
 
 
+class ToldOfSaves(Ours):
+    """The model's hook before `state_dict()`: warns of what this worker's filters of pushes hold back."""
+
+    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, *_: Any) -> None:
+        if self._optimizer is not None:
+            self._optimizer.tell_of_held_back("the state that is saved")
+
+
 class ToldOfEvaluations(Ours):
     """The model's hook before a forward pass, and its copies': warns of what parameters lack."""
 
     def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
         self._optimizer = optimizer
 
-    def __call__(self, module: torch.nn.Module, _: Any) -> None:
-        if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    def __call__(self, *_: Any) -> None:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         self._tell("a forward pass without gradients reads")
 

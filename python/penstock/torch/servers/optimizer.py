@@ -42,6 +42,7 @@ from ...limit import Limit
 from ...optim import updates_in
 from ...parameters import propagation_of
 from ...tensor import _as_buffer
+from ...unsent import warn_of_lacking
 from ..arrivals import (
     Newcomers,
     owned_elsewhere,
@@ -60,7 +61,7 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared, cut_short
-from .exact import Saved, SavesExact, ToldOfEvaluations
+from .exact import Saved, SavesExact, ToldOfEvaluations, ToldOfSaves
 from .rows import ReadsRows, RowsTransfer, Tables
 from .rules import (
     HOOKS,
@@ -159,6 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Who moves parameters, in a word and with the reason."""
         self._tables = Tables(model, sparse_pull)
         self.told_of_lacking = False
+        self._told_of_held_back = False
         """Whether somebody who read parameters was told what they lack."""
         self._load: _Load | None = None
         """The last load of the model that has begun, until it is published."""
@@ -290,6 +292,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     part._state_dict_hooks.move_to_end(saves.id, last=False)
                 if self._may_lack and not name:
                     self._after_loads.append(part.register_forward_pre_hook(ToldOfEvaluations(self)))
+                if self._filters.push is not None and not name:
+                    self._after_loads.append(part.register_state_dict_pre_hook(ToldOfSaves(self)))
         leave_hooks_behind(self._model)
 
     @property
@@ -736,6 +740,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         filled = [shared for shared in self._shared.values() if shared.lacks]
         try:
             self._pull_all(filled, exact=True)
+            self.tell_of_held_back("what parameters hold inside exact()")
             yield
             self._refuse_changes()
         finally:
@@ -1446,6 +1451,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether a parameter that is read whole lacks something."""
         watches = self._ready and not self._is_gone
         return watches and any(one.lacks and not one.reads_rows for one in self._shared.values())
+
+    def tell_of_held_back(self, who: str) -> None:
+        """Warns, once, that `who` lacks what this worker's filters of pushes hold back, if they do."""
+        if self._told_of_held_back or self._filters.push is None or self._is_gone or self.job.closed:
+            return
+        each = {shared.name: shared.sends_to.held_back for shared in self._shared.values()}
+        held = {name: one for name, one in each.items() if one.elements}
+        if held:
+            self._told_of_held_back = True
+            warn_of_lacking(who, held, of_the_script())
 
     def can_read(self, what: str) -> bool:
         """Whether what parameters lack can be read now; warns if not, of `what` is made of them."""
