@@ -250,6 +250,9 @@ class Tensor:
 
         From now on what is pushed to other hosts is copied out of it first."""
 
+    def loaded(self) -> None:
+        """All workers have loaded together: what was written into the lane before is no contribution."""
+
     def lane_until_push(self) -> Memory:
         """The same for a caller that never writes after the push: it is sent from where it stands."""
 

@@ -157,6 +157,13 @@ impl Tensor {
         Ok(Memory::new(lane, self.bytes(), false))
     }
 
+    fn loaded(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, |free| {
+            self.tensor.on(free).loaded();
+            Ok(())
+        })
+    }
+
     fn lane_until_push(&self, py: Python<'_>) -> PyResult<Memory> {
         let lane = detached(py, |free| self.tensor.on(free).lane_until_push(None))?;
         Ok(Memory::new(lane, self.bytes(), false))

@@ -8,8 +8,8 @@
 //! Of half of the tensors contributions may travel as factors, whatever else was declared; and what travels of half of them is
 //! compressed, by one compressor or by whichever pays, as links and clocks say that tell whatever the seed makes of them.
 //!
-//! [`Reluctant`] holds back one changed word in four; beside it there are the filters of the product by which values move. A filter is declared of marked tensors alone, whose contributions do not depend on
-//! what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
+//! [`Reluctant`] holds back one changed word in four; beside it there are the filters of the product: those that choose elements, and
+//! those by which values move. A filter is declared of marked tensors alone, whose contributions do not depend on what was read. What a worker then reads is not the value, but what its home has let pass of it: that is judged bit by bit, and
 //! is one thing on all hosts.
 
 use crate::rng::Rng;
@@ -33,22 +33,17 @@ pub const DIFFERS: Encoding = Encoding(9);
 pub const RELUCTANT: Filtering = Filtering { filter: 9, ..Filtering::NONE };
 
 /// What both ends know of filters.
-const FILTERS: &[filter::Entry] = &[
-    filter::ALL[0],
-    filter::Entry {
-        number: RELUCTANT.filter,
-        name: "reluctant",
-        settings: &[],
-        make: |_, _| Ok(Arc::new(Reluctant)),
-    },
-    QUANTIZE[0],
-    QUANTIZE[1],
-    QUANTIZE[2],
-    QUANTIZE[3],
-    QUANTIZE[4],
-];
+const FILTERS: &[filter::Entry] = &filters(filter::Entry {
+    number: RELUCTANT.filter,
+    name: "reluctant",
+    settings: &[],
+    make: |_, _| Ok(Arc::new(Reluctant)),
+});
+/// The product's that choose which elements pass, with settings by which some of what is marked does.
+const CHOOSING: [(&str, &[f64]); 3] =
+    [("DVF", &[1.0, 0.0, 1.0, 1.0, 0.0]), ("TopK", &[0.3]), ("RandomK", &[0.3, 7.0])];
 /// Those by which values move: what a receiver is told is not what they are, but by how much.
-const QUANTIZE: &[filter::Entry] = filter::ALL.split_at(4).1;
+const QUANTIZE: &[filter::Entry] = filter::ALL.split_at(1 + CHOOSING.len()).1;
 
 /// How half of the tensors are compressed behind their encodings.
 const COMPRESS: [Compress; 6] = [
@@ -59,6 +54,17 @@ const COMPRESS: [Compress; 6] = [
     Compress::By(Compressor::Zstd),
     Compress::Auto,
 ];
+
+/// All filters that there are, and this one.
+const fn filters(filter: filter::Entry) -> [filter::Entry; filter::ALL.len() + 1] {
+    let mut all = [filter; filter::ALL.len() + 1];
+    let mut at = 0;
+    while at < filter::ALL.len() {
+        all[at] = filter::ALL[at];
+        at += 1;
+    }
+    all
+}
 
 /// All codecs that there are, and this one.
 const fn codecs(codec: &'static dyn Codec) -> [codec::Entry; codec::ALL.len() + 1] {
@@ -92,6 +98,7 @@ pub fn declare(seed: u64, workload: &mut Workload) {
     let mut sends = Rng::new(seed ^ 0xb40adca57);
     let mut thin = Rng::new(seed ^ 0xfac702);
     let mut moves = Rng::new(seed ^ 0x57e95);
+    let mut chooses = Rng::new(seed ^ 0xd1f);
     let mut packs = Rng::new(seed ^ 0xc0_4b9e55);
     let mut folds = Rng::new(seed ^ 0x0f01d5);
     for tensor in &mut workload.tensors {
@@ -99,9 +106,14 @@ pub fn declare(seed: u64, workload: &mut Workload) {
         let other = if which.once_in(2) { sparse(tensor.spec.dtype) } else { DIFFERS };
         let encodings = || if both { vec![other, Encoding::RAW] } else { vec![Encoding::RAW] };
         let holds_back = matches!(workload.kind, Kind::Marked(_)) && rng.once_in(4);
-        let (is_moved, form) = (moves.once_in(2), moves.within(1..=5) as usize - 1);
+        let (is_moved, form) = (moves.once_in(2), moves.within(1..=QUANTIZE.len() as u64) as usize - 1);
+        let (is_chosen, how) = (chooses.once_in(2), chooses.pick(&CHOOSING));
         let filter = match (holds_back, is_moved) {
             (false, _) => Filtering::NONE,
+            (true, false) if is_chosen => {
+                let (name, settings) = how;
+                Filtering::of_values(name, settings).expect("it has such settings")
+            }
             (true, false) => RELUCTANT,
             (true, true) => {
                 let entry = QUANTIZE[form];

@@ -150,6 +150,39 @@ fn a_pull_with_slack_does_not_wait_for_the_result_of_a_push() {
     }
 }
 
+/// Of what is broadcast a newer value may come between the parts of an older one that an exact pull is made of.
+#[test]
+fn an_exact_pull_from_elsewhere_says_no_newer_version_than_its_value_has() {
+    const ELEMENTS: u64 = 100_000;
+    const CLOCKS: u64 = 300;
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("chunk_bytes", "4KiB")]);
+    cluster.run(|job| {
+        let mut declaration = Declaration::new("w", &[ELEMENTS], Rule::Add);
+        declaration.consistency = Some(Consistency::Ssp(8));
+        declaration.spec.propagation = penstock_proto::propagation::Propagation::Broadcast;
+        let tensor = job.declare(declaration).unwrap();
+        tensor.initialize(None, None).unwrap();
+        let ones: Vec<u8> = (0..ELEMENTS).flat_map(|_| 1_f32.to_le_bytes()).collect();
+        let mut out = vec![0; ones.len()];
+        let mut seen = Vec::new();
+        for _ in 0..CLOCKS {
+            if job.rank() == 0 {
+                tensor.push(Some(&ones), Settings([0.0; 5]), false, None).unwrap();
+            } else {
+                // It is ahead, so that versions rise while it reads.
+                let version = tensor.pull_whole(&mut out[..], None, None).unwrap();
+                let least = out.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+                let least = least.fold(f32::MAX, f32::min);
+                assert!(least >= version as f32, "version {version}, and a value of {least}");
+                seen.push(version);
+            }
+            job.clock().unwrap();
+        }
+        seen.dedup();
+        assert!(job.rank() == 0 || seen.len() > 10, "{seen:?}");
+    });
+}
+
 #[test]
 fn a_wrong_secret_and_a_job_that_does_not_exist_are_refused_alike() {
     let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
