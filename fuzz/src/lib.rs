@@ -18,7 +18,8 @@ use penstock_kernels::{Dtype, Factors, Foreign, Rule, SumRoom, apply, product};
 use penstock_proto::compress::{Compress, Packed};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding};
-use penstock_proto::factors::{Held, LowRank, PIECE};
+use penstock_proto::factors::down::{Named, Shown};
+use penstock_proto::factors::{Held, LowRank, PIECE, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
@@ -36,6 +37,7 @@ use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::{Submission, WORDS};
 use penstock_proto::travel::{Registry, Travel};
 use penstock_proto::update::{self, Updates};
+use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};
 use std::sync::LazyLock;
 
@@ -43,7 +45,7 @@ use std::sync::LazyLock;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     ("frame", frame),
     ("stream", stream),
     ("reader", reader),
@@ -59,6 +61,7 @@ pub const TARGETS: [Target; 17] = [
     ("codec", codec),
     ("compress", compress),
     ("factors", factors),
+    ("factors_down", factors_down),
     ("update", update),
     ("seal", seal),
 ];
@@ -205,6 +208,56 @@ pub fn factors(data: &[u8]) {
     }
 }
 
+/// Pieces of right factors, and updates that name some, as a home may send them: an update is of factors that came whole, as they came,
+/// and is multiplied without leaving them. Each frame is six bytes (its kind, a worker, a turn, a rank, where a piece or the chunk begins,
+/// and a length), and the bytes of the update.
+pub fn factors_down(data: &[u8]) {
+    let Some((&[columns, most], mut rest)) = data.split_first_chunk::<2>() else { return };
+    let (columns, most) = (64 * (1 + u64::from(columns)), u32::from(most % 9));
+    let low_rank = LowRank { dtype: Dtype::F32, columns, most };
+    let (mut shown, mut came) = (Shown::default(), BTreeMap::<u32, (u64, u32, Vec<u8>)>::new());
+    while let Some((&[kind, writer, turn, rank, at, length], behind)) = rest.split_first_chunk::<6>() {
+        rest = behind;
+        match kind % 8 {
+            0 => {
+                shown.connect();
+                came.clear();
+            }
+            1..4 => {
+                let name = Named { writer: writer.into(), turn: turn.into() };
+                let (rank, at, piece) = (rank.into(), 1024 * usize::from(at), vec![kind; 256 * usize::from(length)]);
+                if shown.come(&low_rank, name, rank, at as u64, &piece).is_err() {
+                    continue;
+                }
+                assert!((1..=most).contains(&rank) && piece.len() <= PIECE);
+                if at == 0 {
+                    came.insert(name.writer, (name.turn, rank, Vec::new()));
+                }
+                let (its_turn, its_rank, bytes) = came.get_mut(&name.writer).expect("its first piece came");
+                assert_eq!((*its_turn, *its_rank, bytes.len()), (name.turn, rank, at), "pieces come in order");
+                bytes.extend_from_slice(&piece);
+            }
+            _ => {
+                let (sum, behind) = rest.split_at(rest.len().min(usize::from(length)));
+                rest = behind;
+                let start = 256 * u64::from(at);
+                let chunk = start..start + 256 * (1 + u64::from(writer % 8));
+                let Ok(products) = shown.products(&low_rank, chunk.clone(), sum) else { continue };
+                let lines = low_rank.rows(chunk.clone());
+                let mut out = vec![0; (chunk.end - chunk.start) as usize];
+                assert!(!products.all.is_empty());
+                for (rank, u, v) in products.all {
+                    assert_eq!(u.len(), (lines.end - lines.start) as usize * low_rank.left(rank));
+                    assert_eq!(v.len(), low_rank.right(rank), "it is whole");
+                    assert!(came.values().any(|(turn, of, whole)| *turn > 0 && (*of, &whole[..]) == (rank, v)));
+                    let sizes = Factors { u, v, columns: columns as usize, rank: rank as usize };
+                    product(Dtype::F32, sizes, products.column, &mut out);
+                }
+            }
+        }
+    }
+}
+
 /// Bytes of the chunk that `update` folds updates into.
 pub const UPDATED: usize = 64;
 
@@ -253,7 +306,8 @@ pub fn update(data: &[u8]) {
             Notice::Update { .. } => Some((*agreed, UPDATED)),
             _ => Some((*agreed, 2 * UPDATED)),
         };
-        let Ok(codec) = judge::notice(&header, 3, bytes) else { continue };
+        // Of factors is `factors_down`.
+        let Some(codec) = judge::notice(&header, 3, bytes).ok().filter(|_| header.encoding != ROWS) else { continue };
         let before = (value.to_vec(), state.to_vec());
         // Behind a breach the connection is given up.
         match mirror.hear(0, &notice, |_| 0) {

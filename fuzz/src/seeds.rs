@@ -17,6 +17,8 @@ use penstock_proto::job::job_number;
 use penstock_proto::message::{
     Answer, Ask, Joining, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode,
 };
+use penstock_proto::factors::LowRank;
+use penstock_proto::factors::down::{Contributed, Named};
 use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
@@ -65,6 +67,7 @@ pub fn all() -> Vec<Seeds> {
         Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [1, 1, 2, 3] },
         Notice::Update { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
         Notice::Whole { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, content: 5 },
+        Notice::Factor { tensor: 1, name: Named { writer: 2, turn: 3 }, rank: 4, at: 5 },
         Notice::Seal,
         Notice::Standing { tensor: 1, stripe: 2, digest: 3 },
         Notice::Route,
@@ -153,8 +156,33 @@ pub fn all() -> Vec<Seeds> {
                 vec![3, 4, 1, 0, 4, 0, 1, 2, 20, 1, 2, 0, 4, 0, 2, 2, 20, 1],
             ],
         ),
+        named("factors_down", factored()),
         named("update", updated()),
         named("seal", seals()),
+    ]
+}
+
+/// Two workers' right factors, and updates of both, of one, and of one that has not come.
+fn factored() -> Vec<Vec<u8>> {
+    let low_rank = LowRank { dtype: Dtype::F32, columns: 64, most: 4 };
+    let mut contributed = Contributed::new(low_rank, 100, 4);
+    let frame = |six: [u8; 6], bytes: &[u8]| [&six[..], bytes].concat();
+    let mut frames = vec![0, 4];
+    for (writer, rank) in [(1, 1), (3, 2)] {
+        let right = vec![1; low_rank.right(rank)];
+        frames.extend(frame([1, writer as u8, 1, rank as u8, 0, (right.len() / 256) as u8], &[]));
+        contributed.came(writer, rank, &right);
+        contributed.multiplied(writer, 0, rank, &vec![2; low_rank.left(rank)]);
+    }
+    let update = |writers: &[u32]| {
+        let mut sum = Vec::new();
+        contributed.of(0, writers).expect("all came so").write(0.5, &mut sum);
+        frame([4, 0, 0, 0, 0, sum.len() as u8], &sum)
+    };
+    vec![
+        [&frames[..], &update(&[1, 3]), &update(&[3])].concat(),
+        [&frames[..], &[0; 6], &update(&[1])].concat(),
+        [&[0, 4][..], &update(&[1, 3])].concat(),
     ]
 }
 
@@ -173,7 +201,7 @@ fn updated() -> Vec<Vec<u8>> {
         let mut kept = update::Kept::default();
         let settings = Settings([0.5, 0.5, 0.0, 0.0, 0.0]);
         let step = u64::from(numbers[2]) - 1;
-        kept.fold(numbers[1].into(), (step, &settings), &sum, Some(&agreed));
+        kept.fold(numbers[1].into(), (step, &settings), &sum, None, Some(&agreed));
         frame(false, numbers, kept.payload())
     };
     vec![

@@ -139,6 +139,62 @@ def test_of_sparse_pushes_what_is_pushed_comes_down_though_all_of_the_value_chan
                 assert took[f"{optimizer}_{how}"] > 0.9 * value, took
 
 
+def test_of_factors_factors_come_down_and_make_the_same_bits(spawn_job: Any) -> None:
+    saved = spawn_job(
+        3,
+        """
+        SIZE, RANK = 1024, 4
+        optimizers = {"sgd": lambda: ps.SGD(0.1), "adam": lambda: ps.Adam(0.01)}
+        with ps.init() as job:
+            took = {}
+            draw = np.random.default_rng(job.rank)
+
+            def factors(rank):
+                u = draw.standard_normal((SIZE, rank)).astype(np.float32)
+                return u, draw.standard_normal((rank, SIZE)).astype(np.float32)
+
+            for name, optimizer in optimizers.items():
+                def declare(how):
+                    return job.tensor(
+                        f"{name} {how}", shape=(SIZE, SIZE), optimizer=optimizer(), propagation=how,
+                        low_rank=RANK,
+                    )
+                pulled, updated = declare("pull"), declare("update")
+                for step in range(6):
+                    u, v = factors(1 + (step + job.rank) % RANK)
+                    pulled.push_factors(u, v)
+                    expected = pulled.pull(slack=0).tobytes()
+                    before = job.stats()["received_bytes"]
+                    updated.push_factors(u, v)
+                    assert updated.pull(slack=0).tobytes() == expected, (name, step)
+                    job.clock()
+                    if step > 0:
+                        took[f"{name}_{step}"] = job.stats()["received_bytes"] - before
+                # One pushes all of it: the sum comes down.
+                u, v = factors(RANK)
+                for tensor in (pulled, updated):
+                    if job.rank == 1:
+                        tensor.push(u @ v)
+                    else:
+                        tensor.push_factors(u, v)
+                assert updated.pull(slack=0).tobytes() == pulled.pull(slack=0).tobytes(), name
+                job.clock()
+                state, other = pulled.optimizer_state(), updated.optimizer_state()
+                for what, array in state.items():
+                    assert np.asarray(array).tobytes() == np.asarray(other[what]).tobytes(), what
+                job.barrier()
+            save(**took)
+        """,
+        options={"transport": "tcp"},
+    )
+    value = 4 * 1024 * 1024
+    for took in saved:
+        # 128 chunks, each with a header, 64 bytes of the step, and of each worker 16 and its rows; and right
+        # factors for each shard.
+        for name in ("sgd", "adam"):
+            assert max(took[f"{name}_{step}"] for step in range(1, 6)) < value / 8, took
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -17,6 +17,7 @@ use penstock_proto::checksum;
 use penstock_proto::chunk::Cut;
 use penstock_proto::compress::Packed;
 use penstock_proto::error::Refusal;
+use penstock_proto::factors::down::Named;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{
     MAGIC, MAX_HANDSHAKE_BYTES, MAX_JOB_NAME_BYTES, PLAIN_BINDING, Purpose, SOCKET_BINDING, ServerHandshake,
@@ -75,7 +76,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
     });
     let read = [
         ("Submission", 14),
-        ("Frame", 11 + 3 + 12),
+        ("Frame", 11 + 3 + 13),
         // Read beside its code.
         ("Seal", 2 + 4),
         ("Record", 4),
@@ -445,6 +446,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ),
         ("update", Notice::Update { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, base: 12 }),
         ("whole", Notice::Whole { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, content: 15 }),
+        ("factor", Notice::Factor { tensor: 7, name: Named { writer: 8, turn: 9 }, rank: 13, at: 10 }),
         ("seal", Notice::Seal),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
         ("route", Notice::Route),
@@ -453,9 +455,12 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
             Notice::Expected { tensor: 7, first: 8, held: [Holding { content: 15, version: 9 }; 3] },
         ),
     ];
-    let raised = bare(Body::Notice(notices[5].1));
-    assert_eq!(halves(&raised, 7), (8, 13));
-    assert!(PAGE.contains("how many in the high half of word 7"));
+    for (place, said) in
+        [(5, "how many in the high half of word 7"), (8, "its rank in the high half of word 7")]
+    {
+        assert_eq!(halves(&bare(Body::Notice(notices[place].1)), 7), (8, 13));
+        assert!(PAGE.contains(said), "{said}");
+    }
     for (name, notice) in notices {
         let bytes = bare(Body::Notice(notice));
         let (kind, tensor) = halves(&bytes, 6);
@@ -465,9 +470,9 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
             let expected = match *cell {
                 "content" => 15,
                 "tensor" => 7,
-                "chunk" | "stripe" => 8,
-                "version" | "contributions folded" | "ticket" | "digest" => 9,
-                "steps" => 10,
+                "chunk" | "stripe" | "worker" => 8,
+                "version" | "contributions folded" | "ticket" | "digest" | "turn" => 9,
+                "steps" | "at" => 10,
                 "publication" => 11,
                 "base" => 12,
                 "contents" => 14,

@@ -103,4 +103,4 @@ pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, Set
 pub use past_cache::copy_past_cache;
 pub use product::{Factors, product, product_on, widen};
 pub use scatter::scatter_add;
-pub use summed::{SumRoom, apply, fold_summed, sums_exactly};
+pub use summed::{SumRoom, apply, fold_summed, sum_lanes, sums_exactly};

@@ -55,6 +55,25 @@ pub fn fold_summed(
     Ok(())
 }
 
+/// What [`fold_summed`] leaves in `sum`, of lanes that it did not refuse: for who is given them, in the same order, with the same scale.
+///
+/// # Panics
+///
+/// As [`fold_summed`] does.
+pub fn sum_lanes(
+    plan: &Plan,
+    settings: &Settings,
+    step: u64,
+    scale: f64,
+    lanes: &[Foreign<'_>],
+    sum: &mut [u8],
+) {
+    assert!(sums_exactly(plan.dtype), "a sum of {} is longer than its elements", plan.dtype.name());
+    let plan = Plan { rule: Rule::Replace, refuse_nonfinite: false, ..*plan };
+    let summed = fold(&plan, settings, step, scale, lanes, sum, &mut []);
+    debug_assert_eq!(summed, Ok(()), "nothing is refused");
+}
+
 /// What the rule makes of such a sum: clipped and refused was before it came to that.
 ///
 /// # Panics

@@ -10,14 +10,18 @@
 //! be sent again, and no v comes while a chunk of the last push is under way. The shard [keeps](Held) what has come of v over
 //! connections, as frames are taken once; it takes pieces in order, and rows only once v is whole.
 //!
+//! Where a tensor's [updates](crate::update) are sent, they may come [down](down) as factors as well.
+//!
 //! Bytes of a push: r (m + shards n) elements, and a header for each chunk. Memory: r n elements for each shard and worker on
 //! another host, which is charged to that worker when it declares the tensor.
+
+pub mod down;
 
 use crate::encoding::Encoding;
 use penstock_kernels::Dtype;
 use std::ops::Range;
 
-/// Rows of the left factor, in place of a chunk.
+/// Rows of the left factor, in place of a chunk; of an update likewise of all left factors, in place of the sum.
 pub const ROWS: Encoding = Encoding(63);
 /// Largest rank: with it a chunk of 32 KiB costs its shard a millisecond.
 pub const MAX_RANK: u32 = 1024;
@@ -237,6 +241,11 @@ impl Held {
     /// The factor, once [it is whole](Self::expect_rows).
     pub fn whole(&self) -> &[u8] {
         &self.bytes[..self.length]
+    }
+
+    /// The factor, if all of it has come and it has this rank.
+    pub fn complete(&self, rank: u32) -> Option<&[u8]> {
+        (self.length > 0 && self.come == self.length && self.rank == rank).then(|| self.whole())
     }
 }
 

@@ -14,6 +14,7 @@
 use crate::checksum;
 use crate::compress::Packed;
 use crate::encoding::Encoding;
+use crate::factors::down::Named;
 use crate::remote::{Contents, Holding};
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
@@ -117,6 +118,18 @@ pub enum Notice {
         publication: u64,
         /// As of [`Notice::Value`].
         content: u64,
+    },
+    /// The payload is a piece of a right factor that updates of the tensor name, which follow
+    /// ([`factors::down`](crate::factors::down)).
+    Factor {
+        /// The tensor.
+        tensor: TensorId,
+        /// Which factor.
+        name: Named,
+        /// Its rows.
+        rank: u32,
+        /// Where the piece begins, in bytes.
+        at: u64,
     },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
@@ -254,6 +267,7 @@ const ROUTE: u32 = 9;
 const EXPECTED: u32 = 10;
 const UPDATE: u32 = 11;
 const WHOLE: u32 = 12;
+const FACTOR: u32 = 13;
 
 impl Notice {
     /// Its words.
@@ -267,6 +281,9 @@ impl Notice {
             }
             Self::Whole { tensor, chunk, version, steps, publication, content } => {
                 [pack(WHOLE, tensor), u64::from(chunk), version, steps, publication, content, 0, 0]
+            }
+            Self::Factor { tensor, name: Named { writer, turn }, rank, at } => {
+                [pack(FACTOR, tensor), pack(writer, rank), turn, at, 0, 0, 0, 0]
             }
             Self::Raised { tensor, chunk, count, version, steps, contents } => {
                 let [a, b, c, d] = contents;
@@ -309,6 +326,10 @@ impl Notice {
             WHOLE => {
                 let [_, _, version, steps, publication, content, ..] = *words;
                 Self::Whole { tensor, chunk, version, steps, publication, content }
+            }
+            FACTOR => {
+                let (writer, rank) = unpack(words[1]);
+                Self::Factor { tensor, name: Named { writer, turn: words[2] }, rank, at: words[3] }
             }
             RAISED => {
                 let (chunk, count) = unpack(words[1]);
@@ -517,6 +538,7 @@ mod tests {
             Notice::Raised { tensor: 1, chunk: 2, count: 3, version: 4, steps: 5, contents: [6, 7, 8, 9] },
             Notice::Update { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
             Notice::Whole { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, content: 5 },
+            Notice::Factor { tensor: 1, name: Named { writer: 2, turn: u64::MAX }, rank: 4, at: 5 },
             Notice::Seal,
             Notice::Standing { tensor: 3, stripe: 2, digest: u64::MAX },
             Notice::Expected { tensor: 3, first: 7, held: [one, Holding::NONE, Holding::NONE] },

@@ -3,7 +3,8 @@
 //!
 //! What travels is the sum that the rule was given, and the numbers that it was given with it; [`penstock_kernels::apply`] takes the
 //! step from there. Elements that are zero take no bytes, whatever the rule makes of the value: under momentum, Adam or weight decay
-//! every element of that changes.
+//! every element of that changes. Where all that was summed came as factors, they go in place of the sum, if that is shorter
+//! ([`factors::down`](crate::factors::down)).
 //!
 //! - **U-1** An update goes only to a receiver that holds the content that it leads on from, with the optimizer's state that was
 //!   beside it; any other receiver refuses it, and gets both whole. So each receiver holds the home's value and state, bit for bit.
@@ -16,6 +17,8 @@
 //! receiver (1 + S) B instead of B.
 
 use crate::encoding::{Agreed, Encoding, Payload, Sent, Source};
+use crate::factors::ROWS;
+use crate::factors::down::Factored;
 use penstock_kernels::{Foreign, Plan, Settings};
 
 /// What stands before an update's sum: the optimizer steps that were behind the chunk, and the five numbers of the rule.
@@ -79,12 +82,14 @@ enum Standing {
 
 impl Kept {
     /// The chunk was folded with these numbers, after so many steps, and the rule was given this sum. `content`: the last publication
-    /// that changed what is seen of it before. The update is kept if somebody may be sent it.
+    /// that changed what is seen of it before. `factored`: the factors of all that was summed, and what that was scaled by, if all
+    /// came so. The update is kept if somebody may be sent it.
     pub fn fold(
         &mut self,
         content: u64,
         (step, settings): (u64, &Settings),
         sum: &[u8],
+        factored: Option<(Factored<'_>, f64)>,
         agreed: Option<&Agreed>,
     ) {
         let is_first = self.standing == Standing::Nothing;
@@ -110,6 +115,17 @@ impl Kept {
             Payload::Buffered(range) => self.payload.truncate(range.end),
             Payload::Lane(_) => unreachable!("it does not come from a lane"),
         }
+        let encoded = self.payload.len() - PREFIX_BYTES;
+        if let Some((factored, scale)) = factored.filter(|(factored, _)| factored.pays(encoded)) {
+            self.encoding = ROWS;
+            self.payload.truncate(PREFIX_BYTES);
+            factored.write(scale, &mut self.payload);
+        }
+    }
+
+    /// What it brings in place of its sum, if that is factors.
+    pub fn factors(&self) -> Option<&[u8]> {
+        (self.encoding == ROWS).then(|| &self.payload[PREFIX_BYTES..])
     }
 
     /// Value or state were changed by something else than a fold.
@@ -177,7 +193,7 @@ mod tests {
         let agreed = agreed();
         for (nonzero, most) in [(0, 2), (3, 100), (BYTES / 4, BYTES)] {
             let (mut kept, sum) = (Kept::default(), sum(nonzero));
-            kept.fold(0, (7, &SETTINGS), &sum, Some(&agreed));
+            kept.fold(0, (7, &SETTINGS), &sum, None, Some(&agreed));
             assert!(kept.publish(2));
             let (encoding, payload) = kept.payload();
             let (step, settings, rest) = split(payload).unwrap();
@@ -206,25 +222,25 @@ mod tests {
     fn an_update_leads_from_one_content_to_the_next_and_from_nowhere_else() {
         let (mut kept, agreed) = (Kept::default(), agreed());
         assert!(!kept.publish(2) && kept.base(0).is_none() && kept.base(2).is_none());
-        kept.fold(2, (1, &SETTINGS), &sum(1), Some(&agreed));
+        kept.fold(2, (1, &SETTINGS), &sum(1), None, Some(&agreed));
         assert_eq!(kept.base(2), None, "it is not published so far");
         assert!(kept.publish(4));
         // A version that passes without an update leaves it as it is.
         assert!(!kept.publish(6));
         assert_eq!((kept.base(4), kept.base(6), kept.base(2)), (Some(2), None, None));
         // Loaded after it was folded, or folded twice.
-        kept.fold(4, (1, &SETTINGS), &sum(1), Some(&agreed));
+        kept.fold(4, (1, &SETTINGS), &sum(1), None, Some(&agreed));
         kept.change();
         assert!(kept.publish(8));
         assert_eq!(kept.base(8), None);
-        (0..2).for_each(|_| kept.fold(8, (1, &SETTINGS), &sum(1), Some(&agreed)));
+        (0..2).for_each(|_| kept.fold(8, (1, &SETTINGS), &sum(1), None, Some(&agreed)));
         assert!(kept.publish(10));
         assert_eq!(kept.base(10), None);
         // Nobody was there who could be sent it.
-        kept.fold(10, (1, &SETTINGS), &sum(1), None);
+        kept.fold(10, (1, &SETTINGS), &sum(1), None, None);
         assert!(kept.publish(12));
         assert_eq!(kept.base(12), None);
-        kept.fold(12, (1, &SETTINGS), &sum(1), Some(&agreed));
+        kept.fold(12, (1, &SETTINGS), &sum(1), None, Some(&agreed));
         assert!(kept.publish(14));
         assert_eq!(kept.base(14), Some(12));
     }

@@ -270,7 +270,9 @@ impl Line {
             Some(Owing::Standing { .. } | Owing::Expected { .. } | Owing::Route(_)) => {
                 unreachable!("no other feeds it")
             }
-            Some(Owing::Update { .. } | Owing::Whole { .. }) => unreachable!("values are sent"),
+            Some(Owing::Update { .. } | Owing::Factor { .. } | Owing::Whole { .. }) => {
+                unreachable!("values are sent")
+            }
             None => (bare(Notice::Taken), Vec::new()),
             Some(Owing::Fetched { tensor, ticket }) => (bare(Notice::Fetched { tensor, ticket }), Vec::new()),
             Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),

@@ -192,6 +192,10 @@ impl remote_shard::Mirrored for Mirrored {
         self.low_rank
     }
 
+    fn range_of(&self, chunk: u32) -> Range<u64> {
+        self.cut.range(chunk)
+    }
+
     fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_> {
         let thin = self.factors.as_ref().expect("factors stand there");
         debug_assert_eq!(thin.rank, rank);
@@ -259,7 +263,7 @@ impl remote_shard::Mirrored for Mirrored {
         let held = values.get(&chunk).expect("an update leads on from what came");
         let state = states.get_mut(&chunk).expect("the state came with it");
         let (mut value, mut arrays) = (Aligned::of(&held.value), Aligned::of(state));
-        let sum = update.decode(sum, value.len())?;
+        let sum = update.decode(plan, sum, value.len())?;
         let times = if skips { 0 } else { 1 + u32::from(twice) };
         (0..times).for_each(|_| update.fold(plan, sum, &mut value, &mut arrays));
         state.copy_from_slice(&arrays);
@@ -353,10 +357,11 @@ pub struct Proxy<'a> {
 
 impl Proxy<'_> {
     /// A stand-in that has no connection. `job`: the job's number in frames.
-    pub fn new(job: u64, rng: &mut Rng) -> Self {
+    pub fn new(job: u64, workers: u32, rng: &mut Rng) -> Self {
         // Here chunks are short: two of the longest fit, or not one.
         let limits = Limits { unsent: rng.pick(&[1, 8, 4096]), read: rng.pick(&[4096, 32 * 1024]) };
-        let shard = RemoteShard::new(job, Submissions::default(), limits);
+        let mut shard = RemoteShard::new(job, Submissions::default(), limits);
+        shard.of_workers(workers);
         Self { shard, deeds: Rc::default(), left: false, squeezed: 0 }
     }
 

@@ -105,6 +105,8 @@ pub enum Sabotage {
     KeepsTheOldState,
     /// A home sends its last update to who lacks the one before.
     SendsUpdatesToAnyone,
+    /// A home sends the right factor before the one that its update names.
+    SendsAnotherFactor,
 }
 
 impl Sabotage {

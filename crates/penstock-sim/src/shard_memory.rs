@@ -12,6 +12,7 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::LowRank;
+use penstock_proto::factors::down::{self, Contributed, Named, Needed};
 use penstock_proto::overlay::Digests;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -150,6 +151,8 @@ struct Tensor {
     contributions: Agreed,
     low_rank: Option<LowRank>,
     updates: Option<Updates>,
+    /// What came as factors, where updates are sent that may be of them.
+    contributed: Option<Contributed>,
     cut: Cut,
     filter: Arc<dyn Filter>,
     propagation: Propagation,
@@ -261,10 +264,13 @@ impl Memory {
         let (progress, declared) = (None, BTreeSet::new());
         let filter = Arc::clone(&terms.filter);
         let Terms { propagation, shows_versions_only, low_rank, updates, .. } = *terms;
+        let given = low_rank.filter(|_| updates.is_some());
+        let contributed = given.map(|low_rank| Contributed::new(low_rank, homed.len(), workers));
         let tensor = Tensor {
             plan,
             low_rank,
             updates,
+            contributed,
             cut,
             values,
             contributions,
@@ -365,9 +371,12 @@ impl Memory {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<(), NonFiniteFrom> {
-        let Tensor { plan, updates, .. } = &self.tensors[&id];
+        let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let local = tensor.homed.binary_search(&chunk).expect("it is homed here");
+        let Tensor { plan, updates, contributed, chunks, .. } = tensor;
         let (plan, updates) = (*plan, *updates);
-        let Chunk { value, state, lanes, behind, held, changes, changed, update, .. } = self.chunk(id, chunk);
+        let Chunk { value, state, lanes, behind, held, changes, changed, update, .. } =
+            chunks.get_mut(&chunk).expect("it is homed here");
         behind.falls();
         *changes |= held.is_empty();
         let Some(Updates { agreed, .. }) = updates else {
@@ -379,7 +388,17 @@ impl Memory {
             writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
         fold_summed(&plan, settings, *step, *scale, &lanes, &mut sum, value, state)
             .map_err(|refused| NonFiniteFrom(writers[refused.lane]))?;
-        update.fold(*changed, (*step, settings), &sum, Some(&agreed));
+        let factored = contributed.as_ref().and_then(|contributed| contributed.of(local, writers));
+        update.fold(
+            *changed,
+            (*step, settings),
+            &sum,
+            factored.map(|factored| (factored, *scale)),
+            Some(&agreed),
+        );
+        if let Some(contributed) = contributed {
+            writers.iter().for_each(|&writer| contributed.forget(writer, local));
+        }
         Ok(())
     }
 }
@@ -616,7 +635,20 @@ impl Chunks for Memory {
     fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
         let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
         let base = chunk.update.base(chunk.changed)?;
+        let tensor = &self.tensors[&id];
+        let mut factors = (0..).map_while(|place| self.needed(id, local, place));
+        let are_kept = |one: Needed| {
+            tensor.contributed.as_ref().is_some_and(|contributed| contributed.find(one.name).is_some())
+        };
+        if !factors.all(are_kept) {
+            return None;
+        }
         Some(if self.sabotage == Some(Sabotage::SendsUpdatesToAnyone) { 0 } else { base })
+    }
+
+    fn needed(&self, id: TensorId, local: usize, place: usize) -> Option<Needed> {
+        let Tensor { low_rank, chunks, homed, .. } = &self.tensors[&id];
+        down::needed(low_rank.as_ref()?, chunks[&homed[local]].update.factors()?, place)
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -656,7 +688,36 @@ impl Homed for Memory {
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
+        let tensor = self.tensors.get_mut(&part.tensor).expect("the shard knows the tensor");
+        if let (Some(contributed), Ok(local)) =
+            (&mut tensor.contributed, tensor.homed.binary_search(&part.chunk))
+        {
+            contributed.forget(part.rank, local);
+        }
         self.lane(part.tensor, part.chunk, part.rank)
+    }
+
+    fn keep_right(&mut self, id: TensorId, writer: Rank, rank: u32, bytes: &[u8]) {
+        let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        tensor.contributed.iter_mut().for_each(|contributed| contributed.came(writer, rank, bytes));
+    }
+
+    fn keep_rows(&mut self, part: &LanePart, rank: u32, rows: &[u8]) {
+        let tensor = self.tensors.get_mut(&part.tensor).expect("the shard knows the tensor");
+        if let (Some(contributed), Ok(local)) =
+            (&mut tensor.contributed, tensor.homed.binary_search(&part.chunk))
+        {
+            contributed.multiplied(part.rank, local, rank, rows);
+        }
+    }
+
+    fn right(&self, id: TensorId, name: Named) -> &[u8] {
+        let contributed = self.tensors[&id].contributed.as_ref().expect("an update names its factor");
+        let other = Named { turn: name.turn.saturating_sub(1), ..name };
+        // Of use to sabotage alone: the one before.
+        let before = contributed.find(other).filter(|_| self.sabotage == Some(Sabotage::SendsAnotherFactor));
+        let right = contributed.find(name).expect("an update is sent while what it names is kept");
+        before.filter(|before| before.len() == right.len()).unwrap_or(right)
     }
 
     fn chunk(&self, id: TensorId, local: usize) -> u32 {

@@ -129,6 +129,12 @@ fn a_worker_that_takes_a_server_that_runs_for_lost_is_seen() {
     is_said_of_leases(Sabotage::IsDeaf, "takes the server for lost, which runs", 40);
 }
 
+/// U-2.
+#[test]
+fn an_update_that_is_multiplied_with_another_right_factor_than_the_home_s_is_seen() {
+    is_seen_of_updates(Sabotage::SendsAnotherFactor, "asked for", 5);
+}
+
 #[test]
 fn a_left_factor_with_the_right_one_of_another_push_is_seen() {
     is_seen_by(Sabotage::SendsTheLastFactor, "carried", 20);

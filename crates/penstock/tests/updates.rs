@@ -5,9 +5,10 @@ mod common;
 
 use common::{Cluster, Line, Way};
 use penstock::worker::{Declaration, Job, Tensor};
-use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
+use penstock_kernels::{Dtype, Flag, Foreign, RULES, Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::propagation::Propagation;
+use penstock_proto::spec::Reduce;
 use penstock_proto::travel::Travel;
 use std::sync::Arc;
 
@@ -173,6 +174,88 @@ fn whoever_folds_updates_has_the_home_s_value_and_state_whatever_the_rule_and_th
         for way in [Way::Memory, Way::Tcp, Way::Mixed] {
             let got = results(way, size, Propagation::Update);
             assert_same(&got, &expected, &format!("{way:?}, {size:?} workers and servers"));
+        }
+    }
+}
+
+/// A matrix: chunks of 4 KiB begin in the middle of its rows.
+const MATRIX: [u64; 2] = [210, 300];
+
+/// Trains matrices by factors of several ranks; every value that this worker saw, and the optimizers' state at the end.
+fn train_by_factors(job: &Job, propagation: Propagation) -> Vec<Vec<u8>> {
+    let mut tensors = Vec::new();
+    for (at, rule) in rules().enumerate().filter(|(at, _)| at % 3 == 0) {
+        let mut declaration = Declaration::new(&format!("{rule}"), &MATRIX, rule);
+        let spec = &mut declaration.spec;
+        spec.propagation = propagation;
+        spec.dtype = if at % 2 == 1 { Dtype::F64 } else { Dtype::F32 };
+        spec.clip = (at % 2 == 0).then_some(2.5);
+        spec.reduce = if at % 2 == 0 { Reduce::Mean } else { Reduce::Sum };
+        spec.travel = Travel::default().low_rank(6);
+        declaration.consistency = Some(Consistency::Bsp);
+        let tensor = job.declare(declaration).unwrap();
+        tensor.initialize(None, None).unwrap();
+        tensors.push(tensor);
+    }
+    let [rows, columns] = MATRIX;
+    let mut seen = Vec::new();
+    for clock in 0..ITERATIONS {
+        for tensor in &tensors {
+            let spec = tensor.spec();
+            let (rank, settings) = (1 + (clock + u64::from(job.rank())) % 4, settings(spec.rule, clock));
+            let factor = |of: u32, elements| gradient(spec.dtype, job.rank() + of, 2 * clock, elements);
+            match (clock % 5, job.rank()) {
+                // Now and then one pushes something else, more, or nothing.
+                (3, 0) => {
+                    tensor.push(Some(&factor(0, rows * columns)), settings, false, None).unwrap();
+                }
+                (4, 1) => continue,
+                (2, rank_of) => {
+                    let (u, v) = (factor(1, rows * rank), factor(2, rank * columns));
+                    let more = rank_of == 0;
+                    let (u, v) = (Foreign::of(&u), Foreign::of(&v));
+                    tensor.push_factors(u, v, rank as usize, settings, more, None).unwrap();
+                    if more {
+                        tensor.push_factors(u, v, rank as usize, settings, false, None).unwrap();
+                    }
+                }
+                _ => {
+                    let (u, v) = (factor(1, rows * rank), factor(2, rank * columns));
+                    let (u, v) = (Foreign::of(&u), Foreign::of(&v));
+                    tensor.push_factors(u, v, rank as usize, settings, false, None).unwrap();
+                }
+            }
+        }
+        job.clock().unwrap();
+        for (at, tensor) in tensors.iter().enumerate() {
+            if at % 3 != 2 || clock % 3 == 0 {
+                seen.push(value(tensor, Some(0)));
+            }
+        }
+        if clock == LOADS_AT {
+            tensors.iter().for_each(|tensor| load(job, tensor, clock));
+        }
+    }
+    for tensor in &tensors {
+        seen.push(value(tensor, Some(0)));
+        seen.extend(
+            (0..tensor.spec().rule.slots().count()).map(|slot| tensor.state(slot as u32, None).unwrap()),
+        );
+    }
+    seen
+}
+
+/// U-1, U-2.
+#[test]
+fn whoever_multiplies_the_factors_of_an_update_has_the_home_s_value_and_state_on_lines_that_break_too() {
+    for size in [(1, 1), (3, 2)] {
+        let run = |way, propagation| {
+            let cluster = Cluster::over(way, size.0, size.1, &[("chunk_bytes", "4KiB")]);
+            cluster.run(|job| train_by_factors(job, propagation))
+        };
+        let expected = run(Way::Memory, Propagation::Pull);
+        for way in [Way::Tcp, Way::Mixed, Way::Broken] {
+            assert_same(&run(way, Propagation::Update), &expected, &format!("{way:?}, {size:?}"));
         }
     }
 }

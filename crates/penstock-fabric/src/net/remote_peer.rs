@@ -15,9 +15,9 @@ use super::stream::Stream;
 use crate::spent::Spent;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Factors, product, widen};
-use penstock_proto::TensorId;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
-use penstock_proto::factors::{Held, LowRank};
+use penstock_proto::factors::down::Named;
+use penstock_proto::factors::{Held, LowRank, PIECE};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
@@ -27,6 +27,7 @@ use penstock_proto::remote::judge::{self, FactorPart, Incoming, Lane, LanePart, 
 use penstock_proto::seal::{Leaf, MOST_LEAVES, Sealer};
 use penstock_proto::shard::{Judged, Shard};
 use penstock_proto::update::{self, Updates};
+use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
@@ -65,6 +66,15 @@ pub trait Homed: Chunks {
     /// there.
     fn update(&self, _tensor: TensorId, _local: usize) -> (u32, Encoding, &[u8]) {
         unreachable!("values are sent")
+    }
+    /// A worker's right factor is here, whole: it is kept where updates may name it.
+    fn keep_right(&mut self, _tensor: TensorId, _writer: Rank, _rank: u32, _bytes: &[u8]) {}
+    /// The product of these rows with that stands in that part of a lane: they are kept likewise, until something else is received
+    /// there or it was folded.
+    fn keep_rows(&mut self, _part: &LanePart, _rank: u32, _rows: &[u8]) {}
+    /// A right factor that an update [names](Chunks::needed).
+    fn right(&self, _tensor: TensorId, _name: Named) -> &[u8] {
+        unreachable!("no update names one")
     }
     /// A chunk's number, and what stands there of its value.
     fn standing(&self, _tensor: TensorId, _local: usize) -> (u32, &[u8]) {
@@ -209,6 +219,7 @@ fn settle(
             let lane = memory.receive(part);
             let work = lane.len().saturating_mul(rank.max(1));
             product(dtype, Factors { u: rows, v, columns, rank }, column, lane);
+            memory.keep_rows(part, rank as u32, payload);
             memory.worked(work);
             Ok(())
         }
@@ -383,9 +394,12 @@ impl<L: Link> RemotePeer<L> {
                 }
                 self.taken(&header, judged)
             }
-            Step::Frame(header, Incoming::Factor(judged, FactorPart { tensor, piece, .. })) => {
+            Step::Frame(header, Incoming::Factor(judged, FactorPart { tensor, rank, piece, .. })) => {
                 if let Some(held) = factors.right.get_mut(tensor) {
                     held.came(piece);
+                    if let (Some(writer), Some(whole)) = (peer.rank(), held.complete(rank)) {
+                        memory.keep_right(tensor, writer, rank, whole);
+                    }
                 }
                 self.taken(&header, judged)
             }
@@ -490,6 +504,7 @@ impl<L: Link> RemotePeer<L> {
                     let push = || batch.push_squeezed(header, (tensor, agreed), &sent, &mut squeezing);
                     Spent::on_if(spent, Layer::Encode, push);
                 }
+                Carried::Factor(piece) => batch.push_as(header, Encoding::RAW, Source::Stands(piece)),
                 Carried::Update(encoding, update) => {
                     let source = Source::Stands(update);
                     Spent::on_if(spent, Layer::Encode, || batch.push_as(header, encoding, source));
@@ -608,6 +623,8 @@ enum Carried<'a> {
     Chunk(TensorId, &'a Agreed, Sent<'a>),
     /// An update, as it is kept.
     Update(Encoding, &'a [u8]),
+    /// A piece of a right factor.
+    Factor(&'a [u8]),
     /// A chunk's value and state.
     Whole(&'a Agreed, &'a [u8], &'a [u8]),
 }
@@ -622,6 +639,11 @@ fn notice(owing: Owing, memory: &impl Homed) -> (Notice, Carried<'_>) {
             let publication = changed.min(sequence);
             let notice = Notice::Update { tensor, chunk, version, steps, publication, base };
             (notice, Carried::Update(encoding, update))
+        }
+        Owing::Factor { tensor, name, rank, at } => {
+            let right = memory.right(tensor, name);
+            let piece = &right[at..(at + PIECE).min(right.len())];
+            (Notice::Factor { tensor, name, rank, at: at as u64 }, Carried::Factor(piece))
         }
         Owing::Whole { tensor, local, publication } => {
             let (chunk, value) = memory.standing(tensor, local);

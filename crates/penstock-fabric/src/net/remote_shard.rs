@@ -25,10 +25,13 @@ use crate::inlet::Inlet;
 use crate::publish::Published;
 use crate::spent::Spent;
 use penstock_kernels::codec::{Base, Codec, Undecodable};
-use penstock_kernels::{Foreign, Plan, Settings, SumRoom, copy_past_cache};
+use penstock_kernels::{
+    ALIGNMENT, Factors, Foreign, Plan, Settings, SumRoom, copy_past_cache, product, sum_lanes,
+};
 use penstock_proto::TensorId;
 use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::factors::down::{Named, Products, Shown};
 use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
@@ -71,8 +74,10 @@ pub trait Mirrored {
     fn state_bytes(&self, chunk: u32) -> Option<usize>;
     /// What stands in the worker's lane of a chunk, which the shard is home of.
     fn contribution(&self, chunk: u32) -> Foreign<'_>;
-    /// Whether contributions may travel as factors.
+    /// Whether contributions may travel as factors, and so what updates are of.
     fn low_rank(&self) -> Option<LowRank>;
+    /// Which bytes of the tensor a chunk is, which the shard is home of.
+    fn range_of(&self, chunk: u32) -> Range<u64>;
     /// Where factors of this rank stand in the worker's lane, bytes of the right one.
     fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_>;
     /// Likewise the rows of the left one that a chunk, which the shard is home of, has a part of.
@@ -124,18 +129,58 @@ pub struct Update<'a> {
     pub settings: Settings,
     /// Optimizer steps before it.
     pub step: u64,
-    /// The sum, encoded.
-    pub sum: &'a [u8],
-    /// What decodes that.
-    pub codec: &'a dyn Codec,
+    /// What the rule is given.
+    pub sum: Sum<'a>,
+}
+
+/// The sum of an update, as it has come.
+pub enum Sum<'a> {
+    /// Its bytes, and what decodes them.
+    Encoded(&'a [u8], &'a dyn Codec),
+    /// What it is made of.
+    Of(Products<'a>),
 }
 
 impl Update<'_> {
-    /// Decodes the sum, for [`fold`](Self::fold), before anything is changed.
-    pub fn decode<'r>(&self, room: &'r mut SumRoom, bytes: usize) -> Result<&'r mut [u8], Undecodable> {
-        let sum = room.of(bytes);
-        self.codec.decode(self.sum, Base::Zeros, sum)?;
-        Ok(sum)
+    /// Decodes the sum of a chunk of so many bytes, or makes it as its home has, for [`fold`](Self::fold), before anything is changed.
+    pub fn decode<'r>(
+        &self,
+        plan: &Plan,
+        room: &'r mut SumRoom,
+        bytes: usize,
+    ) -> Result<&'r mut [u8], Undecodable> {
+        match &self.sum {
+            Sum::Encoded(encoded, codec) => {
+                let sum = room.of(bytes);
+                codec.decode(encoded, Base::Zeros, sum)?;
+                Ok(sum)
+            }
+            Sum::Of(products) => Ok(self.sum_up(products, plan, room, bytes)),
+        }
+    }
+
+    /// Multiplies what would stand in each worker's lane, and sums it.
+    fn sum_up<'r>(
+        &self,
+        products: &Products<'_>,
+        plan: &Plan,
+        room: &'r mut SumRoom,
+        bytes: usize,
+    ) -> &'r mut [u8] {
+        let Products { scale, low_rank: LowRank { dtype, columns, .. }, column, all } = products;
+        // Lanes begin on cache lines.
+        let each = bytes.next_multiple_of(ALIGNMENT);
+        let (total, lanes) = room.of(each * (1 + all.len())).split_at_mut(each);
+        for (lane, &(rank, u, v)) in lanes.chunks_exact_mut(each).zip(all) {
+            // Numbers of such a dtype are its accumulators: only of those sums are sent.
+            let factors = Factors { u, v, columns: *columns as usize, rank: rank as usize };
+            product(*dtype, factors, *column, &mut lane[..bytes]);
+        }
+        let lanes: Vec<Foreign<'_>> =
+            lanes.chunks_exact(each).map(|lane| Foreign::of(&lane[..bytes])).collect();
+        let total = &mut total[..bytes];
+        sum_lanes(plan, &self.settings, self.step, *scale, &lanes, total);
+        total
     }
 
     /// Takes the step from value and state as they stand.
@@ -144,15 +189,27 @@ impl Update<'_> {
     }
 }
 
-/// What an update is, whose header was judged, and whose payload is verified.
-fn updated<'a>(updates: Option<&Updates>, value: &Value<'a>, steps: u64) -> Result<Update<'a>, String> {
-    let Updates { plan, .. } = updates.ok_or("an update, where values come")?;
+/// What an update of a chunk is, whose header was judged, and whose payload is verified. `shown`: right factors that it may name.
+fn updated<'a>(
+    mirrored: &impl Mirrored,
+    chunk: u32,
+    value: &Value<'a>,
+    steps: u64,
+    shown: Option<&'a Shown>,
+) -> Result<Update<'a>, String> {
+    let Updates { plan, .. } = mirrored.updates().ok_or("an update, where values come")?;
     let (step, settings, sum) = update::split(value.payload).map_err(|short| short.to_string())?;
     settings.check(plan.rule).map_err(|unfit| unfit.to_string())?;
     if step >= steps {
         return Err(format!("an update behind {step} steps, expected fewer than {steps}"));
     }
-    Ok(Update { settings, step, sum, codec: value.codec })
+    if value.header.encoding != ROWS {
+        return Ok(Update { settings, step, sum: Sum::Encoded(sum, value.codec) });
+    }
+    let low_rank = mirrored.low_rank().ok_or("factors of a tensor whose contributions do not travel so")?;
+    let shown = shown.ok_or("an update of factors, of which none has come")?;
+    let products = shown.products(&low_rank, mirrored.range_of(chunk), sum);
+    Ok(Update { settings, step, sum: Sum::Of(products.map_err(|refused| refused.to_string())?) })
 }
 
 /// A chunk's new value, as it has come.
@@ -214,7 +271,11 @@ impl Submitter for Inlet {
 /// All mirrors.
 struct Mirrors<M> {
     job: u64,
+    /// Workers of the job: the ranks below that may be named.
+    workers: u32,
     tensors: Numbered<M>,
+    /// Right factors that came of those of which updates do.
+    shown: Numbered<Shown>,
 }
 
 impl<M: Mirrored> Mirrors<M> {
@@ -259,6 +320,28 @@ impl<M: Mirrored> Mirrors<M> {
     }
 }
 
+impl<M: Mirrored> Mirrors<M> {
+    /// A piece of a right factor has come, of a tensor whose updates may name it.
+    fn show(
+        &mut self,
+        tensor: TensorId,
+        (name, rank, at): (Named, u32, u64),
+        piece: &[u8],
+    ) -> Result<(), String> {
+        let Self { workers, tensors, shown, .. } = self;
+        let mirrored = tensors.get(tensor).filter(|mirrored| mirrored.updates().is_some());
+        let low_rank = mirrored.and_then(M::low_rank).filter(|_| name.writer < *workers);
+        let low_rank = low_rank.ok_or_else(|| {
+            format!("a factor of worker {} of tensor {tensor}, whose updates name none", name.writer)
+        })?;
+        if shown.get(tensor).is_none() {
+            shown.insert(tensor, Shown::default());
+        }
+        let Some(shown) = shown.get_mut(tensor) else { return Ok(()) };
+        shown.come(&low_rank, name, rank, at, piece).map_err(|refused| format!("tensor {tensor}: {refused}"))
+    }
+}
+
 impl<M: Mirrored> Places for Mirrors<M> {
     /// What decodes the payload.
     type Place = &'static dyn Codec;
@@ -284,6 +367,7 @@ impl<M: Mirrored> Places for Mirrors<M> {
             | Notice::Folded { .. }
             | Notice::Fetched { .. }
             | Notice::Seal
+            | Notice::Factor { .. }
             | Notice::Standing { .. }
             | Notice::Expected { .. }
             | Notice::Route
@@ -319,7 +403,7 @@ fn decompressed<'a, M: Mirrored>(
 fn carry_out<M: Mirrored>(
     effect: Effect,
     value: &Value<'_>,
-    (machine, tensors): (&mut Mirror, &mut Numbered<M>),
+    (machine, tensors, shown): (&mut Mirror, &mut Numbered<M>, &Numbered<Shown>),
     (submitter, spent): (&impl Submitter, Option<&Spent>),
 ) -> Result<(), String> {
     let Some(tensor) = effect.tensor() else { return Ok(()) };
@@ -337,7 +421,7 @@ fn carry_out<M: Mirrored>(
         }
         Effect::Update { chunk, version, steps, progress, .. } => {
             let named = |what: String| format!("chunk {chunk}: {what}");
-            let update = updated(mirrored.updates(), value, steps).map_err(named)?;
+            let update = updated(mirrored, chunk, value, steps, shown.get(tensor)).map_err(named)?;
             let fold = || mirrored.update(chunk, &update, Published { version, steps });
             Spent::on_if(spent, Layer::Fold, fold).map_err(|refused| named(refused.to_string()))?;
             tell_all = progress.is_some();
@@ -451,7 +535,7 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// A shard that no connection stands to. `job`: the job's number in frames.
     pub fn new(job: u64, submitter: S, limits: Limits) -> Self {
-        let mirrors = Mirrors { job, tensors: Numbered::default() };
+        let mirrors = Mirrors { job, workers: 0, tensors: Numbered::default(), shown: Numbered::default() };
         Self {
             limits,
             submitter,
@@ -476,6 +560,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Counts the time that it takes.
     pub fn count_time(&mut self, spent: Arc<Spent>) {
         self.spent = Some(spent);
+    }
+
+    /// The job has so many workers: factors of others are not taken.
+    pub fn of_workers(&mut self, workers: u32) {
+        self.mirrors.workers = workers;
     }
 
     // Its worker
@@ -526,6 +615,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         });
         self.squeezer.connect();
         self.machine.connect();
+        self.mirrors.shown.iter_mut().for_each(|(_, shown)| shown.connect());
     }
 
     /// The connection is given up; another may be made. What was said of parents was said on it.
@@ -720,6 +810,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 let route = Route::decode(wire.reader.payload()).map_err(|error| error.to_string())?;
                 self.reroute(route);
             }
+            Notice::Factor { tensor, name, rank, at } => {
+                self.mirrors.show(tensor, (name, rank, at), wire.reader.payload())?;
+            }
             _ => {}
         }
         let Self { machine, mirrors, wire: Some(wire), submitter, children, seal, spent, .. } = self else {
@@ -743,7 +836,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
+        let Mirrors { tensors, shown, .. } = mirrors;
+        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))
     }
 
     // Sending

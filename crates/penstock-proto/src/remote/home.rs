@@ -13,6 +13,7 @@ use super::awaited::Awaited;
 use super::contents::{self, Contents};
 use super::feeding::Feeding;
 use super::returning::Holding;
+use crate::factors::down::Told;
 use crate::frame::EXPECTED_CHUNKS;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
@@ -112,6 +113,8 @@ struct Owed {
     standing: Stripes,
     /// Whether it has ever asked for each publication.
     asked: bool,
+    /// Right factors that it was sent.
+    factors: Told,
 }
 
 /// Fetches that are taken up together, when so many of the subscriber's contributions were folded.
@@ -185,6 +188,7 @@ impl Subscriber {
         self.feeding.connect();
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
+            owed.factors.connect();
             (owed.each, owed.held, owed.batches) = (false, None, [None; 2]);
             owed.next_expected = 0;
             (owed.folded, owed.standing) = (true, Stripes::default());
@@ -582,16 +586,25 @@ impl Subscriber {
                         };
                         return Some(Owing::Raised { tensor, local, count, version, steps, contents });
                     }
-                    chunk.tell(&publication);
                     if home.sends_updates(tensor) {
                         // U-1: it holds what was sent last, and nothing else feeds it.
-                        let held = std::mem::replace(&mut chunk.sent, publication.sequence);
+                        let held = chunk.sent;
                         let base = home.update_base(tensor, local).filter(|&base| held > 0 && base <= held);
+                        if base.is_some()
+                            && let Some(factor) = self.next_factor(tensor, local, home)
+                        {
+                            self.due.push_front(due);
+                            return Some(factor);
+                        }
+                        let chunk = &mut self.known(tensor).chunks[local];
+                        chunk.tell(&publication);
+                        chunk.sent = publication.sequence;
                         return Some(match base {
                             Some(base) => Owing::Update { tensor, local, publication, base },
                             None => Owing::Whole { tensor, local, publication },
                         });
                     }
+                    chunk.tell(&publication);
                     // Whatever it holds, it holds this or something newer then.
                     let unsure = std::mem::replace(&mut chunk.unsure, is_fed) || is_fed;
                     let position = std::mem::replace(&mut chunk.sent, publication.sequence);
@@ -626,6 +639,16 @@ impl Subscriber {
             }
         }
         None
+    }
+
+    /// The next piece of a right factor that a chunk's update names and that it was not sent so far (U-2).
+    fn next_factor(&mut self, id: TensorId, local: usize, home: &impl Chunks) -> Option<Owing> {
+        let told = &mut self.known(id).factors;
+        let mut needed = (0..).map_while(|place| home.needed(id, local, place));
+        needed.find_map(|one| {
+            let at = told.next(one)?;
+            Some(Owing::Factor { tensor: id, name: one.name, rank: one.rank, at })
+        })
     }
 
     /// Tells of a publication that is the chunk's value as it was sent, and of those that stand in the queue behind it and are the

@@ -5,7 +5,7 @@
 use super::home::Subscriber;
 use crate::compress::Packed;
 use crate::encoding::{Agreed, Encoding};
-use crate::factors::{Held, LowRank, ROWS};
+use crate::factors::{Held, LowRank, PIECE, ROWS};
 use crate::frame::{Body, Header, Notice};
 use crate::overlay::MAX_ROUTE_BYTES;
 use crate::peer::PeerId;
@@ -192,6 +192,7 @@ pub fn notice(
         // Judged by whoever reads them.
         Notice::Seal if is_plain && length <= MAX_SEAL_BYTES => return Ok(&Raw),
         Notice::Route if is_plain && length <= MAX_ROUTE_BYTES => return Ok(&Raw),
+        Notice::Factor { .. } if is_plain && length <= PIECE => return Ok(&Raw),
         Notice::Value { .. } | Notice::State { .. } => chunk(&notice),
         // They are folded from where they came, and never compressed.
         Notice::Update { .. } | Notice::Whole { .. } if header.packed.is_none() => chunk(&notice),
@@ -205,6 +206,10 @@ pub fn notice(
     let Some(length) = length.checked_sub(before) else {
         return Err(format!("{notice:?}: expected an update, of at least {before} bytes, got {length}"));
     };
+    // Likewise: they are sent where they are shorter than what they are in place of.
+    if before > 0 && header.encoding == ROWS && length < bytes {
+        return Ok(&Raw);
+    }
     let codec = agreed.expect(header.encoding, (length, header.packed), bytes);
     codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
 }

@@ -609,7 +609,9 @@ impl Mirror {
                 }
                 return Ok(Effect::Nothing);
             }
-            Notice::Taken | Notice::Seal | Notice::Route => return Ok(Effect::Nothing),
+            Notice::Taken | Notice::Seal | Notice::Route | Notice::Factor { .. } => {
+                return Ok(Effect::Nothing);
+            }
         };
         let is_routed = self.route.is_some();
         let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
@@ -678,6 +680,7 @@ impl Mirror {
             }
             Notice::Taken
             | Notice::Seal
+            | Notice::Factor { .. }
             | Notice::Standing { .. }
             | Notice::Expected { .. }
             | Notice::Route => Ok(Effect::Nothing),

@@ -351,7 +351,9 @@ impl<'a> Cluster<'a> {
             air: Rc::default(),
             looks: for_each_pair(workers, shards),
             records: (0..workers).map(|_| requests::Records::new(&mut rng)).collect(),
-            proxies: (0..workers).map(|_| (0..shards).map(|_| Proxy::new(JOB, &mut rng)).collect()).collect(),
+            proxies: (0..workers)
+                .map(|_| (0..shards).map(|_| Proxy::new(JOB, workers, &mut rng)).collect())
+                .collect(),
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),

@@ -71,6 +71,10 @@ impl Mirrored for Mirror {
         None
     }
 
+    fn range_of(&self, _: u32) -> Range<u64> {
+        unreachable!("nobody pushes")
+    }
+
     fn right_factor(&self, _: u32, _: Range<usize>) -> Foreign<'_> {
         unreachable!("nobody pushes")
     }

@@ -13,6 +13,7 @@ use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
 use penstock_proto::compress::{Chooser, Compress};
 use penstock_proto::error::Refusal;
+use penstock_proto::factors::down;
 use penstock_proto::message::{MAX_TENSORS, SlabSpot};
 use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
@@ -414,12 +415,18 @@ impl Catalog {
         // What each of its shards keeps of contributions that come as factors.
         let right = terms.low_rank.map_or(0, |low_rank| low_rank.right(low_rank.most) as u64);
         let factors = right * u64::from(extent.count).min(self.shard_loads.len() as u64);
-        // What each notes of what compressing its values costs.
+        // And what of them goes down with updates.
+        let down = terms.low_rank.filter(|_| terms.updates.is_some());
+        let down = down.map_or(0, |low_rank| {
+            let shards = self.shard_loads.len() as u64;
+            down::bytes_kept(&low_rank, layout.bytes() as u64, extent.count.into(), shards)
+        });
+        // What each notes of what compressing its values costs, or encoding them.
         let noted = match terms.values.compress() {
             Compress::None => 0,
             _ => CHOOSER_BYTES * self.shard_loads.len() as u64,
         };
-        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors + noted);
+        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors + down + noted);
         let what = || format!("what it may have to send of `{name}` to worker {rank} on another host");
         Ok(Sending { longest, charge: charge.map_err(|why| why.refuse(what()))? })
     }
@@ -766,6 +773,24 @@ mod tests {
             shards.min(2) * u64::from(right) + shards * u64::from(left)
         );
         assert_eq!(charged(3, false), charged(0, false));
+    }
+
+    #[test]
+    fn room_for_factors_that_go_down_is_charged_to_the_worker_that_may_send_them() {
+        let charged = |low_rank, propagation| {
+            let account = Account::new(Limits::NONE);
+            let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+            let (shape, travel) = (vec![2, u64::from(CHUNK) / 4], Travel::default().low_rank(low_rank));
+            let spec = TensorSpec { shape, travel, propagation, ..spec("w") };
+            let (id, _) = declare_in_turns(&mut catalog, 0, spec, None).unwrap();
+            lane_in_turns(&mut catalog, id, 1, true).unwrap();
+            account.worker(1).taken(Resource::Bytes)
+        };
+        let more = |propagation| charged(3, propagation) - charged(0, propagation);
+        let down = more(Propagation::Update) - more(Propagation::Broadcast);
+        // Two more right factors for each shard; and less than a page for the rows of two chunks and what tells of them.
+        let rights = u64::from(SHARDS).min(2) * 2 * 3 * u64::from(CHUNK);
+        assert!((rights..rights + 4096).contains(&down), "{down}, {rights} of right factors");
     }
 
     #[test]

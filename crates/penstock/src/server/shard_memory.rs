@@ -12,6 +12,7 @@ use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::LowRank;
+use penstock_proto::factors::down::{self, Contributed, Named, Needed};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::Digests;
@@ -114,6 +115,8 @@ struct TensorMemory {
     changed: Vec<u64>,
     /// Likewise: the last update, where those are sent; else empty.
     updates: Vec<Kept>,
+    /// What came as factors, where updates are sent that may be of them.
+    contributed: Option<Contributed>,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
     /// Whether peers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
@@ -214,6 +217,8 @@ impl Memory {
         let changed = vec![0; home.chunks().len()];
         let updates =
             home.chunks().iter().filter(|_| terms.updates.is_some()).map(|_| Kept::default()).collect();
+        let low_rank = terms.low_rank.filter(|_| terms.updates.is_some());
+        let contributed = low_rank.map(|low_rank| Contributed::new(low_rank, home.chunks().len(), workers));
         let longest = home.chunks().first().map_or(0, |&chunk| home.range(chunk).len());
         let digests = Digests::new(id, home.chunks().len(), longest as u64, &self.shares);
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
@@ -232,6 +237,7 @@ impl Memory {
             behind,
             changed,
             updates,
+            contributed,
             pressed,
             by_trees: false,
             digests,
@@ -334,6 +340,17 @@ impl TensorMemory {
         }
     }
 
+    /// The right factor that comes at this place among those that a chunk's update names.
+    fn needed(&self, local: usize, place: usize) -> Option<Needed> {
+        let low_rank = self.terms.low_rank.as_ref()?;
+        down::needed(low_rank, self.updates.get(local)?.factors()?, place)
+    }
+
+    /// A right factor, while it is kept.
+    fn right(&self, name: Named) -> Option<&[u8]> {
+        self.contributed.as_ref()?.find(name)
+    }
+
     /// What a filter does not let pass of a change that is about to be made is held back.
     fn falls_behind(&mut self, chunk: u32) {
         if self.terms.holds_back()
@@ -374,7 +391,15 @@ impl Chunks for Memory {
 
     fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
         let tensor = self.look(id);
-        tensor.updates.get(local)?.base(tensor.changed[local])
+        let kept = tensor.updates.get(local)?;
+        let base = kept.base(tensor.changed[local])?;
+        // What it names may be older than what is kept: then it is as if there were none.
+        let mut factors = (0..).map_while(|place| tensor.needed(local, place));
+        factors.all(|one| tensor.right(one.name).is_some()).then_some(base)
+    }
+
+    fn needed(&self, id: TensorId, local: usize, place: usize) -> Option<Needed> {
+        self.look(id).needed(local, place)
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -414,7 +439,28 @@ impl Homed for Memory {
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
+        let tensor = self.tensor(part.tensor);
+        if let (Some(contributed), Some(local)) = (&mut tensor.contributed, tensor.home.find(part.chunk)) {
+            contributed.forget(part.rank, local);
+        }
         self.lane(part.tensor, part.rank).receive(part.range.clone())
+    }
+
+    fn keep_right(&mut self, id: TensorId, writer: Rank, rank: u32, bytes: &[u8]) {
+        if let Some(contributed) = &mut self.tensor(id).contributed {
+            contributed.came(writer, rank, bytes);
+        }
+    }
+
+    fn keep_rows(&mut self, part: &LanePart, rank: u32, rows: &[u8]) {
+        let tensor = self.tensor(part.tensor);
+        if let (Some(contributed), Some(local)) = (&mut tensor.contributed, tensor.home.find(part.chunk)) {
+            contributed.multiplied(part.rank, local, rank, rows);
+        }
+    }
+
+    fn right(&self, id: TensorId, name: Named) -> &[u8] {
+        self.look(id).right(name).expect("an update is sent while what it names is kept")
     }
 
     fn worked(&mut self, bytes: usize) {
@@ -486,7 +532,7 @@ impl Home for Memory {
         let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
         tensor.keep(chunk);
         tensor.falls_behind(chunk);
-        let TensorMemory { plan, home, lanes, terms, updates, changed, .. } = tensor;
+        let TensorMemory { plan, home, lanes, terms, updates, contributed, changed, .. } = tensor;
         let (local, lanes) = (home.find(chunk), &*lanes);
         let range = home.range(chunk);
         let worked = range.len() * (writers.len() + 1);
@@ -510,8 +556,11 @@ impl Home for Memory {
                 });
                 // It is encoded where there is somebody to be sent it.
                 let agreed = terms.updates.as_ref().map(|updates| &updates.agreed).filter(|_| is_sent);
+                let factored = contributed.as_ref().zip(local).filter(|_| agreed.is_some());
+                let factored = factored.and_then(|(contributed, local)| contributed.of(local, writers));
+                let factored = factored.map(|factored| (factored, *scale));
                 folded.inspect(|()| {
-                    spent.on(Layer::Encode, || update.fold(content, (*step, settings), sum, agreed))
+                    spent.on(Layer::Encode, || update.fold(content, (*step, settings), sum, factored, agreed))
                 })
             }
         };
@@ -523,6 +572,10 @@ impl Home for Memory {
             }
         };
         drop(contributions);
+        // What stood in the lanes is in the value.
+        if let (Some(contributed), Some(local)) = (contributed, local) {
+            writers.iter().for_each(|&writer| contributed.forget(writer, local));
+        }
         let shows = !self.look(id).terms.holds_back();
         self.folded = folded.is_ok();
         self.changed |= self.folded && shows;

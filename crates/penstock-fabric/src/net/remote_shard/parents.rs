@@ -286,7 +286,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        carry_out(effect, &value, (machine, &mut mirrors.tensors), (submitter, spent))
+        let Mirrors { tensors, shown, .. } = mirrors;
+        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))
     }
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.

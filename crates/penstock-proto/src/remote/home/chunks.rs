@@ -1,6 +1,7 @@
 //! What a home publishes, and whom it tells.
 
 use super::Subscriber;
+use crate::factors::down::Needed;
 use crate::overlay::Direct;
 use crate::peer::PeerId;
 use crate::{Rank, TensorId};
@@ -34,6 +35,10 @@ pub trait Chunks {
     }
     /// The content from which the update that is kept leads to what stands there.
     fn update_base(&self, _tensor: TensorId, _local: usize) -> Option<u64> {
+        None
+    }
+    /// The right factor that comes at this place among those that this update names, if there are as many.
+    fn needed(&self, _tensor: TensorId, _local: usize, _place: usize) -> Option<Needed> {
         None
     }
     /// Whether a worker has declared the tensor, which gives it a lane here.

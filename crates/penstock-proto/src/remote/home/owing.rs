@@ -2,6 +2,7 @@
 
 use super::Publication;
 use crate::TensorId;
+use crate::factors::down::Named;
 use crate::frame::EXPECTED_CHUNKS;
 use crate::remote::{Contents, Holding};
 use std::sync::Arc;
@@ -30,6 +31,17 @@ pub enum Owing {
         publication: Publication,
         /// The content that the subscriber holds.
         base: u64,
+    },
+    /// A piece of a right factor, which an update names that is sent next.
+    Factor {
+        /// The tensor.
+        tensor: TensorId,
+        /// Which factor.
+        name: Named,
+        /// Its rank.
+        rank: u32,
+        /// Where the piece begins.
+        at: usize,
     },
     /// A chunk's value and the optimizer's state, as they stand, of a tensor whose updates are sent.
     Whole {

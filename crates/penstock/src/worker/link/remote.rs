@@ -233,6 +233,7 @@ impl Link {
             let setup = proxy::Setup {
                 server,
                 rank: who.rank,
+                size: who.size,
                 shard,
                 purpose: Purpose::Shard { peer: PeerId::worker(who.rank), session: who.session, shard },
                 crowd: Arc::clone(&crowd),

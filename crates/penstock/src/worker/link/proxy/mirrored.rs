@@ -93,14 +93,18 @@ impl remote_shard::Mirrored for Mirrored {
         self.terms.low_rank
     }
 
+    fn range_of(&self, chunk: u32) -> Range<u64> {
+        let start = self.home.start(chunk);
+        start..start + self.home.range(chunk).len() as u64
+    }
+
     fn right_factor(&self, rank: u32, bytes: Range<usize>) -> Foreign<'_> {
         let standing = self.standing(rank).right();
         self.lane.contribution(standing.start + bytes.start..standing.start + bytes.end)
     }
 
     fn left_factor(&self, rank: u32, chunk: u32) -> Foreign<'_> {
-        let start = self.home.start(chunk);
-        self.lane.contribution(self.standing(rank).left(start..start + self.home.range(chunk).len() as u64))
+        self.lane.contribution(self.standing(rank).left(self.range_of(chunk)))
     }
 
     fn is_broadcast(&self) -> bool {
@@ -133,7 +137,7 @@ impl remote_shard::Mirrored for Mirrored {
         let Self { home, terms, sum, .. } = self;
         let Updates { plan, .. } = terms.updates.as_ref().expect("it was asked whether updates come");
         let HomeChunk { mut header, seen, state, .. } = home.chunk(chunk);
-        let sum = update.decode(sum, seen.len())?;
+        let sum = update.decode(plan, sum, seen.len())?;
         header.begin();
         update.fold(plan, sum, seen, state);
         header.publish(published);

@@ -176,6 +176,8 @@ pub(super) struct Setup {
     pub(super) server: u32,
     /// This worker's.
     pub(super) rank: Rank,
+    /// Workers of the job.
+    pub(super) size: u32,
     pub(super) shard: u32,
     pub(super) purpose: Purpose,
     pub(super) crowd: Arc<Crowd>,
@@ -198,6 +200,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
     let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
     let mut remote = RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL);
+    remote.of_workers(setup.size);
     remote.count_in(setup.dialer.traffic());
     if let (Some(_), Some(verifier)) = (&setup.doors, &setup.verifier) {
         remote.trust(verifier.clone());
@@ -529,6 +532,7 @@ mod tests {
         let setup = Setup {
             server: 4,
             rank: 0,
+            size: 1,
             shard: 0,
             purpose: Purpose::Shard { peer: PeerId::worker(0), session: [0; 16], shard: 0 },
             crowd: Arc::new(Crowd::Taken(true)),

@@ -9,6 +9,8 @@ use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Encoding};
+use penstock_proto::factors::down::Named;
+use penstock_proto::factors::{PIECE, ROWS};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::job::job_number;
 use penstock_proto::placement::Extent;
@@ -122,6 +124,8 @@ pub(super) fn breaches(changes: Encoding) -> Vec<(Vec<u8>, &'static str)> {
     let raw = |header, bytes: usize| frame(header, Encoding::RAW, 0, &vec![9; bytes]);
     let next = value(W, 0, 4);
     let empty = |header: Header| header.encode().to_vec();
+    let factor = Notice::Factor { tensor: W, name: Named { writer: 1, turn: 1 }, rank: 1, at: 0 };
+    let update = Notice::Update { tensor: W, chunk: 0, version: 4, steps: 4, publication: 8, base: 6 };
     let numbered = Header { sequence: 7, ..notice(Notice::Taken) };
     vec![
         (raw(value(9, 0, 4), CHUNK), "4096 bytes for Value { tensor: 9, chunk: 0,"),
@@ -139,6 +143,9 @@ pub(super) fn breaches(changes: Encoding) -> Vec<(Vec<u8>, &'static str)> {
         (raw(notice(Notice::State { tensor: W, chunk: 0 }), 8), "8 bytes for State"),
         (raw(notice(Notice::Folded { tensor: W, count: 1 }), 8), "8 bytes for Folded"),
         (raw(notice(Notice::Taken), 8), "8 bytes for Taken"),
+        (raw(notice(factor), 8), "a factor of worker 1 of tensor 3, whose updates name none"),
+        (raw(notice(factor), PIECE + 1), "16385 bytes for Factor"),
+        (empty(notice(update).with_encoded(ROWS, 0, &[0; 64])), "64 bytes for Update"),
         (empty(numbered), "7"),
         (empty(Header { job: 2, ..notice(Notice::Taken) }), "a frame of another job or epoch"),
         (empty(Header { epoch: 1, ..notice(Notice::Taken) }), "a frame of another job or epoch"),
