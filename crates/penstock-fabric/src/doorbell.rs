@@ -98,6 +98,11 @@ impl Bell {
         self.waits_for.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether the worker waits for some chunks of any tensor, or for anything.
+    pub fn waits_singly(&self) -> bool {
+        self.waits_for.load(Ordering::Relaxed) >= single_chunks(0)
+    }
+
     /// Counts a ring, so that a worker that is just falling asleep stays awake.
     fn count_ring(&self) {
         self.rings.fetch_add(1, Ordering::Release);

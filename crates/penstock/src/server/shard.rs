@@ -13,7 +13,7 @@ use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
 use crate::wait::{self, Crowd, OneCore, Patience, Shards};
 use crate::wire::vigil::look_every;
-use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
+use penstock_fabric::doorbell::{self, ANYTHING, Sleeping, single_chunks};
 use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::{Count, flags};
 use penstock_fabric::memory::{HomeMemory, LaneView};
@@ -927,17 +927,27 @@ impl Loop {
         if self.networked {
             self.queue_events();
         }
-        match self.memory.take_touched() {
-            None => {}
-            Some(touched) => {
-                doorbell::published();
-                let waits = |local: &&Local| match touched {
-                    Touched::One(id) => local.inlet.bell().must_ring(id + 1),
-                    Touched::Many => local.inlet.bell().waits(),
-                };
-                self.ports.locals().filter(waits).for_each(|local| local.inlet.bell().ring());
-            }
+        let (touched, published) = self.memory.take_touched();
+        if touched.is_none() && published.is_none() {
+            return;
         }
+        doorbell::published();
+        let waits = |local: &&Local| {
+            let bell = local.inlet.bell();
+            let has_news = match touched {
+                None => false,
+                Some(Touched::One(id)) => bell.must_ring(id + 1) || bell.must_ring(single_chunks(id + 1)),
+                Some(Touched::Many) => bell.waits(),
+            };
+            // Who waits for all of a tensor is not woken for a chunk.
+            has_news
+                || match published {
+                    None => false,
+                    Some(Touched::One(id)) => bell.must_ring(single_chunks(id + 1)),
+                    Some(Touched::Many) => bell.waits_singly(),
+                }
+        };
+        self.ports.locals().filter(waits).for_each(|local| local.inlet.bell().ring());
     }
 
     fn queue_events(&mut self) {

@@ -50,6 +50,17 @@ pub(super) enum Touched {
     Many,
 }
 
+impl Touched {
+    /// That, and something to this one.
+    fn and(touched: Option<Self>, id: TensorId) -> Self {
+        match touched {
+            None => Self::One(id),
+            Some(Self::One(other)) if other == id => Self::One(id),
+            Some(_) => Self::Many,
+        }
+    }
+}
+
 /// A shard's memory.
 pub(super) struct Memory {
     shard: u32,
@@ -57,6 +68,8 @@ pub(super) struct Memory {
     /// Those whose filter follows the network.
     following: Vec<TensorId>,
     touched: Option<Touched>,
+    /// Those of which some chunk was published.
+    published: Option<Touched>,
     /// Kept only while some worker is on another host.
     events: Option<Vec<Event>>,
     life: Life,
@@ -141,12 +154,13 @@ impl Memory {
     pub(super) fn new(shard: u32, flags: Flags) -> Self {
         let life = Life { flags, shard, worked: 0, long: false };
         let (tensors, following) = (Numbered::default(), Vec::new());
-        let (touched, events) = (None, None);
+        let (touched, published, events) = (None, None, None);
         Self {
             shard,
             tensors,
             following,
             touched,
+            published,
             events,
             life,
             folded: false,
@@ -195,9 +209,9 @@ impl Memory {
         }
     }
 
-    /// Which workers to wake.
-    pub(super) fn take_touched(&mut self) -> Option<Touched> {
-        self.touched.take()
+    /// Which workers to wake; and which of those that wait for single chunks.
+    pub(super) fn take_touched(&mut self) -> (Option<Touched>, Option<Touched>) {
+        (self.touched.take(), self.published.take())
     }
 
     pub(super) fn declare(
@@ -317,11 +331,7 @@ impl Memory {
     }
 
     fn touch(&mut self, id: TensorId) {
-        self.touched = match self.touched {
-            None => Some(Touched::One(id)),
-            Some(Touched::One(other)) if other == id => Some(Touched::One(id)),
-            Some(_) => Some(Touched::Many),
-        };
+        self.touched = Some(Touched::and(self.touched, id));
     }
 }
 
@@ -646,7 +656,7 @@ impl Home for Memory {
         let published = Published { version, steps };
         let folded = std::mem::take(&mut self.folded);
         let mut changed = std::mem::take(&mut self.changed);
-        let Self { tensors, spent, .. } = self;
+        let Self { tensors, published: told, spent, .. } = self;
         let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
         tensor.keep(chunk);
         let TensorMemory { plan, terms, home, behind, pressed, updates, .. } = tensor;
@@ -667,6 +677,7 @@ impl Home for Memory {
             filtered = seen.len() * (choices * terms.filter.passes()) as usize;
         }
         home.header(chunk).publish(published);
+        *told = Some(Touched::and(*told, id));
         let sequence = home.sequence(local);
         updates.get_mut(local).into_iter().for_each(|update| _ = update.publish(sequence));
         tensor.published[local] = published;

@@ -1,8 +1,7 @@
 //! Sparse pulls: some elements of a tensor, as fresh as a pull of all of it would be.
 //!
-//! Time and memory traffic go with the chunks that are touched, and so does what travels: of a home on another host those are
-//! fetched and waited for, each by itself, and no others; a home on this host is waited for as by any pull. Each chunk is copied
-//! out once, verified by its sequence. A value that is broadcast is there, or comes, in any case.
+//! Time and memory traffic go with the chunks that are touched, and so does what travels: those are waited for, each by itself, and no
+//! others, and of a home on another host they are fetched. Each chunk is copied out once, verified by its sequence. A value that is broadcast is there, or comes, in any case.
 
 use super::pull::Asked;
 use super::sparse::{Piece, check_units, pieces};
@@ -27,9 +26,7 @@ const BATCH: usize = 64;
 enum Awaited {
     /// Nothing: no chunk that it touches is there.
     Nothing,
-    /// What every pull waits for there.
-    Home,
-    /// On another host: these chunks, and a ticket.
+    /// These chunks, and where it is on another host a ticket.
     Chunks {
         chunks: Vec<u32>,
         /// As many of them were seen to have come: versions do not fall.
@@ -147,7 +144,6 @@ impl Tensor {
         let awaited = self.homes.iter().map(ask).collect::<Result<SmallVec<[Awaited; 4]>, Error>>()?;
         let is_old = |home: &HomeShard| match &awaited[home.place] {
             Awaited::Nothing => false,
-            Awaited::Home => self.progress(home) <= requirement.version,
             Awaited::Chunks { chunks, came, .. } => {
                 let rest = &chunks[came.get()..];
                 let new =
@@ -179,9 +175,13 @@ impl Tensor {
         deadline: Deadline,
     ) -> Result<Awaited, Error> {
         let Some(remote) = &home.remote else {
+            // Which of the server's shards is home of which is not known here: each of them stands for all.
             let extent = home.extent.chunks();
-            let is_there = touched.iter().any(|chunk| extent.contains(chunk));
-            return Ok(if is_there { Awaited::Home } else { Awaited::Nothing });
+            let chunks: Vec<u32> = touched.iter().copied().filter(|chunk| extent.contains(chunk)).collect();
+            return Ok(match chunks.is_empty() {
+                true => Awaited::Nothing,
+                false => Awaited::Chunks { chunks, came: Cell::new(0), ticket: NO_TICKET },
+            });
         };
         let place = |chunk: &u32| remote.chunks.binary_search(chunk).ok();
         let places: Vec<usize> = touched.iter().filter_map(place).collect();

@@ -239,7 +239,7 @@ impl Tensor {
     }
 
     /// The same for a wait that began just now, `since` when the clock was looked at: a look at the clock costs a hundredth of a
-    /// push of a small tensor. `singly`: for chunks of other hosts, each by itself.
+    /// push of a small tensor. `singly`: for chunks, each by itself.
     fn wait_since(
         &self,
         since: Instant,
@@ -248,17 +248,14 @@ impl Tensor {
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
         let links = self.job.links();
-        let what = |home: &HomeShard| match singly && home.remote.is_some() {
-            true => single_chunks(self.id + 1),
-            false => self.id + 1,
-        };
+        let what = if singly { single_chunks(self.id + 1) } else { self.id + 1 };
         let mut result = Ok(Waited::Done);
         for home in &self.homes {
             if done(home) {
                 continue;
             }
             let link = links.get(home.server).ok_or(Error::Closed)?;
-            result = link.wait(what(home), deadline, || done(home));
+            result = link.wait(what, deadline, || done(home));
             if result != Ok(Waited::Done) {
                 break;
             }

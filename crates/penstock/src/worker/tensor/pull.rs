@@ -182,7 +182,7 @@ impl Tensor {
     }
 
     /// Waits until each home is `fresh`; `old` are those that lack the version, and `lacks_value` says whether there may be none.
-    /// `singly`: for chunks of other hosts, each by itself.
+    /// `singly`: for chunks, each by itself.
     pub(super) fn wait_until_fresh(
         &self,
         requirement: &Requirement,
