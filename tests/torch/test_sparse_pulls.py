@@ -317,8 +317,9 @@ def test_rows_that_the_script_changes_are_noticed_and_published_if_they_are_whol
         with torch.no_grad():
             model.weight[8] = kept
         optimizer.step()
-    with pytest.raises(OptionError, match="lacks something of the servers' value"):
+    with pytest.raises(OptionError, match="lacks something of the servers' value.*rows of earlier") as error:
         optimizer.publish()
+    assert "publish() inside `with optimizer.exact():`" in error.value.hint
     with optimizer.exact(), torch.no_grad():
         model.weight.clamp_(min=0.5)
         optimizer.publish()
@@ -367,6 +368,11 @@ def test_what_cannot_be_pulled_by_rows_is_refused_by_name(job: ps.Job) -> None:
             distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job, sparse_pull=given)
         # Nothing was distributed.
         distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job)
+    for bounded in (nn.Embedding(9, 2, sparse=True, max_norm=1.0), nn.EmbeddingBag(9, 2, sparse=True, max_norm=1.0)):
+        for given in (True, "bounded"):
+            one = model(bounded=bounded)
+            with pytest.raises(OptionError, match="without max_norm for sparse_pull, `bounded` has one"):
+                distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job, sparse_pull=given)
     tied = model()
     tied["out"].weight = tied["words"].weight
     with pytest.raises(OptionError, match="`out` has the same weight as a layer"):
@@ -376,6 +382,15 @@ def test_what_cannot_be_pulled_by_rows_is_refused_by_name(job: ps.Job) -> None:
         distribute(none, torch.optim.SGD(none.parameters(), lr=1.0), job=job, sparse_pull=True)
     with pytest.raises(OptionError, match='no sparse_pull with where="gradients"'):
         ps.torch.distribute(model(), job=job, sparse_pull=True)
+
+
+def test_a_layer_that_is_given_a_max_norm_later_is_refused_before_it_changes_a_row(job: ps.Job) -> None:
+    model, _ = table(job)
+    before = model(torch.tensor([3])).detach().clone()
+    model.max_norm = 0.001
+    with pytest.raises(OptionError, match="without max_norm for sparse_pull"):
+        model(torch.tensor([3]))
+    assert torch.equal(model.weight[3], before[0])
 
 
 def test_a_row_that_there_is_not_and_a_table_that_is_used_otherwise_are_errors(job: ps.Job) -> None:

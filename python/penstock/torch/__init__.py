@@ -304,7 +304,7 @@ def distribute(
         ignore a part of the model. With "gradients": the consistency is not BSP, or there is a filter. With
         "servers": the servers cannot take the optimizer's steps, or another model of the job had the prefix;
         or `sparse_pull` names what is no layer with sparse gradients, or one with a `forward` of its own, or
-        a table that another module has too.
+        a layer of which rows would be pulled has a `max_norm`, or its table another module too.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict

@@ -597,8 +597,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         falls much, and before the end. Hooks of steps are not called.
 
         With a filter of broadcasts, or parameters that are broadcast under SSP and ASP, every worker then
-        reads all that was folded, and may publish. No step is taken for that. Tables with `sparse_pull` lack
-        rows still: with such a table `publish` is for the inside of `exact()`.
+        reads all that was folded, and may publish. No step is taken for that. Until its next step the
+        parameters, inside `exact()` too, and a state of the model that is saved have what was read here: what
+        others push meanwhile, under SSP and ASP, comes with that step. Tables with `sparse_pull` lack rows
+        still: with such a table `publish` is for the inside of `exact()`.
 
         If a signal handler raises while it sends, or it times out there, or while it waits for the other
         workers to call it, call it again, before any other step of the job: it goes on. If that comes while
@@ -928,10 +930,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         lacking = [shared for shared in self._shared.values() if shared.lacks]
         if not self._publishes_load and lacking and not self._published:
+            # Of what lacks least to be said last: that of rows is always so.
+            first = next((shared for shared in lacking if not shared.reads_rows), lacking[0])
+            rows = ": it has rows of earlier steps, as it is a table with `sparse_pull`"
             raise OptionError(
-                f"parameter `{lacking[0].name}` lacks something of the servers' value, which would be lost "
-                "where it is published",
-                _INSIDE_EXACT,
+                f"parameter `{first.name}` lacks something of the servers' value, which would be lost where "
+                f"it is published{rows if first.reads_rows else ''}",
+                "on every worker, make the change and call publish() inside `with optimizer.exact():`; what "
+                "was changed before that, model.load_state_dict(model.state_dict()) puts back first",
             )
         if self._publishes_load and lacking and self.job.rank == 0:
             names: dict[int, set[str]] = defaultdict(set)

@@ -40,8 +40,8 @@ class Tables:
 
     def __init__(self, model: torch.nn.Module, asked: bool | tuple[str, ...]) -> None:
         """
-        Raises OptionError if a layer that is named is none, or has no sparse gradients, or if another module
-        has a table that only rows are to be pulled of.
+        Raises OptionError if a layer that is named is none, or has no sparse gradients, if one has a
+        `max_norm`, or if another module has a table that only rows are to be pulled of.
         """
         self._model = model
         self._all = asked is True
@@ -68,7 +68,7 @@ class Tables:
     def of(self, parameter: torch.Tensor) -> list[torch.nn.Module]:
         """
         The layers that read rows of this parameter. Raises OptionError if another module has it too, which
-        would read rows that were not pulled.
+        would read rows that were not pulled, or if a layer changes rows as it reads them.
         """
         if not self:
             return []
@@ -89,6 +89,9 @@ class Tables:
                 "rows that are not",
                 "give the names of the layers with a table of their own: sparse_pull=[...]",
             )
+        for layer in layers:
+            if layer.max_norm is not None:
+                raise changes_rows(found[layer][0])
         return layers
 
     def _check(self, name: str) -> None:
@@ -115,6 +118,16 @@ class Tables:
                 f"{type(module).__name__}, has a forward of its own, which may read others",
                 "leave it out of sparse_pull: it is pulled whole",
             )
+
+
+def changes_rows(name: str) -> OptionError:
+    """That a layer, or the one of a parameter, of this `name` scales rows of its table as it reads them."""
+    return OptionError(
+        f"expected layers without max_norm for sparse_pull, `{name}` has one: it changes rows in each forward "
+        "pass, in its own worker alone, and not on the servers",
+        "build it without max_norm and bound norms in the loss; or clamp the table now and then on all "
+        "workers, inside `with optimizer.exact():`, and publish() there",
+    )
 
 
 def tables_asked(asked: object) -> bool | tuple[str, ...]:
@@ -392,7 +405,9 @@ class ReadsRows(Ours):
             self._rows.read(indices)
 
     def _refuse_other_rows(self, module: torch.nn.Module) -> None:
-        """Raises OptionError where the layer may read other rows than this is told."""
+        """Raises OptionError where the layer may read other rows than this is told, or changes them."""
+        if module.max_norm is not None:
+            raise changes_rows(self._rows.name if self._rows is not None else "")
         if not _looks_up(module):
             why = "its forward was replaced"
         else:
