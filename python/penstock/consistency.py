@@ -172,9 +172,9 @@ def spelled(consistency: Consistency | str | None) -> str:
     )
 
 
-def check_propagation(propagation: object, *, update: bool = True) -> None:
-    """Raises OptionError unless it says who moves values; "update" where that may be said."""
-    known = ("pull", "broadcast", *(("update",) if update else ()), "auto")
+def check_propagation(propagation: object) -> None:
+    """Raises OptionError unless it says who moves values."""
+    known = ("pull", "broadcast", "update", "auto")
     if propagation not in known:
         named = ", ".join(f'"{word}"' for word in known[:-1])
         raise OptionError(f'expected propagation {named} or "{known[-1]}", got {propagation!r}')

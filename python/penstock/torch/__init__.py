@@ -262,9 +262,11 @@ def distribute(
         let pass: `model.state_dict()` reads the values themselves, and parameters hold them inside
         `with optimizer.exact():`, behind a flush and when the job is closed. Default: all is sent.
     propagation
-        With "servers": "pull", "broadcast" or "auto", as for `Job.tensor`; `optimizer.propagation` is what
-        was chosen. Under SSP and ASP parameters that are broadcast lack some steps, this worker's last ones
-        too, and what is said of a filter of broadcasts holds. Default "pull".
+        With "servers": "pull", "broadcast", "update" or "auto", as for `Job.tensor`; `optimizer.propagation`
+        is what was chosen. Under SSP and ASP parameters that are broadcast lack some steps, this worker's
+        last ones too, and what is said of a filter of broadcasts holds. With "update", under BSP, parameters
+        are float32 or float64, and each worker on another host takes the servers' step itself: it keeps the
+        optimizer's state too. Default "pull".
     sparse_pull
         With "servers": of which layers (`nn.Embedding`, `nn.EmbeddingBag`, with `sparse=True`) only the rows
         are pulled that the next forward pass of the layer reads, just before it; their names in the model, or
@@ -346,7 +348,7 @@ def distribute(
         _refuse_others(
             where, check=check, lr_scale=lr_scale, propagation=propagation, sparse_pull=sparse_pull
         )
-    check_propagation(propagation, update=False)
+    check_propagation(propagation)
     tables = tables_asked(sparse_pull)
     filtering = _filters_of(filter, where)
     parameters = _trained_by(model, optimizer)
