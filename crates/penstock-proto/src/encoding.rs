@@ -12,7 +12,13 @@
 //! - **E-2** A payload in an encoding, or by a compressor, that was not agreed to, or of an impossible length before or behind
 //!   that, is refused before a byte of it is decoded or put anywhere, and one that cannot be decoded changes nothing.
 //!
+//! Encodings that make a chunk shorter and lose nothing are tried where that is worth it ([`Worth`]).
+//!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
+
+mod worth;
+
+pub use worth::{Attempt, Worth};
 
 use crate::checksum::OncePublished;
 use crate::compress::{Compress, Packed};
@@ -110,6 +116,21 @@ pub enum Source<'a> {
     LentLane(Foreign<'a>),
 }
 
+impl Source<'_> {
+    /// Bytes of the chunk.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Stands(bytes) | Self::Published(bytes, ..) => bytes.len(),
+            Self::Lane(lane) | Self::LentLane(lane) => lane.len(),
+        }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// What the receivers at one publication of a stream hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Shadow<'a> {
@@ -185,6 +206,13 @@ impl Agreed {
     /// How payloads may be compressed.
     pub fn compress(&self) -> Compress {
         self.compress
+    }
+
+    /// Whether raw may go in place of all other encodings wherever that is [cheaper](Worth): nobody has asked for these but to be
+    /// cheaper than raw.
+    pub fn gives_way(&self) -> bool {
+        let mut others = self.members().iter().filter(|member| !member.codec.is_verbatim()).peekable();
+        self.compress.is_choice() && others.peek().is_some() && others.all(|member| member.codec.gives_way())
     }
 
     fn members(&self) -> &[Member] {

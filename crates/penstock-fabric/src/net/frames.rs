@@ -11,7 +11,7 @@ use super::link::{Got, Link, SEGMENTS, Segment};
 use super::squeeze::Squeezing;
 use penstock_proto::TensorId;
 use penstock_proto::checksum;
-use penstock_proto::encoding::{Agreed, Encoded, Encoding, Payload, Sent, Source};
+use penstock_proto::encoding::{Agreed, Attempt, Encoded, Encoding, Payload, Sent, Source};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
 use std::io::{self, IoSliceMut};
@@ -313,7 +313,14 @@ impl<'a> Batch<'a> {
             Source::Lane(lane) if by.is_some() => Source::LentLane(lane),
             source => source,
         };
-        let encoded = agreed.encode(&Sent { source, ..*sent }, self.buffer, self.used);
+        let attempt = squeezing.encodes(tensor, agreed);
+        let encodings = if attempt == Attempt::Raw { &Agreed::RAW } else { agreed };
+        let begun = if attempt == Attempt::Measured { squeezing.now() } else { None };
+        let encoded = encodings.encode(&Sent { source, ..*sent }, self.buffer, self.used);
+        if attempt == Attempt::Measured {
+            let became = segment(self.buffer, &encoded.payload).len();
+            squeezing.encoded(tensor, begun, source.len(), became);
+        }
         let squeezed = by.and_then(|by| match segment(self.buffer, &encoded.payload) {
             Segment::Own(bytes) => squeezing.squeeze(tensor, by, bytes),
             Segment::Foreign(_) => None,
@@ -479,9 +486,10 @@ mod tests {
     use crate::net::stream::Stream;
     use crate::sync::Ordering;
     use penstock_kernels::Foreign;
+    use penstock_kernels::codec::{Base, Sparse};
     use penstock_kernels::compress::Compressor;
     use penstock_proto::compress::{Compress, Squeezed};
-    use penstock_proto::encoding::{Shadow, Source};
+    use penstock_proto::encoding::{Member, Shadow, Source};
     use penstock_proto::frame::{Body, Notice};
     use penstock_proto::pressure::Flow;
     use penstock_proto::submission::Submission;
@@ -608,10 +616,10 @@ mod tests {
         assert!(batch.buffer.is_empty(), "nothing was copied");
     }
 
-    /// A link that carries little, and a clock on which all takes a microsecond.
-    struct Slow(std::cell::Cell<u64>);
+    /// A link that carries so much, bytes a second, and a clock on which all takes a microsecond.
+    struct Clocked(f64, std::cell::Cell<u64>);
 
-    impl Link for Slow {
+    impl Link for Clocked {
         fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
             Ok(Got::Nothing)
         }
@@ -633,12 +641,51 @@ mod tests {
         }
 
         fn flow(&self) -> Option<Flow> {
-            Some(Flow { sent: 0, rate: Some(1e6), cut_short: false })
+            Some(Flow { sent: 0, rate: Some(self.0), cut_short: false })
         }
 
         fn now(&self) -> Option<Duration> {
-            self.0.set(self.0.get() + 1);
-            Some(Duration::from_micros(self.0.get()))
+            self.1.set(self.1.get() + 1);
+            Some(Duration::from_micros(self.1.get()))
+        }
+    }
+
+    #[test]
+    fn half_a_chunk_of_zeros_goes_sparse_on_a_slow_link_and_from_where_it_stands_on_one_that_is_too_fast_for_that()
+     {
+        let chunk: Vec<u8> = (0..32_768_u32).map(|at| (at / 4 % 2) as u8).collect();
+        let sparse = Member { encoding: Encoding(2), codec: &Sparse::<4> };
+        let agreed = Agreed::new(&[sparse, Member::RAW]);
+        for (compress, rate, most) in [
+            (Compress::None, 1e8, 0),
+            (Compress::Auto, 1e8, 0),
+            (Compress::None, 1e12, 200),
+            // Who names a compressor has what it is given be short.
+            (Compress::By(Compressor::Lz4), 1e12, 0),
+        ] {
+            let agreed = agreed.compressed(compress);
+            let (mut squeezer, link, mut buffer) = (Squeezer::default(), Clocked(rate, 0.into()), Vec::new());
+            let mut raw = 0;
+            for _ in 0..200 {
+                let mut batch = Batch::new(&mut buffer);
+                let mut squeezing = squeezer.onto(&link, 1);
+                let sent = Sent { source: Source::Lane(Foreign::of(&chunk)), shadow: None, position: 0 };
+                batch.push_squeezed(value(0, &[]), (0, &agreed), &sent, &mut squeezing);
+                let frames = batch.frames();
+                let (header, payload) = &frames[0];
+                let header = Header::decode(header).unwrap();
+                let is_raw = header.encoding == Encoding::RAW;
+                assert_eq!(is_raw, payload.as_ptr() == chunk.as_ptr(), "it is not copied");
+                raw += usize::from(is_raw);
+                let bytes = Segment::copied(&[*payload], usize::MAX);
+                let mut room = Vec::new();
+                let bytes = unpack(header.packed, &bytes, &mut room).unwrap();
+                let codec = agreed.expect(header.encoding, (bytes.len(), None), chunk.len()).unwrap();
+                let mut decoded = vec![9; chunk.len()];
+                codec.decode(bytes, Base::Zeros, &mut decoded).unwrap();
+                assert_eq!(decoded, chunk);
+            }
+            assert!(raw <= most && (most == 0 || raw > 150), "{compress}, {rate}: {raw} went raw");
         }
     }
 
@@ -652,7 +699,7 @@ mod tests {
         };
         let noise: Vec<u8> = (0..4096).map(|_| draw()).collect();
         for compress in [Compress::By(Compressor::Lz4), Compress::By(Compressor::Zstd), Compress::Auto] {
-            let (mut squeezer, link, mut buffer) = (Squeezer::default(), Slow(0.into()), Vec::new());
+            let (mut squeezer, link, mut buffer) = (Squeezer::default(), Clocked(1e6, 0.into()), Vec::new());
             let agreed = Agreed::RAW.compressed(compress);
             for round in 0..4 {
                 let mut batch = Batch::new(&mut buffer);

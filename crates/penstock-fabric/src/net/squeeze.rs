@@ -1,16 +1,18 @@
-//! Compressing chunks that go, and decompressing those that came, behind their encodings ([`penstock_proto::compress`]).
+//! Compressing chunks that go, and decompressing those that came, behind their encodings ([`penstock_proto::compress`]); and whether
+//! those are tried at all ([`Worth`]).
 //!
-//! One [`Squeezer`] belongs to one end of a connection. It keeps a [`Chooser`] for each tensor of which chunks may be compressed,
-//! tells it what the link carries, and measures how long compressing takes. Where nothing may be compressed it does nothing, and asks
-//! the link nothing.
+//! One [`Squeezer`] belongs to one end of a connection. It keeps a [`Chooser`] for each tensor of which chunks may be compressed, and a
+//! [`Worth`] for each that may be encoded or go raw, tells them what the link carries, and measures how long compressing and encoding
+//! take. Where neither may be it does nothing, and asks the link nothing.
 
 use super::link::Link;
 use penstock_kernels::codec::Undecodable;
 use penstock_kernels::compress::{Compressor, compress, decompress};
 use penstock_proto::TensorId;
 use penstock_proto::compress::{Chooser, Compress, LEAST, Packed, Squeezed};
-use penstock_proto::encoding::Agreed;
+use penstock_proto::encoding::{Agreed, Attempt, Worth};
 use penstock_proto::numbered::Numbered;
+use std::time::Duration;
 
 /// Chunks after which the link is asked again what it carries: a system call, of which few are made beside one for a batch.
 const ASKED_EACH: u32 = 16;
@@ -19,6 +21,7 @@ const ASKED_EACH: u32 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Squeezer {
     choosers: Numbered<Chooser>,
+    worths: Numbered<Worth>,
     /// What chunks are compressed to: as long as the longest becomes at most.
     room: Vec<u8>,
     /// What the link carries, bytes a second, as far as it ever had enough to send to show that.
@@ -59,24 +62,57 @@ impl<L: Link> Squeezing<'_, L> {
         if agreed.compress() == Compress::None {
             return None;
         }
-        let Squeezer { choosers, rate, asked, .. } = &mut *self.squeezer;
-        if choosers.get(tensor).is_none() {
-            choosers.insert(tensor, Chooser::new(agreed.compress()));
+        if self.squeezer.choosers.get(tensor).is_none() {
+            self.squeezer.choosers.insert(tensor, Chooser::new(agreed.compress()));
         }
-        let chooser = choosers.get_mut(tensor)?;
-        if chooser.asks() {
-            *asked = asked.checked_sub(1).unwrap_or_else(|| {
-                // What was cut short by having nothing to send carries as much at least.
-                if let Some(flow) = self.link.flow()
-                    && let Some(seen) = flow.rate
-                {
-                    *rate = if flow.cut_short { rate.map(|known| known.max(seen)) } else { Some(seen) };
-                }
-                ASKED_EACH
-            });
-            chooser.carries(*rate, self.links);
+        if self.squeezer.choosers.get(tensor)?.asks() {
+            let (rate, links) = (self.rate(), self.links);
+            self.squeezer.choosers.get_mut(tensor)?.carries(rate, links);
         }
-        chooser.attempt()
+        self.squeezer.choosers.get_mut(tensor)?.attempt()
+    }
+
+    /// Whether the encodings of the tensor's next chunk are tried.
+    pub(super) fn encodes(&mut self, tensor: TensorId, agreed: &Agreed) -> Attempt {
+        if !agreed.gives_way() {
+            return Attempt::Encoded;
+        }
+        let (rate, links) = (self.rate(), self.links);
+        if self.squeezer.worths.get(tensor).is_none() {
+            self.squeezer.worths.insert(tensor, Worth::default());
+        }
+        self.squeezer.worths.get_mut(tensor).map_or(Attempt::Encoded, |worth| {
+            worth.carries(rate, links);
+            worth.attempt()
+        })
+    }
+
+    /// A moment, by which it is measured how long encoding takes.
+    pub(super) fn now(&self) -> Option<Duration> {
+        self.link.now()
+    }
+
+    /// A chunk of the tensor of so many bytes, whose encoding began at this moment, came to so many.
+    pub(super) fn encoded(&mut self, tensor: TensorId, begun: Option<Duration>, bytes: usize, became: usize) {
+        let took = begun.and_then(|begun| Some(self.link.now()?.saturating_sub(begun)));
+        if let Some(worth) = self.squeezer.worths.get_mut(tensor) {
+            worth.tried(bytes, became, took);
+        }
+    }
+
+    /// What the link carries, as far as that is known; it is asked now and then.
+    fn rate(&mut self) -> Option<f64> {
+        let Squeezer { rate, asked, .. } = &mut *self.squeezer;
+        *asked = asked.checked_sub(1).unwrap_or_else(|| {
+            // What was cut short by having nothing to send carries as much at least.
+            if let Some(flow) = self.link.flow()
+                && let Some(seen) = flow.rate
+            {
+                *rate = if flow.cut_short { rate.map(|known| known.max(seen)) } else { Some(seen) };
+            }
+            ASKED_EACH
+        });
+        *rate
     }
 
     /// The chunk, as it was encoded, is tried with that. What it became, if it is shorter.

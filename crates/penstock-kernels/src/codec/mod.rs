@@ -126,6 +126,12 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether the chunk itself may go in place of its payload wherever that is cheaper: it is there to be shorter, and for nothing
+    /// else.
+    fn gives_way(&self) -> bool {
+        false
+    }
+
     /// Whether it carries chunks of such elements.
     fn carries(&self, _: Dtype) -> bool {
         true

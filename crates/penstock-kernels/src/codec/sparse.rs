@@ -103,6 +103,10 @@ impl<const SIZE: usize> Codec for Sparse<SIZE> {
         true
     }
 
+    fn gives_way(&self) -> bool {
+        true
+    }
+
     fn carries(&self, dtype: Dtype) -> bool {
         let () = Self::WIDTH;
         dtype.size() == SIZE

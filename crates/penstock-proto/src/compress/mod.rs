@@ -33,6 +33,11 @@ pub enum Compress {
 }
 
 impl Compress {
+    /// Whether cost decides what is sent: nobody has named a compressor.
+    pub const fn is_choice(self) -> bool {
+        !matches!(self, Self::By(_))
+    }
+
     /// Whether a frame may be compressed so.
     pub fn allows(self, by: Compressor) -> bool {
         match self {

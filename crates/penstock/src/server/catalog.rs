@@ -12,6 +12,7 @@ use penstock_kernels::compress::Compressor;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
 use penstock_proto::compress::{Chooser, Compress};
+use penstock_proto::encoding::Worth;
 use penstock_proto::error::Refusal;
 use penstock_proto::factors::down;
 use penstock_proto::message::{MAX_TENSORS, SlabSpot};
@@ -423,7 +424,7 @@ impl Catalog {
         });
         // What each notes of what compressing its values costs, or encoding them.
         let noted = match terms.values.compress() {
-            Compress::None => 0,
+            Compress::None if !terms.values.gives_way() => 0,
             _ => CHOOSER_BYTES * self.shard_loads.len() as u64,
         };
         let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held + factors + down + noted);
@@ -588,9 +589,9 @@ const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 112;
 /// What a shard notes of a chunk for a worker on another host: what is owed, and its place in a queue that grows by doubling.
 const NOTE_BYTES: u64 = 64;
-/// What a shard notes, for each worker on another host, of a tensor that is compressed, in a list that grows by doubling.
-const CHOOSER_BYTES: u64 = 512;
-const _: () = assert!(2 * size_of::<Chooser>() as u64 + 64 <= CHOOSER_BYTES);
+/// What a shard notes, for each worker on another host, of a tensor that is compressed or encoded, in lists that grow by doubling.
+const CHOOSER_BYTES: u64 = 768;
+const _: () = assert!(2 * (size_of::<Chooser>() + size_of::<Worth>()) as u64 + 128 <= CHOOSER_BYTES);
 
 #[cfg(test)]
 mod tests {
