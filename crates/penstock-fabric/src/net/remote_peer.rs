@@ -50,8 +50,8 @@ pub trait Homed: Chunks {
     /// What came was worked on for as long as so many bytes take to be passed over: whoever waits may have to be shown that this
     /// end lives.
     fn worked(&mut self, _bytes: usize) {}
-    /// How many peers the thread sends to.
-    fn links(&self) -> usize {
+    /// To how many peers the thread sends a chunk's values itself: as often as it compresses them.
+    fn links(&self, _tensor: TensorId, _local: usize) -> usize {
         1
     }
     /// A chunk's number.
@@ -486,7 +486,7 @@ impl<L: Link> RemotePeer<L> {
             return Ok(None);
         };
         let spent = spent.as_deref();
-        let mut squeezing = squeezer.onto(&wire.link, memory.links());
+        let mut squeezing = squeezer.onto(&wire.link, 1);
         let sealer = memory.sealer().filter(|_| *passes_on);
         let mut batch = Batch::new(&mut wire.outgoing);
         // A seal before each takes as many frames again.
@@ -496,6 +496,9 @@ impl<L: Link> RemotePeer<L> {
                 let header = Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Route));
                 batch.push_bytes(header, route);
                 continue;
+            }
+            if let Owing::Value { tensor, local, .. } = owing {
+                squeezing.serves(memory.links(tensor, local));
             }
             let (notice, carried) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));

@@ -35,12 +35,12 @@ pub(super) struct Squeezer {
 pub(super) struct Squeezing<'a, L> {
     squeezer: &'a mut Squeezer,
     link: &'a L,
-    /// How many links the thread serves.
+    /// To how many links the thread sends the next chunk.
     links: usize,
 }
 
 impl Squeezer {
-    /// For frames to this link, by a thread that serves so many.
+    /// For frames to this link, by a thread that sends the same to so many.
     pub(super) fn onto<'a, L: Link>(&'a mut self, link: &'a L, links: usize) -> Squeezing<'a, L> {
         Squeezing { squeezer: self, link, links }
     }
@@ -57,6 +57,11 @@ impl Squeezer {
 }
 
 impl<L: Link> Squeezing<'_, L> {
+    /// To so many links the next chunk is sent.
+    pub(super) fn serves(&mut self, links: usize) {
+        self.links = links;
+    }
+
     /// What the tensor's next chunk is to be tried with.
     pub(super) fn next(&mut self, tensor: TensorId, agreed: &Agreed) -> Option<Compressor> {
         if agreed.compress() == Compress::None {

@@ -343,6 +343,7 @@ mod tests {
     use penstock_proto::encoding::{Encoding, Sent, Source};
     use penstock_proto::factors::{LowRank, ROWS};
     use penstock_proto::frame::{Body, Header};
+    use penstock_proto::overlay::{Feed, Member, Parent, Routes, WHOLE};
     use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
     use penstock_proto::remote::home::{Chunks as _, Owing};
@@ -769,6 +770,26 @@ mod tests {
             assert!(matches!(rig.hear(), Heard::Submission(..)));
             assert_eq!(rig.remote.progress(rig.remote.last_sign), least, "{peer}");
         }
+    }
+
+    #[test]
+    fn a_chunk_that_goes_by_trees_is_compressed_for_those_alone_that_it_goes_to_from_here() {
+        let mut memory = rig(&Travel::default()).memory;
+        memory.serve(5);
+        let near = Parent { rank: 0, address: "127.0.0.1:1".parse().unwrap() };
+        let member = |parent: &Option<Parent>| {
+            let feeds = vec![Feed { parent: parent.clone(), depth: 1 }];
+            Member { feeds, passes_on: parent.is_none() }
+        };
+        let members = (0..).zip([None, Some(near.clone()), Some(near)].iter().map(member)).collect();
+        let routes = Routes { striping: 1, shares: vec![WHOLE], members };
+        memory.stripe_by(&routes.shares);
+        memory.send_along(&routes);
+        assert_eq!(memory.links(W, 0), 5, "it goes to all from here");
+        assert!(memory.go_by_trees(W, true));
+        assert_eq!(memory.links(W, 0), 3, "to two that no route is for, and to one that is");
+        memory.send_along(&Routes::default());
+        assert_eq!(memory.links(W, 0), 5);
     }
 
     #[test]

@@ -614,6 +614,7 @@ impl Loop {
     fn reroute(&mut self, routes: Arc<Routes>) {
         let is_cut_anew = routes.striping != self.routes.striping;
         self.routes = routes;
+        self.memory.send_along(&self.routes);
         if is_cut_anew {
             let Self { routes, ports, memory, .. } = self;
             memory.stripe_by(&routes.shares);

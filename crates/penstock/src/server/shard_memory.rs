@@ -15,7 +15,7 @@ use penstock_proto::factors::LowRank;
 use penstock_proto::factors::down::{self, Contributed, Named, Needed};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
-use penstock_proto::overlay::Digests;
+use penstock_proto::overlay::{Digests, Member, Routes};
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
@@ -79,8 +79,10 @@ pub(super) struct Memory {
     changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
-    /// Peers on other hosts.
+    /// Peers on other hosts; of these, how many come by routes, and to how many of those each stripe goes from here.
     links: usize,
+    members: usize,
+    fed: Vec<usize>,
     /// The share of each stripe that values go in to peers on other hosts.
     shares: Vec<u32>,
     /// What seals those that are passed on.
@@ -167,6 +169,8 @@ impl Memory {
             changed: false,
             idle_looks: 0,
             links: 0,
+            members: 0,
+            fed: Vec::new(),
             shares: Vec::new(),
             sealer: None,
             spent: Arc::default(),
@@ -257,6 +261,16 @@ impl Memory {
             digests,
         };
         self.tensors.insert(id, tensor);
+    }
+
+    /// Values that go by others too go along these routes.
+    pub(super) fn send_along(&mut self, routes: &Routes) {
+        let is_fed = |member: &Member, stripe: usize| {
+            member.feeds.get(stripe).is_none_or(|feed| feed.parent.is_none())
+        };
+        let fed = |stripe| routes.members.values().filter(|member| is_fed(member, stripe)).count();
+        self.members = routes.members.len();
+        self.fed = (0..routes.shares.len()).map(fed).collect();
     }
 
     /// How routes cut what goes to peers on other hosts.
@@ -477,8 +491,13 @@ impl Homed for Memory {
         self.life.work(bytes);
     }
 
-    fn links(&self) -> usize {
-        self.links
+    fn links(&self, id: TensorId, local: usize) -> usize {
+        let tensor = self.look(id);
+        let stripe = tensor.digests.stripe(local);
+        match self.fed.get(stripe).filter(|_| tensor.by_trees) {
+            None => self.links,
+            Some(fed) => self.links.saturating_sub(self.members) + fed,
+        }
     }
 
     fn chunk(&self, id: TensorId, local: usize) -> u32 {
