@@ -317,7 +317,7 @@ def test_rows_that_the_script_changes_are_noticed_and_published_if_they_are_whol
         with torch.no_grad():
             model.weight[8] = kept
         optimizer.step()
-    with pytest.raises(OptionError, match="lacks something of the servers' value.*rows of earlier") as error:
+    with pytest.raises(OptionError, match=r"lacks something of the servers' value.*rows of earlier") as error:
         optimizer.publish()
     assert "publish() inside `with optimizer.exact():`" in error.value.hint
     with optimizer.exact(), torch.no_grad():
@@ -368,7 +368,8 @@ def test_what_cannot_be_pulled_by_rows_is_refused_by_name(job: ps.Job) -> None:
             distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job, sparse_pull=given)
         # Nothing was distributed.
         distribute(one, torch.optim.SGD(one.parameters(), lr=1.0), job=job)
-    for bounded in (nn.Embedding(9, 2, sparse=True, max_norm=1.0), nn.EmbeddingBag(9, 2, sparse=True, max_norm=1.0)):
+    for layer in (nn.Embedding, nn.EmbeddingBag):
+        bounded = layer(9, 2, sparse=True, max_norm=1.0)
         for given in (True, "bounded"):
             one = model(bounded=bounded)
             with pytest.raises(OptionError, match="without max_norm for sparse_pull, `bounded` has one"):

@@ -447,8 +447,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def propagation(self) -> str:
         """
-        Who moves parameters between hosts: "pull", "broadcast" or "update". What "auto" has chosen, and why, is in the
-        `repr`. Tables with `sparse_pull` are pulled in any case.
+        Who moves parameters between hosts: "pull", "broadcast" or "update". What "auto" has chosen, and why,
+        is in the `repr`. Tables with `sparse_pull` are pulled in any case.
         """
         return self._propagation[0]
 

@@ -123,8 +123,8 @@ class Tables:
 def changes_rows(name: str) -> OptionError:
     """That a layer, or the one of a parameter, of this `name` scales rows of its table as it reads them."""
     return OptionError(
-        f"expected layers without max_norm for sparse_pull, `{name}` has one: it changes rows in each forward "
-        "pass, in its own worker alone, and not on the servers",
+        f"expected layers without max_norm for sparse_pull, `{name}` has one: it changes rows in each "
+        "forward pass, in its own worker alone, and not on the servers",
         "build it without max_norm and bound norms in the loss; or clamp the table now and then on all "
         "workers, inside `with optimizer.exact():`, and publish() there",
     )
