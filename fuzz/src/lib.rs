@@ -225,7 +225,8 @@ pub fn factors_down(data: &[u8]) {
             }
             1..4 => {
                 let name = Named { writer: writer.into(), turn: turn.into() };
-                let (rank, at, piece) = (rank.into(), 1024 * usize::from(at), vec![kind; 256 * usize::from(length)]);
+                let (rank, at, piece) =
+                    (rank.into(), 1024 * usize::from(at), vec![kind; 256 * usize::from(length)]);
                 if shown.come(&low_rank, name, rank, at as u64, &piece).is_err() {
                     continue;
                 }
@@ -234,7 +235,11 @@ pub fn factors_down(data: &[u8]) {
                     came.insert(name.writer, (name.turn, rank, Vec::new()));
                 }
                 let (its_turn, its_rank, bytes) = came.get_mut(&name.writer).expect("its first piece came");
-                assert_eq!((*its_turn, *its_rank, bytes.len()), (name.turn, rank, at), "pieces come in order");
+                assert_eq!(
+                    (*its_turn, *its_rank, bytes.len()),
+                    (name.turn, rank, at),
+                    "pieces come in order"
+                );
                 bytes.extend_from_slice(&piece);
             }
             _ => {
@@ -249,7 +254,9 @@ pub fn factors_down(data: &[u8]) {
                 for (rank, u, v) in products.all {
                     assert_eq!(u.len(), (lines.end - lines.start) as usize * low_rank.left(rank));
                     assert_eq!(v.len(), low_rank.right(rank), "it is whole");
-                    assert!(came.values().any(|(turn, of, whole)| *turn > 0 && (*of, &whole[..]) == (rank, v)));
+                    assert!(
+                        came.values().any(|(turn, of, whole)| *turn > 0 && (*of, &whole[..]) == (rank, v))
+                    );
                     let sizes = Factors { u, v, columns: columns as usize, rank: rank as usize };
                     product(Dtype::F32, sizes, products.column, &mut out);
                 }
@@ -292,7 +299,9 @@ pub fn update(data: &[u8]) {
     let (mut value, mut state, mut sum) = (SumRoom::default(), SumRoom::default(), SumRoom::default());
     let (value, state) = (value.of(UPDATED), state.of(UPDATED));
     let (mut held, mut rest) = (None, data);
-    while let Some((&[kind, publication, base, version, steps, length], behind)) = rest.split_first_chunk::<6>() {
+    while let Some((&[kind, publication, base, version, steps, length], behind)) =
+        rest.split_first_chunk::<6>()
+    {
         let (payload, behind) = behind.split_at(behind.len().min(usize::from(length)));
         rest = behind;
         let [publication, base, version, steps] = [publication, base, version, steps].map(u64::from);
@@ -307,7 +316,9 @@ pub fn update(data: &[u8]) {
             _ => Some((*agreed, 2 * UPDATED)),
         };
         // Of factors is `factors_down`.
-        let Some(codec) = judge::notice(&header, 3, bytes).ok().filter(|_| header.encoding != ROWS) else { continue };
+        let Some(codec) = judge::notice(&header, 3, bytes).ok().filter(|_| header.encoding != ROWS) else {
+            continue;
+        };
         let before = (value.to_vec(), state.to_vec());
         // Behind a breach the connection is given up.
         match mirror.hear(0, &notice, |_| 0) {

@@ -9,6 +9,8 @@ use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::compress::Packed;
 use penstock_proto::encoding::Encoding;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::factors::LowRank;
+use penstock_proto::factors::down::{Contributed, Named};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
 use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
@@ -17,8 +19,6 @@ use penstock_proto::job::job_number;
 use penstock_proto::message::{
     Answer, Ask, Joining, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode,
 };
-use penstock_proto::factors::LowRank;
-use penstock_proto::factors::down::{Contributed, Named};
 use penstock_proto::overlay::Stripes;
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
@@ -189,10 +189,11 @@ fn factored() -> Vec<Vec<u8>> {
 /// Value and state whole, and updates behind that: one that is mostly zeros, one that is not, one of something else.
 fn updated() -> Vec<Vec<u8>> {
     let Updates { agreed, .. } = updates();
-    let frame = |whole: bool, [publication, base, version]: [u8; 3], (encoding, payload): (Encoding, &[u8])| {
-        let kind = encoding.0 << 1 | u8::from(whole);
-        [&[kind, publication, base, version, version, payload.len() as u8][..], payload].concat()
-    };
+    let frame =
+        |whole: bool, [publication, base, version]: [u8; 3], (encoding, payload): (Encoding, &[u8])| {
+            let kind = encoding.0 << 1 | u8::from(whole);
+            [&[kind, publication, base, version, version, payload.len() as u8][..], payload].concat()
+        };
     let (encoding, both) = update::whole(&agreed, &[1; UPDATED], &[0; UPDATED]);
     let whole = frame(true, [2, 2, 0], (encoding, &both));
     let update = |numbers: [u8; 3], elements: usize| {
