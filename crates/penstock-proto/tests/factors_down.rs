@@ -126,6 +126,7 @@ fn all<const N: usize>(parts: [&mut dyn Iterator<Item = Sent>; N]) -> Vec<Sent> 
     parts.into_iter().flatten().collect()
 }
 
+/// U-2.
 #[test]
 fn a_right_factor_goes_once_ahead_of_the_first_update_that_names_it() {
     let mut rig = Rig::new();
