@@ -38,6 +38,9 @@ def own_hosts() -> list[str]:
         ("--shapes striped:0", "--shapes 'striped:0'"),
         ("--shapes tree", "--shapes 'tree'"),
         ("--shapes star,tree:degree=0", "--shapes 'tree:degree=0'"),
+        # It was found out only after everything had been measured.
+        ("--shapes chain,striped:8", "--shapes 'striped:8' cannot be had for 4 workers"),
+        ("--shapes tree:degree=2,depth=1 --workers 2,4", "cannot be had for 4 workers"),
         ("--workers 0", "--workers is 0, but has to be at least 1"),
         ("--workers 4,many", "--workers 'many' is not a whole number"),
         ("--servers 65", "--servers is 65, but at most 64 are allowed"),

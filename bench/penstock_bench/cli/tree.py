@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from penstock.units import parse_bytes, parse_rate
 from penstock_bench.cli.common import distance, prepare_files, progress
 
 if TYPE_CHECKING:
+    from penstock.plan.trees import Planned
     from penstock_bench.netns import NetworkTestbed
     from penstock_bench.streaming.measure import Case
     from penstock_bench.streaming.report import Row
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     rate, nbytes = _rate(given.rate), _bytes(given.bytes)
     if given.fail and given.plot:
         terminal.refuse("--plot draws no faults", "leave --fail or --plot out")
+    plans = {number: _plans(given, number, nbytes, rate) for number in workers}
     prepare_files(given)
 
     machine = runner.machine(distance)
@@ -61,8 +63,10 @@ def run(arguments: Sequence[str]) -> int:
     for number in workers:
         case = Case(number, given.servers, nbytes, rate)
         with testbed(number, given.servers, rate) as hosts, Traffic(hosts) as traffic:
-            act = _faults if given.fail else _measure
-            document, rows = act(given, case, hosts, traffic)
+            if given.fail:
+                document, rows = _faults(given, case, hosts, traffic)
+            else:
+                document, rows = _measure(given, case, hosts, traffic, plans[number])
         progress("")
         documents.append(document)
         if rows:
@@ -86,12 +90,32 @@ def run(arguments: Sequence[str]) -> int:
 BENCHES: dict[str, Callable[[Sequence[str]], int]] = {"tree": run}
 
 
+def _plans(given: argparse.Namespace, workers: int, nbytes: int, rate: int) -> dict[str, Planned]:
+    """What the planner predicts of each shape for so many workers, before anything is measured."""
+    from penstock_bench.streaming import theory
+
+    plans = {}
+    for shape in given.shapes:
+        try:
+            plans[shape] = theory.predicted(shape, workers, nbytes, rate, given.servers)
+        except OptionError as error:
+            what = (
+                f"--shapes {shape!r} cannot be had for {workers} worker{'' if workers == 1 else 's'}: {error}"
+            )
+            terminal.refuse(what, "name other --shapes or --workers")
+    return plans
+
+
 def _measure(
-    given: argparse.Namespace, case: Case, hosts: NetworkTestbed, traffic: Traffic
+    given: argparse.Namespace,
+    case: Case,
+    hosts: NetworkTestbed,
+    traffic: Traffic,
+    plans: Mapping[str, Planned],
 ) -> tuple[dict[str, Any], Sequence[Row]]:
     from penstock_bench.network.places import Place
     from penstock_bench.runner import busy_cores
-    from penstock_bench.streaming import measure, report, theory
+    from penstock_bench.streaming import measure, report
     from penstock_bench.streaming.systems import GLOO, LINK, Gloo, Link, System
 
     place = Place(hosts)
@@ -108,11 +132,7 @@ def _measure(
         note=progress,
     )
     progress("")
-    predictions = {
-        shape: theory.predicted(shape, case.workers, case.nbytes, case.rate, case.servers)
-        for shape in given.shapes
-    }
-    rows = report.rows(case, predictions)
+    rows = report.rows(case, plans)
     terminal.say(report.head(case, _security(given)))
     if rows:
         terminal.say(report.table(case, rows))
