@@ -239,29 +239,42 @@ pub enum NotFactored {
     },
 }
 
-/// What it tells of each: whose, of which rank, and in which turn.
-fn table(sum: &[u8]) -> Result<(f64, impl Iterator<Item = (Named, u32)> + Clone, usize, &[u8]), NotFactored> {
-    let short = NotFactored::Short { bytes: sum.len() };
-    let (head, rest) = sum.split_at_checked(HEAD).ok_or(short)?;
-    let (scale, count) = head.split_at(HEAD / 2);
-    let count = u64::from_le_bytes(count.try_into().expect("it has eight bytes"));
-    let fits = usize::try_from(count).ok().filter(|count| (1..=rest.len() / EACH).contains(count));
-    let length = NotFactored::Length { count, expected: EACH * count.min(1 << 32) as usize, got: rest.len() };
-    let count = fits.ok_or(if rest.len() < EACH || count == 0 { short } else { length })?;
-    let (each, rows) = rest.split_at(EACH * count);
-    let told = each.as_chunks::<EACH>().0.iter().map(|one| {
-        let word = |at: usize| u32::from_le_bytes(*one[at..].first_chunk().expect("it has sixteen bytes"));
-        let turn = u64::from_le_bytes(*one[8..].first_chunk().expect("it has sixteen bytes"));
-        (Named { writer: word(0), turn }, word(4))
-    });
-    let scale = f64::from_le_bytes(scale.try_into().expect("it has eight bytes"));
-    Ok((scale, told, count, rows))
+/// What an update of factors tells of them, and their rows, behind that.
+struct Table<'a> {
+    scale: f64,
+    each: &'a [[u8; EACH]],
+    rows: &'a [u8],
+}
+
+impl<'a> Table<'a> {
+    fn of(sum: &'a [u8]) -> Result<Self, NotFactored> {
+        let short = NotFactored::Short { bytes: sum.len() };
+        let (head, rest) = sum.split_at_checked(HEAD).ok_or(short)?;
+        let [scale, count] = head.as_chunks::<8>().0 else { unreachable!("it has two words") };
+        let (scale, count) = (f64::from_le_bytes(*scale), u64::from_le_bytes(*count));
+        let most = rest.len() / EACH;
+        let fits = usize::try_from(count).ok().filter(|count| (1..=most).contains(count));
+        let expected = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(EACH);
+        let length = NotFactored::Length { count, expected, got: rest.len() };
+        let count = fits.ok_or(if most == 0 || count == 0 { short } else { length })?;
+        let (each, rows) = rest.split_at(EACH * count);
+        Ok(Self { scale, each: each.as_chunks().0, rows })
+    }
+
+    /// Of each its right factor, and the rank of both.
+    fn told(&self) -> impl Iterator<Item = (Named, u32)> + use<'a> {
+        self.each.iter().map(|one| {
+            let word =
+                |at: usize| u32::from_le_bytes(*one[at..].first_chunk().expect("it has sixteen bytes"));
+            let turn = u64::from_le_bytes(*one[8..].first_chunk().expect("it has sixteen bytes"));
+            (Named { writer: word(0), turn }, word(4))
+        })
+    }
 }
 
 /// The right factor that comes at this place among those that a home's own update names, behind its prefix.
 pub fn needed(low_rank: &LowRank, sum: &[u8], place: usize) -> Option<Needed> {
-    let (_, mut told, ..) = table(sum).ok()?;
-    let (name, rank) = told.nth(place)?;
+    let (name, rank) = Table::of(sum).ok()?.told().nth(place)?;
     Some(Needed { name, rank, bytes: low_rank.right(rank) })
 }
 
@@ -318,29 +331,30 @@ impl Shown {
         chunk: Range<u64>,
         sum: &'a [u8],
     ) -> Result<Products<'a>, NotFactored> {
-        let (scale, told, count, mut rows) = table(sum)?;
+        let table = Table::of(sum)?;
+        let mut rows = table.rows;
         let lines = low_rank.rows(chunk.clone());
         let lines = (lines.end - lines.start) as usize;
         let mut expected = 0_usize;
-        for (_, rank) in told.clone() {
+        for (_, rank) in table.told() {
             if !(1..=low_rank.most).contains(&rank) {
                 return Err(NotFactored::Rank { most: low_rank.most, got: rank });
             }
             expected = expected.saturating_add(lines.saturating_mul(low_rank.left(rank)));
         }
         if rows.len() != expected {
-            let before = count * EACH;
+            let before = table.each.as_flattened().len();
             let (expected, got) = (before.saturating_add(expected), before + rows.len());
-            return Err(NotFactored::Length { count: count as u64, expected, got });
+            return Err(NotFactored::Length { count: table.each.len() as u64, expected, got });
         }
         let mut all = Vec::new();
-        for (name, rank) in told {
+        for (name, rank) in table.told() {
             let right = self.find(name, rank).ok_or(NotFactored::Missing { name })?;
             let (its, behind) = rows.split_at(lines * low_rank.left(rank));
             all.push((rank, its, right));
             rows = behind;
         }
-        Ok(Products { scale, low_rank: *low_rank, column: low_rank.column(chunk.start), all })
+        Ok(Products { scale: table.scale, low_rank: *low_rank, column: low_rank.column(chunk.start), all })
     }
 
     fn find(&self, Named { writer, turn }: Named, rank: u32) -> Option<&[u8]> {
