@@ -3,7 +3,7 @@
 //! The home sends to two: a parent, which it feeds, and its child, which the parent feeds once it stands there.
 
 use penstock_proto::frame::Notice;
-use penstock_proto::overlay::{Direct, Feed, Parent, Route, Stripes, Striping, WHOLE};
+use penstock_proto::overlay::{Direct, Feed, Parent, Pass, Route, Stripes, Striping, WHOLE};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Event, Owing, Publication, Subscriber, Subscribers, tell};
 use penstock_proto::remote::mirror::{Effect, Mirror};
@@ -205,7 +205,8 @@ impl Rig {
         self.epoch += 1;
         for rank in [PARENT, CHILD] {
             let address = "10.0.0.1:1".parse().unwrap();
-            let parent = (by_parent && rank == CHILD).then_some(Parent { rank: PARENT, address });
+            let pass = Pass::new(&[0; 16], 0, CHILD);
+            let parent = (by_parent && rank == CHILD).then_some(Parent { rank: PARENT, address, pass });
             let feeds = vec![Feed { parent, depth: 1 }];
             let route = Route { epoch: self.epoch, striping: 1, shares: vec![WHOLE], feeds };
             let subscriber = &mut self.readers.0[rank as usize].subscriber;

@@ -4,7 +4,7 @@
 use crate::rng::Rng;
 use crate::trees::{Form, Trees};
 use penstock_proto::Rank;
-use penstock_proto::overlay::{Feed, Member, Parent, Routes, WHOLE};
+use penstock_proto::overlay::{Feed, Member, Parent, Pass, Routes, WHOLE};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -106,7 +106,8 @@ impl Planner {
                 };
                 let depth = above.map_or(1, |above| depths[above] + 1);
                 depths.push(depth);
-                let parent = above.map(|above| Parent { rank: at(above), address: door(at(above)) });
+                let pass = Pass::new(&[0; 16], 0, at(place));
+                let parent = above.map(|above| Parent { rank: at(above), address: door(at(above)), pass });
                 if let Some(parent) = &parent {
                     members.entry(parent.rank).or_default().passes_on = true;
                 }

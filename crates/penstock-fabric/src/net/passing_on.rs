@@ -466,6 +466,7 @@ impl<L: Link> Feeder<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::overlay::Pass;
     use penstock_proto::seal::{Scope, Sealer};
 
     const JOB: u64 = 7;
@@ -569,7 +570,8 @@ mod tests {
 
     fn feeder(bytes: &[u8]) -> Feeder<Memory> {
         let link = Memory { comes: bytes.to_vec().into(), ..Memory::default() };
-        let parent = Parent { rank: 4, address: "10.0.0.4:1".parse().unwrap() };
+        let pass = Pass::new(&[0; 16], 0, 0);
+        let parent = Parent { rank: 4, address: "10.0.0.4:1".parse().unwrap(), pass };
         Feeder::new(parent, stripes([0]), link, 4096)
     }
 

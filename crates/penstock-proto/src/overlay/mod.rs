@@ -24,6 +24,7 @@
 //! | `frugal.rs` | the paper's tree: least cost under a degree, a depth and a penalty on leaves |
 //! | `improve.rs` | small changes to such a tree, until none helps |
 //! | `routes.rs` | along a plan: which chunk is of which stripe, and who feeds a subscriber |
+//! | `pass.rs` | by what a parent knows its child |
 //! | `digests.rs` | what is held of each stripe, in one number |
 //! | `rack.rs` | where a host stands, as its user says it |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
@@ -40,6 +41,7 @@ mod frugal;
 mod improve;
 mod limits;
 mod lines;
+mod pass;
 mod plan;
 mod predict;
 mod rack;
@@ -54,6 +56,7 @@ pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};
 pub use limits::Limits;
+pub use pass::Pass;
 pub use plan::{Plan, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
 pub use rack::{MAX_RACK_BYTES, Rack, RackError};

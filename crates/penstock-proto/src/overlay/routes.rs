@@ -5,6 +5,7 @@
 //! it, the home feeds it: so a route is never needed for anything to come, it only says how.
 
 use super::forest::Overlay;
+use super::pass::Pass;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -92,6 +93,8 @@ pub struct Parent {
     pub rank: Rank,
     /// Where it takes children in.
     pub address: SocketAddr,
+    /// By what it knows this child.
+    pub pass: Pass,
 }
 
 /// What a home tells a subscriber of how its values come.
@@ -157,13 +160,13 @@ pub struct Routes {
 
 impl Routes {
     /// Those along the trees of one server. `ranks`: the subscribers at a node: the first is fed by the first at the node's parent, and
-    /// feeds the others there, if it `passes_on`; else the homes do. `parent`: a subscriber, as its children are told of it. None,
-    /// if nobody passes anything on.
+    /// feeds the others there, if it `passes_on`; else the homes do. `parent`: a subscriber, as a child of it is told,
+    /// which is named first. None, if nobody passes anything on.
     pub fn along<'a>(
         overlay: &Overlay,
         ranks: impl Fn(u32) -> &'a [Rank],
         passes_on: impl Fn(Rank) -> bool,
-        parent: impl Fn(Rank) -> Option<Parent>,
+        parent: impl Fn(Rank, Rank) -> Option<Parent>,
     ) -> Self {
         let mut members: BTreeMap<Rank, Member> = BTreeMap::new();
         let mut shares = Vec::new();
@@ -181,7 +184,7 @@ impl Routes {
                 let from = stripe.parent(number).and_then(|number| ranks(number).first()).copied();
                 let feeds = |rank: Rank, from: Option<Rank>, depth| {
                     let depth = if from.is_some() { depth } else { 1 };
-                    (rank, Feed { parent: from.and_then(&parent), depth })
+                    (rank, Feed { parent: from.and_then(|from| parent(rank, from)), depth })
                 };
                 let near = Some(first).filter(|&first| passes_on(first));
                 let fed = [feeds(first, from, depth)].into_iter();

@@ -5,7 +5,7 @@
 use super::home::Stray;
 use penstock_proto::Rank;
 use penstock_proto::overlay::{
-    Cluster, Costs, Limits, Member, Node, Overlay, Parent, Place, PlanError, Prediction, Routes, Shape,
+    Cluster, Costs, Limits, Member, Node, Overlay, Parent, Pass, Place, PlanError, Prediction, Routes, Shape,
     Traffic, plan,
 };
 use std::collections::BTreeSet;
@@ -58,7 +58,7 @@ impl Trees {
             if is_in { std::slice::from_ref(&self.ranks[rank(node) as usize]) } else { &[] }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let mut routes = Routes::along(&self.overlay, of, |_| true, |rank| Some(Parent { rank, address }));
+        let mut routes = Routes::along(&self.overlay, of, |_| true, |child, rank| Some(Parent { rank, address, pass: Pass::new(&[0; 16], 0, child) }));
         routes.striping = self.routes.striping + u32::from(routes.shares != self.routes.shares);
         (routes != *self.routes).then(|| {
             self.routes = Arc::new(routes);

@@ -49,6 +49,11 @@ pub(crate) trait Behind: Send + Sync {
     /// How the job ended; `None` as long as it goes on. Who comes later is told so.
     fn outcome(&self) -> Option<Result<(), JobFailure>>;
 
+    /// What both ends of a connection for this prove that they know: the secret of the job, unless they know more of each other.
+    fn secret(&self, _: &Purpose, of_job: Secret) -> Secret {
+        of_job
+    }
+
     /// Whether a connection may come in for this; it has proved that it belongs to the job.
     fn may_enter(&self, purpose: &Purpose) -> Result<(), Refusal>;
 
@@ -445,7 +450,8 @@ impl Loop {
             Ok(handshake) => handshake,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let known = self.state.jobs().get(&handshake.job).map(|job| job.secret);
+        let known = self.state.jobs().get(&handshake.job).map(|job| (job.secret, Arc::clone(&job.behind)));
+        let known = known.map(|(secret, behind)| behind.secret(&handshake.purpose, secret));
         let unknown = Secret(random::bytes()?);
         let (nonce, binding) = (random::bytes()?, records.stream().binding()?);
         records.send(&handshake.challenge(known.unwrap_or(unknown), nonce, binding))?;

@@ -15,6 +15,7 @@ use penstock_fabric::net::tls::{self, TlsError};
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
 use penstock_proto::message::Secret;
+use penstock_proto::overlay::Pass;
 use rustix::event::{PollFd, PollFlags};
 use rustls::ClientConfig;
 use std::io::{self, ErrorKind};
@@ -116,6 +117,11 @@ impl Dialer {
     pub(crate) fn by(&self, address: Address) -> Self {
         let (tls, traffic) = (Arc::clone(&self.tls), Arc::clone(&self.traffic));
         Self { address, job: self.job.clone(), tls, traffic, ..*self }
+    }
+
+    /// The same, to a worker that knows who comes by this pass, and is known by it.
+    pub(crate) fn showing(self, pass: &Pass) -> Self {
+        Self { secret: pass.secret(&self.secret), ..self }
     }
 
     pub(crate) fn address(&self) -> &Address {

@@ -193,7 +193,7 @@ impl Control {
         }
         // Last, because it cannot be taken back: a rank joins once.
         self.roster.join(peer, size)?;
-        self.trees.join(rank, wish, false);
+        self.trees.join(rank, session, wish, false);
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
             shard.send(Command::Join { peer, page: Arc::clone(page.mapping()), wakeup });
         }
@@ -248,7 +248,7 @@ impl Control {
         let wish = self.trees.judge(rank, overlay)?;
         let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
         self.roster.join(peer, size)?;
-        self.trees.join(rank, wish, true);
+        self.trees.join(rank, session, wish, true);
         for shard in &self.shards.handles {
             shard.send(Command::JoinRemote { peer });
         }

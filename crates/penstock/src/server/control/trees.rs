@@ -17,9 +17,9 @@
 
 use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
-use penstock_proto::message::Joining;
+use penstock_proto::message::{Joining, Session};
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Place, Rack, Routes,
+    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place, Rack, Routes,
     Shape, Traffic, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +56,7 @@ struct Out {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Subscriber {
     door: SocketAddr,
+    session: Session,
     rack: Rack,
 }
 
@@ -159,8 +160,8 @@ impl Trees {
         }
     }
 
-    /// A worker has joined.
-    pub(super) fn join(&mut self, rank: Rank, wish: Wish, is_remote: bool) {
+    /// A worker has joined, in this session.
+    pub(super) fn join(&mut self, rank: Rank, session: Session, wish: Wish, is_remote: bool) {
         self.shape.get_or_insert(wish.shape);
         if wish.shape == Shape::Star || !is_remote {
             return;
@@ -172,7 +173,7 @@ impl Trees {
             );
             return;
         };
-        self.subscribers.insert(rank, Subscriber { door, rack: wish.rack });
+        self.subscribers.insert(rank, Subscriber { door, session, rack: wish.rack });
         (self.changed, self.anew) = (true, true);
     }
 
@@ -343,8 +344,9 @@ impl Trees {
             let host = planned.hosts.get((number as usize).wrapping_sub(1));
             host.and_then(|host| by_host.get(host)).map_or(&[][..], |ranks| ranks)
         };
-        let parent = |rank: Rank| {
-            self.subscribers.get(&rank).map(|subscriber| Parent { rank, address: subscriber.door })
+        let parent = |child: Rank, rank: Rank| {
+            let Subscriber { door, session, .. } = self.subscribers.get(&rank)?;
+            Some(Parent { rank, address: *door, pass: Pass::new(session, self.index, child) })
         };
         // Where nobody of a host may pass anything on, the shards feed all of them but the first.
         Routes::along(&planned.overlay, ranks, |rank| self.passes_on(rank), parent)
@@ -375,7 +377,7 @@ mod tests {
 
     fn join(trees: &mut Trees, rank: Rank, tree: &str, door: Option<SocketAddr>) {
         let wish = trees.judge(rank, &joining(tree, door, "")).unwrap();
-        trees.join(rank, wish, true);
+        trees.join(rank, [rank as u8; 16], wish, true);
     }
 
     /// So many workers, each on a host of its own.
@@ -414,9 +416,11 @@ mod tests {
             })
             .collect();
         assert_eq!(parents.into_iter().collect::<Vec<_>>(), inner(routes));
-        for member in routes.members.values() {
+        for (&rank, member) in &routes.members {
             assert_eq!(member.feeds.len(), routes.shares.len());
             for (stripe, feed) in member.feeds.iter().enumerate() {
+                let pass = |parent: &Parent| Pass::new(&[parent.rank as u8; 16], 0, rank);
+                assert!(feed.parent.as_ref().is_none_or(|parent| parent.pass == pass(parent)));
                 let above =
                     feed.parent.as_ref().map_or(0, |parent| routes.members[&parent.rank].feeds[stripe].depth);
                 assert_eq!(feed.depth, above + 1, "so there is no circle either");
@@ -440,9 +444,9 @@ mod tests {
         assert_eq!(star.routes(true), None);
         let mut one = joined("chain", 1);
         let wish = one.judge(1, &joining("chain", None, "")).unwrap();
-        one.join(1, wish, true);
+        one.join(1, [1; 16], wish, true);
         let wish = one.judge(2, &joining("chain", door(2), "")).unwrap();
-        one.join(2, wish, false);
+        one.join(2, [2; 16], wish, false);
         assert_eq!(one.routes(true), None, "one of the others has no door, and one is on this host");
     }
 
@@ -450,7 +454,7 @@ mod tests {
     fn a_worker_without_a_door_is_fed_by_the_shards_and_feeds_nobody() {
         let mut trees = joined("chain", 3);
         let wish = trees.judge(3, &joining("chain", None, "")).unwrap();
-        trees.join(3, wish, true);
+        trees.join(3, [3; 16], wish, true);
         assert!(!trees.routes(true).unwrap().members.contains_key(&3));
     }
 
@@ -651,7 +655,7 @@ mod tests {
         for rank in 0..6 {
             let rack = if rank < 3 { "one" } else { "two" };
             let wish = trees.judge(rank, &joining("tree:degree=3", door(rank as u8), rack)).unwrap();
-            trees.join(rank, wish, true);
+            trees.join(rank, [rank as u8; 16], wish, true);
         }
         let fed = fed(&trees.routes(true).unwrap());
         let across =

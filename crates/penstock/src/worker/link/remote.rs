@@ -194,7 +194,8 @@ impl Link {
         options: &Options,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let newcomer = Newcomer { options, secret: who.secret, rank: who.rank, size: who.size, fate };
+        let Introduction { secret, session, rank, size, .. } = *who;
+        let newcomer = Newcomer { options, secret, session, rank, size, fate };
         let dialer = Arc::new(dialer);
         let hello = |stream: &Stream| {
             let hello = Ask::Hello {

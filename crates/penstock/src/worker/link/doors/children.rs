@@ -10,6 +10,8 @@ use penstock_fabric::net::stream::Traffic;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Purpose;
+use penstock_proto::message::{Secret, Session};
+use penstock_proto::overlay::Pass;
 use std::sync::Arc;
 
 /// Most connections that a proxy was told of since it last took what it was told. For one more there is no room: whoever connects
@@ -40,6 +42,8 @@ impl Proxy {
 /// What is behind a worker's door.
 pub(super) struct Children {
     pub(super) rank: Rank,
+    /// By which it knows its children.
+    pub(super) session: Session,
     /// Workers of the job.
     pub(super) size: u32,
     pub(super) proxies: Proxies,
@@ -55,6 +59,13 @@ fn refuse(what: String) -> Result<(), Refusal> {
 impl Behind for Children {
     fn outcome(&self) -> Option<Result<(), JobFailure>> {
         self.fate.is_over().then(|| self.fate.failure().map_or(Ok(()), Err))
+    }
+
+    fn secret(&self, purpose: &Purpose, of_job: Secret) -> Secret {
+        match *purpose {
+            Purpose::Relay { child, server, .. } => Pass::new(&self.session, server, child).secret(&of_job),
+            _ => of_job,
+        }
     }
 
     fn may_enter(&self, purpose: &Purpose) -> Result<(), Refusal> {

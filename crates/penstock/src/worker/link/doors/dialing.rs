@@ -155,16 +155,16 @@ impl Shared {
     }
 
     fn reach(&self, request: &Request) -> Result<Stream, DialError> {
-        let &Request { server, shard, address, striping, stripes, child, .. } = request;
+        let &Request { server, shard, address, striping, stripes, child, pass, .. } = request;
         let purpose = Purpose::Relay { child, server, shard, striping, stripes };
         let address = Address { host: address.ip().to_string(), port: address.port() };
         let gives_up = || {
             let requests = lock(&self.requests);
             requests.ends || requests.under_way.is_none() || self.fate.is_over()
         };
-        let (dialer, begun) = (self.dialer.by(address), Instant::now());
+        let (dialer, begun) = (self.dialer.by(address).showing(&pass), Instant::now());
         loop {
-            let dialed = dialer.dial(purpose.clone(), begun + WITHIN, &gives_up);
+            let dialed = dialer.dial(purpose, begun + WITHIN, &gives_up);
             let Err(DialError::Unreachable(error)) = &dialed else { return dialed };
             if error.kind() != io::ErrorKind::TimedOut {
                 return dialed;

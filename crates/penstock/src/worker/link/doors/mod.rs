@@ -25,8 +25,8 @@ use dialing::Dialing;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
-use penstock_proto::message::{Joining, Secret};
-use penstock_proto::overlay::{Shape, Stripes};
+use penstock_proto::message::{Joining, Secret, Session};
+use penstock_proto::overlay::{Pass, Shape, Stripes};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -39,9 +39,10 @@ pub(in crate::worker::link) struct Request {
     pub(in crate::worker::link) shard: u32,
     /// The route's number, which the answer repeats.
     pub(in crate::worker::link) epoch: u32,
-    /// The parent, and where it takes children in.
+    /// The parent, where it takes children in, and by what it knows this one.
     pub(in crate::worker::link) rank: Rank,
     pub(in crate::worker::link) address: SocketAddr,
+    pub(in crate::worker::link) pass: Pass,
     /// Which cut into stripes, and what it is to feed.
     pub(in crate::worker::link) striping: u32,
     pub(in crate::worker::link) stripes: Stripes,
@@ -70,6 +71,7 @@ impl Doors {
         let proxies = Proxies::default();
         let children = Children {
             rank: who.rank,
+            session: who.session,
             size: who.size,
             proxies: Arc::clone(&proxies),
             fate: Arc::clone(who.fate),
@@ -111,6 +113,7 @@ pub(in crate::worker) struct Threshold {
 pub(in crate::worker) struct Newcomer<'a> {
     pub(in crate::worker) options: &'a Options,
     pub(in crate::worker) secret: Secret,
+    pub(in crate::worker) session: Session,
     pub(in crate::worker) rank: Rank,
     pub(in crate::worker) size: u32,
     pub(in crate::worker) fate: &'a Arc<Fate>,

@@ -32,9 +32,13 @@ fn dialer(secret: Secret, given: &[(&str, &str)]) -> Dialer {
     Dialer::new(nowhere, JOB, secret, &options(given)).unwrap()
 }
 
+fn session_of(rank: Rank) -> Session {
+    [rank as u8 + 100; 16]
+}
+
 fn worker(rank: Rank, given: &[(&str, &str)]) -> Worker {
     let (fate, options) = (Arc::<Fate>::default(), options(given));
-    let who = Newcomer { options: &options, secret: SECRET, rank, size: SIZE, fate: &fate };
+    let who = Newcomer { options: &options, secret: SECRET, session: session_of(rank), rank, size: SIZE, fate: &fate };
     let doors = Doors::open(&who, "127.0.0.1:1".parse().unwrap(), &dialer(SECRET, given)).unwrap();
     let (handle, inbox) = commanded().unwrap();
     doors.lead_to(2, 1, handle.teller());
@@ -57,7 +61,9 @@ impl Worker {
     }
 
     fn wish(&self, epoch: u32, parent: SocketAddr, stripes: Stripes) -> Request {
-        Request { server: 2, shard: 1, epoch, rank: 1, address: parent, striping: 9, stripes, child: 0 }
+        let pass = Pass::new(&session_of(1), 2, 0);
+        let (server, shard, rank, address) = (2, 1, 1, parent);
+        Request { server, shard, epoch, rank, address, pass, striping: 9, stripes, child: 0 }
     }
 }
 
@@ -65,10 +71,27 @@ fn stripes(bits: u64) -> Stripes {
     Stripes(bits)
 }
 
-/// Knocks at a worker's door by hand.
+/// Knocks at the door of worker 1 by hand, as whoever is named.
 fn knock(at: SocketAddr, dialer: &Dialer, purpose: Purpose) -> Result<Stream, DialError> {
-    let address = Address { host: at.ip().to_string(), port: at.port() };
-    dialer.by(address).dial(purpose, Instant::now() + LONG, &|| false)
+    let pass = match purpose {
+        Purpose::Relay { child, server, .. } => Some(Pass::new(&session_of(1), server, child)),
+        _ => None,
+    };
+    knock_showing(at, dialer, pass, purpose)
+}
+
+fn knock_showing(
+    at: SocketAddr,
+    dialer: &Dialer,
+    pass: Option<Pass>,
+    purpose: Purpose,
+) -> Result<Stream, DialError> {
+    let dialer = dialer.by(Address { host: at.ip().to_string(), port: at.port() });
+    let dialer = match pass {
+        Some(pass) => dialer.showing(&pass),
+        None => dialer,
+    };
+    dialer.dial(purpose, Instant::now() + LONG, &|| false)
 }
 
 fn relay(child: Rank, server: u32, shard: u32) -> Purpose {
@@ -133,6 +156,36 @@ fn nobody_comes_in_who_is_no_child_of_the_same_job() {
     assert!(knock(at, &honest, relay(0, 2, 1)).is_ok());
     assert!(matches!(parent.told(), Command::Child { rank: 0, .. }));
     assert!(parent.inbox.next().is_none(), "the proxy has heard of nobody else");
+}
+
+/// Any worker of the job could come as another's child, and had that one left.
+#[test]
+fn a_worker_of_the_job_comes_in_as_nobody_else_and_nobody_else_passes_for_its_parent() {
+    for security in ["tls", "insecure"] {
+        let given = [("security", security)];
+        let parent = worker(1, &given);
+        let (at, honest) = (parent.doors.address(), dialer(SECRET, &given));
+        let of = |session, server, child| Some(Pass::new(&session, server, child));
+        // What worker 3 knows: the secret, its own session, and its passes: of this parent, of another server, of another parent.
+        let known = [
+            None,
+            of(session_of(3), 2, 0),
+            of(session_of(1), 2, 3),
+            of(session_of(1), 0, 0),
+            of(session_of(2), 2, 0),
+        ];
+        for pass in known {
+            let refused = knock_showing(at, &honest, pass, relay(0, 2, 1));
+            assert!(matches!(refused, Err(DialError::Unproved(Refusal::Authentication))), "{refused:?}");
+        }
+        assert!(parent.inbox.next().is_none(), "the proxy has heard of nobody");
+        assert!(knock_showing(at, &honest, of(session_of(1), 2, 3), relay(3, 2, 1)).is_ok());
+        // Worker 2, at the address of worker 1.
+        let (child, other) = (worker(0, &given), worker(2, &given));
+        child.doors.dial(child.wish(1, other.doors.address(), stripes(1)));
+        let Command::Parent { stream: Err(why), .. } = child.told() else { panic!("it was taken for its parent") };
+        assert!(why.is_its, "{why:?}");
+    }
 }
 
 #[test]
@@ -220,7 +273,7 @@ fn who_wants_a_star_has_no_door_and_says_nothing_of_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
     let joining = threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert!(joining == Joining::default() && threshold.doors().is_none());
 }
@@ -235,7 +288,7 @@ fn a_door_is_opened_once_at_the_address_by_which_a_server_was_reached() {
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let local = socket.local_addr().unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
     let joining = || threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     let (first, second) = (joining(), joining());
     let door = first.door.unwrap();
@@ -252,7 +305,7 @@ fn a_worker_that_others_could_not_trust_passes_nothing_on() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
     let joining = Threshold::new(&options).joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert_eq!((&joining.tree[..], joining.door), ("chain", None));
 }

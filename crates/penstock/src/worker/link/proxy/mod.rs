@@ -415,6 +415,7 @@ impl Proxy {
                 epoch,
                 rank: parent.rank,
                 address: parent.address,
+                pass: parent.pass,
                 striping,
                 stripes,
                 child: self.setup.rank,
