@@ -118,6 +118,33 @@ fn auto_is_as_fast_as_the_fastest_shape() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    /// Trees that cannot be the fastest are not planned at all.
+    #[test]
+    fn auto_leaves_out_nothing_that_would_have_been_faster(
+        hosts in prop::collection::vec((0u32..4, 0usize..3), 1..30),
+        servers in prop::collection::vec(0u32..40, 1..4),
+        bytes in prop::sample::select(vec![4096, 64 << 10, 4 * MIB, 256 * MIB]),
+        hop in prop::sample::select(vec![0.0, 1e-4, 5e-3]),
+    ) {
+        let rates = [RATE, RATE / 3.0, RATE / 20.0];
+        let nodes: Vec<Node> =
+            hosts.iter().zip(0..).map(|(&(rack, rate), host)| node(host, rack, 0, rates[rate])).collect();
+        // Some stand on hosts, where two may not; the others on hosts of their own.
+        let places: BTreeSet<u32> = servers.into_iter().collect();
+        let server = |host: &u32| nodes.get(*host as usize).copied().unwrap_or_else(|| node(1000 + host, 9, 0, RATE));
+        let cluster = Cluster::new(places.iter().map(server).collect(), nodes.clone(), Costs::Labels).unwrap();
+        let traffic = Traffic { hop, ..Traffic::of(bytes) };
+        let auto = plan(&cluster, Shape::Auto, &traffic).unwrap().prediction.seconds;
+        for degree in 2..5 {
+            let depth = Limits::least_depth(nodes.len(), degree).unwrap();
+            let other = plan(&cluster, tree(degree, depth, 0.0), &traffic).unwrap().prediction.seconds;
+            prop_assert!(auto <= other * (1.0 + 1e-12), "degree {}: {} and {}", degree, auto, other);
+        }
+    }
+}
+
 #[test]
 fn a_hop_that_takes_long_makes_low_trees_worth_it() {
     let cluster = cluster(1, 100);

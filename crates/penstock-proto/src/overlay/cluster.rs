@@ -115,6 +115,11 @@ impl Cluster {
         View { cluster: self, server }
     }
 
+    /// Whether no server stands on a host that is sent to.
+    pub(super) fn is_apart(&self) -> bool {
+        self.uplinks.iter().all(|&uplink| uplink as usize >= self.hosts.len())
+    }
+
     /// By uplink, bytes per second.
     pub(super) fn rates(&self) -> &[f64] {
         &self.rates

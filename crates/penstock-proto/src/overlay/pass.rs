@@ -5,9 +5,9 @@
 //! is. The parent works it out for whoever comes. It never travels between them: both prove that they know it, with the secret
 //! ([`Pass::secret`]), in the [handshake](crate::handshake). So a child knows its parent by it, too.
 
+use crate::Rank;
 use crate::mac;
 use crate::message::{Secret, Session};
-use crate::Rank;
 use hmac::Mac as _;
 use serde::{Deserialize, Serialize};
 
@@ -55,8 +55,10 @@ mod tests {
         let passes = [[1; 16], [2; 16]].into_iter().flat_map(|parent| {
             (0..3).flat_map(move |server| (0..3).map(move |child| Pass::new(&parent, server, child)))
         });
-        let secrets: Vec<[u8; 32]> =
-            passes.flat_map(|pass| jobs.map(|job| pass.secret(&job).0)).chain(jobs.map(|job| job.0)).collect();
+        let secrets: Vec<[u8; 32]> = passes
+            .flat_map(|pass| jobs.map(|job| pass.secret(&job).0))
+            .chain(jobs.map(|job| job.0))
+            .collect();
         assert_eq!(secrets.iter().collect::<HashSet<_>>().len(), 2 * 3 * 3 * 2 + 2);
         assert_eq!(Pass::new(&[1; 16], 2, 5), Pass::new(&[1; 16], 2, 5));
         assert_eq!(format!("{:?}", Pass::new(&[1; 16], 2, 5)), "Pass(..)", "no log says it");

@@ -58,7 +58,12 @@ impl Trees {
             if is_in { std::slice::from_ref(&self.ranks[rank(node) as usize]) } else { &[] }
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let mut routes = Routes::along(&self.overlay, of, |_| true, |child, rank| Some(Parent { rank, address, pass: Pass::new(&[0; 16], 0, child) }));
+        let mut routes = Routes::along(
+            &self.overlay,
+            of,
+            |_| true,
+            |child, rank| Some(Parent { rank, address, pass: Pass::new(&[0; 16], 0, child) }),
+        );
         routes.striping = self.routes.striping + u32::from(routes.shares != self.routes.shares);
         (routes != *self.routes).then(|| {
             self.routes = Arc::new(routes);

@@ -4,6 +4,7 @@
 
 use super::arrivals::Newest;
 use super::bells;
+use super::control::Made;
 use super::living::Living;
 use super::pace::{KeptWaiting, Pace};
 use super::ports::{Local, Port, Ports};
@@ -150,6 +151,8 @@ pub(super) enum Report {
         ticket: u64,
         changes: Vec<Change>,
     },
+    /// Trees were planned, on a thread of their own.
+    Planned(Box<Made>),
 }
 
 /// Where all shards of a server show whether they sleep.

@@ -22,6 +22,7 @@ use super::pace::{self, BREATH, KeptWaiting, Pace};
 use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, items};
+use crate::thread;
 use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
@@ -47,8 +48,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use trees::Trees;
+pub(super) use trees::Made;
+use trees::{Planning, Trees};
 
 /// Connections that have not said who they are. For one more another goes: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
@@ -129,6 +132,8 @@ pub(super) struct Control {
     catalog: Catalog,
     /// Who passes on what the shards send to workers on other hosts.
     trees: Trees,
+    /// Threads that plan them, which takes long: one, beside those whose plans nobody waits for any more.
+    planners: Vec<JoinHandle<()>>,
     tables: Tables,
     /// Memory of both.
     first_touch: FirstTouch,
@@ -238,6 +243,7 @@ impl Control {
             firsts: Firsts::default(),
             catalog,
             trees: Trees::new(config.index, config.servers, config.options.chunk_bytes),
+            planners: Vec::new(),
             tables: Tables::charged_to(&account, config.index == 0, config.servers),
             first_touch: FirstTouch::default(),
             _threads: threads,
@@ -309,6 +315,9 @@ impl Control {
         }
         *self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
         self.shared.ended.notify_all();
+        for planner in self.planners.drain(..) {
+            let _ = planner.join();
+        }
     }
 
     fn turn(&mut self) {
@@ -518,6 +527,7 @@ impl Control {
                     }
                 }
                 Report::Strayed { rank, parent } => self.trees.stray(rank, parent, self.clock.now()),
+                Report::Planned(made) => self.trees.made(*made),
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Followed { ticket, changes } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
@@ -545,6 +555,25 @@ impl Control {
         if let Some(routes) = self.trees.routes(all_came).filter(|_| self.ended.is_none()) {
             for shard in &self.shards.handles {
                 shard.send(Command::Routes(Arc::clone(&routes)));
+            }
+        }
+        if let Some(planning) = self.trees.take_planning() {
+            self.plan(planning);
+        }
+    }
+
+    /// Has trees planned on a thread of their own: of a thousand hosts that takes longer than a worker waits for an answer.
+    fn plan(&mut self, planning: Planning) {
+        self.planners.retain(|planner| !planner.is_finished());
+        let (reports, shared) = (self.shards.sender.clone(), Arc::clone(&self.shared));
+        let started = thread::spawn("penstock-plan", move || {
+            let _ = reports.send(Report::Planned(Box::new(planning.make())));
+            shared.wakeup.ring();
+        });
+        match started {
+            Ok(thread) => self.planners.push(thread),
+            Err(error) => {
+                tracing::warn!(%error, "no thread plans trees: the servers send to every worker themselves");
             }
         }
     }

@@ -13,14 +13,16 @@
 //! | a worker has left its parent, whose fault that was | the parent passes nothing on any more: it becomes a leaf, behind its children. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and becomes one itself. After a minute, or longer each time, there is a new plan, in which it passes on again |
 //! | a worker comes late | a new plan |
 //!
+//! A plan for many hosts takes long: another thread makes it, and until it has the plan before is mended, if there is one.
+//!
 //! Pure state. Nothing is planned for a job whose workers want a star.
 
 use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Joining, Session};
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place, Rack, Routes,
-    Shape, Traffic, plan,
+    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place, Rack,
+    Routes, Shape, Traffic, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -41,6 +43,30 @@ const BYTES: u64 = 64 << 20;
 /// Seconds from one host to the next, beside the bytes' own time: a switch, and two threads that are woken. Without them `auto`
 /// would take the longest chain for as good as any tree.
 const HOP: f64 = 1e-4;
+
+/// Pairs of a host and another, for each server, beyond which a plan takes tens of milliseconds or more, but for that of a star or a
+/// chain.
+const LONG: usize = 10_000;
+
+/// All that a plan is made of, on any thread.
+#[derive(Debug)]
+pub(in crate::server) struct Planning {
+    /// Its number.
+    number: u64,
+    index: usize,
+    shape: Shape,
+    traffic: Traffic,
+    servers: Vec<Node>,
+    nodes: Vec<Node>,
+    hosts: Vec<Host>,
+}
+
+/// What came of that.
+#[derive(Debug)]
+pub(in crate::server) struct Made {
+    number: u64,
+    planned: Option<Planned>,
+}
 
 /// What is kept of a worker that others have left.
 #[derive(Debug, Clone, Copy, Default)]
@@ -79,7 +105,7 @@ impl Subscriber {
 
 /// This server's part of a plan, and what its numbers mean.
 #[derive(Debug)]
-struct Planned {
+pub(in crate::server) struct Planned {
     overlay: Overlay,
     limits: Option<Limits>,
     cluster: Cluster,
@@ -102,6 +128,10 @@ pub(super) struct Trees {
     /// By worker, the parents that it has left because of them, and when.
     strays: BTreeMap<Rank, BTreeMap<Rank, u64>>,
     planned: Option<Planned>,
+    /// Plans that were begun; the number of the one that another thread makes; and that one, until it is taken there.
+    begun: u64,
+    awaited: Option<u64>,
+    planning: Option<Planning>,
     /// What the shards were told.
     routes: Arc<Routes>,
     /// Whether the routes may be others now; whether the plan cannot be mended, but is to be made anew.
@@ -131,6 +161,9 @@ impl Trees {
             out: BTreeMap::new(),
             strays: BTreeMap::new(),
             planned: None,
+            begun: 0,
+            awaited: None,
+            planning: None,
             routes: Arc::default(),
             changed: false,
             anew: false,
@@ -240,17 +273,34 @@ impl Trees {
 
     fn planned_routes(&mut self) -> Routes {
         if self.subscribers.len() < 2 {
-            self.planned = None;
+            (self.planned, self.planning, self.awaited) = (None, None, None);
             self.anew = true;
             return Routes::default();
         }
-        if !std::mem::take(&mut self.anew) {
-            self.mend();
-        } else {
-            self.planned = self.plan();
-            self.mend();
+        // One at a time: what has changed since that one began is planned for behind it.
+        if self.awaited.is_none() && std::mem::take(&mut self.anew) {
+            let planning = self.begin();
+            if planning.is_long() {
+                (self.awaited, self.planning) = (Some(planning.number), Some(planning));
+            } else {
+                self.planned = planning.make().planned;
+            }
         }
+        self.mend();
         self.planned.as_ref().map_or_else(Routes::default, |planned| self.along(planned))
+    }
+
+    /// A plan that is to be made on another thread, once; for [`made`](Self::made).
+    pub(super) fn take_planning(&mut self) -> Option<Planning> {
+        self.planning.take()
+    }
+
+    /// The plan that was made there.
+    pub(super) fn made(&mut self, made: Made) {
+        if self.awaited.take_if(|number| *number == made.number).is_some() {
+            self.planned = made.planned;
+            self.changed = true;
+        }
     }
 
     /// The workers of each host, ascending, those that pass nothing on behind the others.
@@ -293,7 +343,7 @@ impl Trees {
         Traffic { bytes: BYTES, block: self.block, hop: HOP }
     }
 
-    fn plan(&self) -> Option<Planned> {
+    fn begin(&mut self) -> Planning {
         let by_host = self.hosts();
         let racks: BTreeSet<&Rack> =
             by_host.values().filter_map(|ranks| self.rack(ranks)).chain([&UNKNOWN]).collect();
@@ -311,25 +361,9 @@ impl Trees {
         let nodes = hosts.iter().zip(0..).map(|(host, number)| node(rack(host), number)).collect();
         // Where the other servers stand nobody here knows: each on a host of its own, as this one.
         let servers = (0..self.servers as usize).map(|server| node(&UNKNOWN, hosts.len() + server)).collect();
-        let shape = self.shape.unwrap_or(Shape::Star);
-        let planned = Cluster::new(servers, nodes, Costs::Labels).and_then(|cluster| {
-            plan(&cluster, shape.settled(hosts.len()), &self.traffic()).map(|plan| (cluster, plan))
-        });
-        match planned {
-            Ok((cluster, mut plan)) => {
-                let limits = match plan.shape {
-                    Shape::Tree { limits, .. } => Some(limits),
-                    _ => None,
-                };
-                let overlay = plan.overlays.swap_remove(self.index as usize);
-                Some(Planned { overlay, limits, cluster, hosts })
-            }
-            Err(error) => {
-                let (hosts, hint) = (hosts.len(), error.hint());
-                tracing::warn!(%shape, hosts, %error, hint, "the servers send to every worker themselves");
-                None
-            }
-        }
+        let (shape, traffic) = (self.shape.unwrap_or(Shape::Star), self.traffic());
+        self.begun += 1;
+        Planning { number: self.begun, index: self.index as usize, shape, traffic, servers, nodes, hosts }
     }
 
     /// Where a host stands, as the first of its workers says.
@@ -350,6 +384,37 @@ impl Trees {
         };
         // Where nobody of a host may pass anything on, the shards feed all of them but the first.
         Routes::along(&planned.overlay, ranks, |rank| self.passes_on(rank), parent)
+    }
+}
+
+impl Planning {
+    fn is_long(&self) -> bool {
+        let is_quick = matches!(self.shape, Shape::Star | Shape::Chain);
+        !is_quick && self.hosts.len() * self.hosts.len() * self.servers.len() > LONG
+    }
+
+    /// Makes the plan.
+    pub(super) fn make(self) -> Made {
+        let Self { number, index, shape, traffic, servers, nodes, hosts } = self;
+        let planned = Cluster::new(servers, nodes, Costs::Labels).and_then(|cluster| {
+            plan(&cluster, shape.settled(hosts.len()), &traffic).map(|plan| (cluster, plan))
+        });
+        let planned = match planned {
+            Ok((cluster, mut plan)) => {
+                let limits = match plan.shape {
+                    Shape::Tree { limits, .. } => Some(limits),
+                    _ => None,
+                };
+                let overlay = plan.overlays.swap_remove(index);
+                Some(Planned { overlay, limits, cluster, hosts })
+            }
+            Err(error) => {
+                let (hosts, hint) = (hosts.len(), error.hint());
+                tracing::warn!(%shape, hosts, %error, hint, "the servers send to every worker themselves");
+                None
+            }
+        };
+        Made { number, planned }
     }
 }
 
@@ -637,6 +702,41 @@ mod tests {
         let routes = trees.routes(true).unwrap();
         let deepest = routes.members.values().map(|member| member.feeds[0].depth).max();
         assert_eq!(deepest, Some(4), "the least depth that reaches all");
+    }
+
+    #[test]
+    fn a_plan_for_many_hosts_is_made_elsewhere_and_what_happens_meanwhile_is_seen_to() {
+        let mut trees = trees();
+        let at = |rank: Rank| Some(SocketAddr::from(([10, 0, (rank >> 8) as u8, rank as u8], 4000)));
+        let come = |trees: &mut Trees, rank| {
+            let wish = trees.judge(rank, &joining("striped:4", at(rank), "")).unwrap();
+            trees.join(rank, [rank as u8; 16], wish, true);
+        };
+        (0..200).for_each(|rank| come(&mut trees, rank));
+        assert_eq!(trees.routes(true), None, "the shards feed everybody");
+        let first = trees.take_planning().unwrap();
+        assert!(trees.take_planning().is_none());
+        // Meanwhile one leaves, and one comes.
+        trees.leave(7);
+        come(&mut trees, 200);
+        assert_eq!(trees.routes(true), None);
+        assert!(trees.take_planning().is_none(), "one at a time");
+        trees.made(first.make());
+        let routes = trees.routes(true).unwrap();
+        let there: Vec<Rank> = (0..200).filter(|&rank| rank != 7).collect();
+        check(&routes, &there, at);
+        // The one that has come is planned for behind it, and until then the shards feed it.
+        let second = trees.take_planning().unwrap();
+        trees.leave(9);
+        let mended = trees.routes(true).unwrap();
+        assert!(!mended.members.contains_key(&9) && mended.members.contains_key(&8));
+        let stale = Made { number: second.number - 1, planned: None };
+        trees.made(stale);
+        assert_eq!(trees.routes(true), None, "that was another one");
+        trees.made(second.make());
+        let there: Vec<Rank> = (0..201).filter(|rank| ![7, 9].contains(rank)).collect();
+        check(&trees.routes(true).unwrap(), &there, at);
+        assert!(trees.take_planning().is_none() && trees.routes(true).is_none());
     }
 
     #[test]

@@ -38,7 +38,14 @@ fn session_of(rank: Rank) -> Session {
 
 fn worker(rank: Rank, given: &[(&str, &str)]) -> Worker {
     let (fate, options) = (Arc::<Fate>::default(), options(given));
-    let who = Newcomer { options: &options, secret: SECRET, session: session_of(rank), rank, size: SIZE, fate: &fate };
+    let who = Newcomer {
+        options: &options,
+        secret: SECRET,
+        session: session_of(rank),
+        rank,
+        size: SIZE,
+        fate: &fate,
+    };
     let doors = Doors::open(&who, "127.0.0.1:1".parse().unwrap(), &dialer(SECRET, given)).unwrap();
     let (handle, inbox) = commanded().unwrap();
     doors.lead_to(2, 1, handle.teller());
@@ -183,7 +190,9 @@ fn a_worker_of_the_job_comes_in_as_nobody_else_and_nobody_else_passes_for_its_pa
         // Worker 2, at the address of worker 1.
         let (child, other) = (worker(0, &given), worker(2, &given));
         child.doors.dial(child.wish(1, other.doors.address(), stripes(1)));
-        let Command::Parent { stream: Err(why), .. } = child.told() else { panic!("it was taken for its parent") };
+        let Command::Parent { stream: Err(why), .. } = child.told() else {
+            panic!("it was taken for its parent")
+        };
         assert!(why.is_its, "{why:?}");
     }
 }
@@ -273,7 +282,14 @@ fn who_wants_a_star_has_no_door_and_says_nothing_of_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer {
+        options: &options,
+        secret: SECRET,
+        session: session_of(0),
+        rank: 0,
+        size: SIZE,
+        fate: &fate,
+    };
     let joining = threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert!(joining == Joining::default() && threshold.doors().is_none());
 }
@@ -288,7 +304,14 @@ fn a_door_is_opened_once_at_the_address_by_which_a_server_was_reached() {
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let local = socket.local_addr().unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer {
+        options: &options,
+        secret: SECRET,
+        session: session_of(0),
+        rank: 0,
+        size: SIZE,
+        fate: &fate,
+    };
     let joining = || threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     let (first, second) = (joining(), joining());
     let door = first.door.unwrap();
@@ -305,7 +328,14 @@ fn a_worker_that_others_could_not_trust_passes_nothing_on() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer { options: &options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate: &fate };
+    let who = Newcomer {
+        options: &options,
+        secret: SECRET,
+        session: session_of(0),
+        rank: 0,
+        size: SIZE,
+        fate: &fate,
+    };
     let joining = Threshold::new(&options).joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert_eq!((&joining.tree[..], joining.door), ("chain", None));
 }
