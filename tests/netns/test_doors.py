@@ -6,6 +6,8 @@ not trusted; and several workers behind one address. Every worker compares every
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -138,3 +140,30 @@ def test_a_host_of_several_workers_is_sent_a_value_once(make_testbed: MakeTestbe
     for host in (1, 2):
         assert 0.9 < received[host] < 1.5, "the others there are fed by its first worker"
     assert 0.9 < sum(sent[1:]) < 1.5
+
+
+def controls(testbed: NetworkTestbed, host: int) -> list[tuple[str, int]]:
+    """Of each connection of a host, what controls its congestion, and what it has sent."""
+    command = ("ip", "netns", "exec", testbed.namespace(host), "ss", "-tinH", "state", "established")
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sent = [re.search(r"bytes_sent:(\d+)", line) for line in said.splitlines()]
+    found = zip(said.splitlines(), sent, strict=True)
+    return [(line.split()[0], int(match.group(1))) for line, match in found if match]
+
+
+def test_what_goes_down_a_tree_is_controlled_so_that_it_shares_lines(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(hosts=5, rate="200mbit")
+    for host in range(5):
+        sysctl = ["sysctl", "-qw", "net.ipv4.tcp_congestion_control=bbr"]
+        if subprocess.run([*testbed.prefix(host), *sysctl], capture_output=True).returncode:
+            pytest.skip("NO BBR ON THIS MACHINE: nothing shares lines unevenly")
+    job = Job(testbed, [1, 2, 3, 4], options={"PENSTOCK_TREE": "striped:2"})
+    try:
+        job.open()
+        job.run(FIRST + REPEATS)
+        found = [control for host in range(5) for control in controls(testbed, host)]
+    finally:
+        job.end()
+    carry = [name for name, sent in found if sent > BYTES]
+    assert len(carry) >= 4, "the server to the first of each stripe, and those to others"
+    assert set(carry) <= {"cubic", "reno"}, found

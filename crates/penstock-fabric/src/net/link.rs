@@ -42,6 +42,9 @@ pub trait Link {
     /// Sizes what may be under way, each way, in bytes: a wish, which the link meets as far as it can.
     fn resize(&self, bytes: usize) -> io::Result<()>;
 
+    /// Others send over the same line, to other hosts: each is to have its part of it. A wish, as that is.
+    fn send_evenly(&self) {}
+
     /// What it has carried from here, and how fast; `None`: it does not know.
     fn flow(&self) -> Option<Flow> {
         None

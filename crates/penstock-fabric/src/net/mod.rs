@@ -5,6 +5,7 @@
 //! | [`link`] | a connection that never blocks, whatever it is made of |
 //! | [`stream`] | one over TCP, plain or under TLS 1.3 |
 //! | `tcp_info` | what the kernel knows of a connection's sending |
+//! | `sharing` | connections that share lines with others of the same trees |
 //! | `backlog` | what a link did not take, until it does |
 //! | [`gate`] | where connections come in, and which of them goes when there is no room for one more |
 //! | [`quiet`] | writing to a socket without a signal where its peer has gone |
@@ -29,6 +30,7 @@ pub mod quiet;
 pub mod records;
 pub mod remote_peer;
 pub mod remote_shard;
+mod sharing;
 mod squeeze;
 pub mod stream;
 mod tcp_info;

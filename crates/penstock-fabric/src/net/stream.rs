@@ -5,7 +5,7 @@
 
 use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
-use super::tcp_info;
+use super::{sharing, tcp_info};
 use crate::spent::Spent;
 use penstock_proto::compress::Squeezed;
 use penstock_proto::handshake::PLAIN_BINDING;
@@ -139,6 +139,11 @@ impl Stream {
         }
     }
 
+    /// Lets the other end have little under way, if it is near: it is one of so many that send here at once.
+    pub fn take_as_one_of(&self, parents: usize) -> io::Result<()> {
+        sharing::take_as_one_of(&self.socket, parents)
+    }
+
     /// The other end's address.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         self.socket.peer_addr()
@@ -191,6 +196,10 @@ impl Stream {
 }
 
 impl Link for Stream {
+    fn send_evenly(&self) {
+        sharing::send_evenly(&self.socket);
+    }
+
     fn flow(&self) -> Option<Flow> {
         tcp_info::flow(&self.socket)
     }

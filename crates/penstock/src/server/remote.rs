@@ -116,6 +116,10 @@ impl<L: Link> Remote<L> {
     pub(super) fn route(&mut self, route: &Route, passes_on: bool, memory: &Memory) {
         self.routed = true;
         self.connection.passes_on(passes_on);
+        if let Some(link) = self.link().filter(|_| passes_on) {
+            // Of several stripes each has a first one, and what goes to it shares this host's line.
+            link.send_evenly();
+        }
         let bytes = route.encode().into();
         self.subscriber().route(route.epoch, route.parents(), bytes, memory);
     }

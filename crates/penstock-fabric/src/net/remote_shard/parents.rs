@@ -13,6 +13,7 @@ use penstock_proto::layer::Layer;
 use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::mirror::Effect;
 use penstock_proto::seal::Verifier;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Longest time from one look at the clock to the next, while something is awaited, that counts.
@@ -83,6 +84,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Parents that the home has named and that are to be connected to, each once.
     pub fn take_wishes(&mut self) -> Vec<Wish> {
         std::mem::take(&mut self.wishes)
+    }
+
+    /// How many parents the home has named.
+    pub fn parents_named(&self) -> usize {
+        let feeds = self.machine.way().into_iter().flat_map(|route| &route.feeds);
+        let parents: BTreeSet<Rank> = feeds.filter_map(|feed| Some(feed.parent.as_ref()?.rank)).collect();
+        parents.len()
     }
 
     /// Parents that were left since this was asked last.

@@ -6,6 +6,7 @@ use super::Proxies;
 use crate::thread::Teller;
 use crate::wire::acceptor::{Arrival, Behind};
 use crate::worker::fate::Fate;
+use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::stream::Traffic;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Refusal};
@@ -93,6 +94,7 @@ impl Behind for Children {
         if let Some(proxy) = lock(&self.proxies).get_mut(&(server, shard)) {
             proxy.waiting += 1;
             let stream = stream.counted(Arc::clone(&self.traffic));
+            stream.send_evenly();
             proxy.teller.send(Command::Child { rank: child, striping, stripes, stream });
         }
     }

@@ -131,6 +131,11 @@ impl Shared {
             match dialed {
                 Ok(stream) => {
                     if let Some(request) = ended.first() {
+                        // Those of all proxies send at once.
+                        let parents = request.parents * lock(&self.proxies).len();
+                        if let Err(error) = stream.take_as_one_of(parents) {
+                            tracing::debug!(%error, "a parent's connection is left as it is");
+                        }
                         self.answer(request, Ok(stream));
                     }
                 }

@@ -48,6 +48,8 @@ pub(in crate::worker::link) struct Request {
     pub(in crate::worker::link) stripes: Stripes,
     /// This worker's rank.
     pub(in crate::worker::link) child: Rank,
+    /// How many parents its proxy is to have.
+    pub(in crate::worker::link) parents: usize,
 }
 
 /// The proxies of a worker by server and shard, as far as they have started.

@@ -70,7 +70,7 @@ impl Worker {
     fn wish(&self, epoch: u32, parent: SocketAddr, stripes: Stripes) -> Request {
         let pass = Pass::new(&session_of(1), 2, 0);
         let (server, shard, rank, address) = (2, 1, 1, parent);
-        Request { server, shard, epoch, rank, address, pass, striping: 9, stripes, child: 0 }
+        Request { server, shard, epoch, rank, address, pass, striping: 9, stripes, child: 0, parents: 1 }
     }
 }
 

@@ -407,6 +407,7 @@ impl Proxy {
             let (server, shard) = (self.setup.server, self.setup.shard);
             tracing::warn!(server, shard, parent, what, "a worker feeds this one no more");
         }
+        let parents = self.remote.parents_named();
         for wish in self.remote.take_wishes() {
             let Wish { epoch, striping, ref parent, stripes } = wish;
             doors.dial(Request {
@@ -419,6 +420,7 @@ impl Proxy {
                 striping,
                 stripes,
                 child: self.setup.rank,
+                parents,
             });
             self.orders.wished.retain(|before| before.stripes.and(stripes).is_empty());
             self.orders.wished.push(wish);
