@@ -504,6 +504,7 @@ impl<L: Link> RemotePeer<L> {
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match carried {
                 Carried::Chunk(tensor, agreed, sent) => {
+                    squeezing.goes_on(*passes_on && memory.goes_by_trees(tensor));
                     let push = || batch.push_squeezed(header, (tensor, agreed), &sent, &mut squeezing);
                     Spent::on_if(spent, Layer::Encode, push);
                 }

@@ -37,12 +37,14 @@ pub(super) struct Squeezing<'a, L> {
     link: &'a L,
     /// To how many links the thread sends the next chunk.
     links: usize,
+    /// Whether what comes next is passed on by who gets it.
+    goes_on: bool,
 }
 
 impl Squeezer {
     /// For frames to this link, by a thread that sends the same to so many.
     pub(super) fn onto<'a, L: Link>(&'a mut self, link: &'a L, links: usize) -> Squeezing<'a, L> {
-        Squeezing { squeezer: self, link, links }
+        Squeezing { squeezer: self, link, links, goes_on: false }
     }
 
     /// Another connection: what its link carries is not known.
@@ -77,9 +79,14 @@ impl<L: Link> Squeezing<'_, L> {
         self.squeezer.choosers.get_mut(tensor)?.attempt()
     }
 
+    /// Whether what comes next is passed on by who gets it, over links of which nothing is known here.
+    pub(super) fn goes_on(&mut self, goes_on: bool) {
+        self.goes_on = goes_on;
+    }
+
     /// Whether the encodings of the tensor's next chunk are tried.
     pub(super) fn encodes(&mut self, tensor: TensorId, agreed: &Agreed) -> Attempt {
-        if !agreed.gives_way() {
+        if self.goes_on || !agreed.gives_way() {
             return Attempt::Encoded;
         }
         let (rate, links) = (self.rate(), self.links);

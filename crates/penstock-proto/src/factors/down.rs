@@ -119,6 +119,13 @@ impl Contributed {
         right.bytes.extend_from_slice(bytes);
     }
 
+    /// A worker has left, and pays for nothing any more: what of its contributions is not folded yet goes down as a sum.
+    pub fn left(&mut self, writer: Rank) {
+        if let Some(of) = self.of.get_mut(writer as usize) {
+            *of = None;
+        }
+    }
+
     /// The product of these rows with the worker's last right factor stands in its lane of a chunk.
     pub fn multiplied(&mut self, writer: Rank, local: usize, rank: u32, rows: &[u8]) {
         let Some(Some(worker)) = self.of.get_mut(writer as usize) else { return };
@@ -178,6 +185,10 @@ pub struct Factored<'a> {
     all: Vec<Factor<'a>>,
 }
 
+/// Ranks of all factors of a chunk that are multiplied at its receivers, at most: a core takes about as long for these as a link of
+/// 1 Gbit/s takes for the sum.
+const MOST_RANKS: u32 = 128;
+
 impl Factored<'_> {
     /// Bytes that are sent of them with an update.
     fn length(&self) -> usize {
@@ -185,8 +196,12 @@ impl Factored<'_> {
     }
 
     /// Whether they are sent in place of a sum that is encoded in so many bytes: where they are half as many at most, each chunk with
-    /// its part of the right factors. As on the way up, what is saved by less than that is spent on multiplying.
+    /// its part of the right factors. As on the way up, what is saved by less than that is spent on multiplying; and so it is of more
+    /// than [`MOST_RANKS`] together.
     pub fn pays(&self, encoded: usize) -> bool {
+        if self.all.iter().map(|one| one.rank).fold(0, u32::saturating_add) > MOST_RANKS {
+            return false;
+        }
         let rights: usize = self.all.iter().map(|one| self.low_rank.right(one.rank)).sum();
         2 * (self.length() + rights.div_ceil(self.chunks)) <= encoded
     }
@@ -222,6 +237,14 @@ pub enum NotFactored {
         expected: usize,
         /// What came.
         got: usize,
+    },
+    /// They are not in the order of their workers, or there are two of one.
+    #[error(
+        "expected factors of each worker once, in the order of their ranks, got another one of worker {writer}"
+    )]
+    Order {
+        /// The worker that comes too late.
+        writer: Rank,
     },
     /// The rank is 0 or larger than was declared.
     #[error("expected factors of rank 1 to {most}, got {got}")]
@@ -336,7 +359,12 @@ impl Shown {
         let lines = low_rank.rows(chunk.clone());
         let lines = (lines.end - lines.start) as usize;
         let mut expected = 0_usize;
-        for (_, rank) in table.told() {
+        let mut last = None;
+        for (Named { writer, .. }, rank) in table.told() {
+            // The order of the home's sum; and none twice, so that there are no more than workers.
+            if last.replace(writer).is_some_and(|last| writer <= last) {
+                return Err(NotFactored::Order { writer });
+            }
             if !(1..=low_rank.most).contains(&rank) {
                 return Err(NotFactored::Rank { most: low_rank.most, got: rank });
             }

@@ -697,6 +697,7 @@ impl Loop {
         // Nothing waits for a peer that contributes nothing.
         let Some(rank) = peer.rank().filter(|_| !self.failed) else { return };
         let Self { machine, memory, ports, .. } = self;
+        memory.left(rank);
         let result = machine.remove(rank, &mut Living { memory, ports });
         self.tell_waiting();
         if let Err(failure) = result {

@@ -188,6 +188,15 @@ impl Memory {
         std::mem::take(&mut self.life.long)
     }
 
+    /// A worker has left: nothing is kept of what it alone is charged for.
+    pub(super) fn left(&mut self, rank: Rank) {
+        for (_, tensor) in self.tensors.iter_mut() {
+            if let Some(contributed) = &mut tensor.contributed {
+                contributed.left(rank);
+            }
+        }
+    }
+
     /// What chunks cost that were published though nothing was folded, in looks, since the last call of this.
     pub(super) fn take_idle_looks(&mut self) -> usize {
         std::mem::take(&mut self.idle_looks)

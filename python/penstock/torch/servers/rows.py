@@ -387,9 +387,12 @@ class ReadsRows(Ours):
         if torch.compiler.is_compiling():
             # Rows are pulled by a call that no compiled program can make.
             torch._dynamo.graph_break()
-        if self._rows.is_whole:
-            return
         weight = module._parameters.get("weight")
+        if self._rows.is_whole:
+            # Inside `exact()` too: what it scales there would be published.
+            if module.max_norm is not None and weight is not None and self._rows.is_of(weight):
+                raise changes_rows(self._rows.name)
+            return
         if weight is None:
             raise OptionError(
                 f"a layer reads a table of which only rows are pulled, `{self._rows.name}`, by a weight that "

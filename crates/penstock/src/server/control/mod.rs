@@ -567,13 +567,14 @@ impl Control {
         self.planners.retain(|planner| !planner.is_finished());
         let (reports, shared) = (self.shards.sender.clone(), Arc::clone(&self.shared));
         let started = thread::spawn("penstock-plan", move || {
-            let _ = reports.send(Report::Planned(Box::new(planning.make())));
+            let _ = reports.send(Report::Planned(Box::new(planning.make_or_none())));
             shared.wakeup.ring();
         });
         match started {
             Ok(thread) => self.planners.push(thread),
             Err(error) => {
-                tracing::warn!(%error, "no thread plans trees: the servers send to every worker themselves");
+                tracing::warn!(%error, "no thread plans trees now: they stay as they are until a worker comes or goes");
+                self.trees.not_made();
             }
         }
     }

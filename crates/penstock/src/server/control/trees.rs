@@ -295,6 +295,13 @@ impl Trees {
         self.planning.take()
     }
 
+    /// It is not made there: what it was for is planned when something changes next.
+    pub(super) fn not_made(&mut self) {
+        if self.awaited.take().is_some() {
+            self.anew = true;
+        }
+    }
+
     /// The plan that was made there.
     pub(super) fn made(&mut self, made: Made) {
         if self.awaited.take_if(|number| *number == made.number).is_some() {
@@ -415,6 +422,14 @@ impl Planning {
             }
         };
         Made { number, planned }
+    }
+
+    /// Makes the plan on a thread of its own, which must say something whatever happens: a plan that is waited for keeps others
+    /// from being made.
+    pub(super) fn make_or_none(self) -> Made {
+        let number = self.number;
+        let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.make()));
+        made.unwrap_or(Made { number, planned: None })
     }
 }
 
