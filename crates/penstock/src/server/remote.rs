@@ -780,7 +780,8 @@ mod tests {
     fn a_chunk_that_goes_by_trees_is_compressed_for_those_alone_that_it_goes_to_from_here() {
         let mut memory = rig(&Travel::default()).memory;
         memory.serve(5);
-        let near = Parent { rank: 0, address: "127.0.0.1:1".parse().unwrap() };
+        let pass = penstock_proto::overlay::Pass::new(&[0; 16], 0, 1);
+        let near = Parent { rank: 0, address: "127.0.0.1:1".parse().unwrap(), pass };
         let member = |parent: &Option<Parent>| {
             let feeds = vec![Feed { parent: parent.clone(), depth: 1 }];
             Member { feeds, passes_on: parent.is_none() }
