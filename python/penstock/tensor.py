@@ -475,7 +475,7 @@ class Tensor(Sealed):
         except AlreadyPushed as error:
             raise AlreadyPushed(
                 str(error),
-                "a flush is a push, the iteration's only one: call job.clock() first, and flush on every worker",
+                "a flush is a push, the iteration's only one: call job.clock(), then flush, on every worker",
             ) from None
         if stamp is not None:
             self._job._unsent.discard(self._name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Row:
         return self.wanted is None or self.of_link is None or self.of_link <= self.wanted
 
 
-def rows(case: Case, predictions: dict[str, Planned]) -> list[Row]:
+def rows(case: Case, predictions: Mapping[str, Planned]) -> list[Row]:
     """Of all that was measured."""
     link = case.found.get(LINK)
     return [

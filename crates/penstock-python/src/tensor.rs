@@ -274,6 +274,7 @@ impl Tensor {
         })
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
     fn push_divided(
         &self,
         py: Python<'_>,

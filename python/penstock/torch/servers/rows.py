@@ -390,7 +390,8 @@ class ReadsRows(Ours):
         weight = module._parameters.get("weight")
         if self._rows.is_whole:
             # Inside `exact()` too: what it scales there would be published.
-            if module.max_norm is not None and weight is not None and self._rows.is_of(weight):
+            scales = getattr(module, "max_norm", None) is not None
+            if scales and weight is not None and self._rows.is_of(weight):
                 raise changes_rows(self._rows.name)
             return
         if weight is None:
@@ -409,7 +410,7 @@ class ReadsRows(Ours):
 
     def _refuse_other_rows(self, module: torch.nn.Module) -> None:
         """Raises OptionError where the layer may read other rows than this is told, or changes them."""
-        if module.max_norm is not None:
+        if getattr(module, "max_norm", None) is not None:
             raise changes_rows(self._rows.name if self._rows is not None else "")
         if not _looks_up(module):
             why = "its forward was replaced"
