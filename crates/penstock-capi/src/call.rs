@@ -23,7 +23,7 @@ pub struct penstock_call {
     pub more: u32,
     /// For a pull that copies: not 0 to read the value itself, with this worker's pushes. A filter of broadcasts may hold back something
     /// of it, and what is broadcast under "ssp" or "asp" comes later. It takes memory of the value's size, and all of the value comes
-    /// from other hosts: for evaluations and checkpoints.
+    /// from other hosts: for evaluations and checkpoints. What a filter of pushes holds back is in no value: penstock_flush().
     pub exact: u32,
 }
 

@@ -285,7 +285,7 @@ pub unsafe extern "C" fn penstock_pull_into(
     unsafe { penstock_pull_into_with(tensor, out, bytes, slack, null()) }
 }
 
-/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters hold back (`exact`).
+/// penstock_pull_into() with its own timeout, the value's version, or of the value itself, whatever filters of broadcasts hold back (`exact`).
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one), `exact`.
 ///
