@@ -625,7 +625,7 @@ def test_what_was_chosen_is_seen_and_in_one_declaration_for_all(job: ps.Job) -> 
 def test_what_is_no_propagation_is_refused_and_averages_have_none(job: ps.Job) -> None:
     model = Line()
     for given in ("eager", None, 3):
-        with pytest.raises(OptionError, match='"pull", "broadcast" or "auto"'):
+        with pytest.raises(OptionError, match='"pull", "broadcast", "update" or "auto"'):
             distribute(model, sgd(model.parameters()), job=job, propagation=given)
     with pytest.raises(OptionError, match='no propagation with where="gradients"'):
         ps.torch.distribute(model, job=job, propagation="broadcast")

@@ -45,6 +45,11 @@ pub trait Link {
     /// Others send over the same line, to other hosts: each is to have its part of it. A wish, as that is.
     fn send_evenly(&self) {}
 
+    /// Whether both ends are on this host.
+    fn stays_here(&self) -> bool {
+        false
+    }
+
     /// What it has carried from here, and how fast; `None`: it does not know.
     fn flow(&self) -> Option<Flow> {
         None

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Never paces; every kernel has it, and every process may choose it.
 const UNPACED: &str = "reno";
 
-fn is_loopback(address: SocketAddr) -> bool {
+pub(super) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 

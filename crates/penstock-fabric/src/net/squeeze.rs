@@ -28,6 +28,8 @@ pub(super) struct Squeezer {
     rate: Option<f64>,
     /// Chunks until it is asked again.
     asked: u32,
+    /// Whether it does not leave this host, once that was asked.
+    stays_here: Option<bool>,
     sent: Squeezed,
 }
 
@@ -49,7 +51,7 @@ impl Squeezer {
 
     /// Another connection: what its link carries is not known.
     pub(super) fn connect(&mut self) {
-        (self.rate, self.asked) = (None, 0);
+        (self.rate, self.asked, self.stays_here) = (None, 0, None);
     }
 
     /// What became of the chunks that were sent since this was asked last.
@@ -86,7 +88,7 @@ impl<L: Link> Squeezing<'_, L> {
 
     /// Whether the encodings of the tensor's next chunk are tried.
     pub(super) fn encodes(&mut self, tensor: TensorId, agreed: &Agreed) -> Attempt {
-        if self.goes_on || !agreed.gives_way() {
+        if self.goes_on || !agreed.gives_way() || self.stays_here() {
             return Attempt::Encoded;
         }
         let (rate, links) = (self.rate(), self.links);
@@ -97,6 +99,12 @@ impl<L: Link> Squeezing<'_, L> {
             worth.carries(rate, links);
             worth.attempt()
         })
+    }
+
+    /// Whether the link does not leave this host, asked once for each connection: who sends to itself has no line to be measured.
+    fn stays_here(&mut self) -> bool {
+        let link = self.link;
+        *self.squeezer.stays_here.get_or_insert_with(|| link.stays_here())
     }
 
     /// A moment, by which it is measured how long encoding takes.

@@ -5,7 +5,7 @@
 
 use super::link::{Got, Link, SEGMENTS, Segment};
 use super::quiet::Quiet;
-use super::{sharing, tcp_info};
+use super::{loopback, sharing, tcp_info};
 use crate::spent::Spent;
 use penstock_proto::compress::Squeezed;
 use penstock_proto::handshake::PLAIN_BINDING;
@@ -198,6 +198,10 @@ impl Stream {
 impl Link for Stream {
     fn send_evenly(&self) {
         sharing::send_evenly(&self.socket);
+    }
+
+    fn stays_here(&self) -> bool {
+        self.socket.peer_addr().is_ok_and(loopback::is_loopback)
     }
 
     fn flow(&self) -> Option<Flow> {
