@@ -59,6 +59,7 @@ pub mod chunk;
 pub mod clock;
 pub mod compress;
 pub mod consistency;
+mod cost;
 pub mod encoding;
 pub mod error;
 pub mod factors;

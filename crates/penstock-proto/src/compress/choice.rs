@@ -15,6 +15,7 @@
 //! It has no clock: durations and the link's rate are told.
 
 use super::Compress;
+use crate::cost::Known;
 use penstock_kernels::compress::Compressor;
 use std::time::Duration;
 
@@ -26,27 +27,12 @@ const TRIALS: f64 = 1.0 / 100.0;
 const SAVED: f64 = 0.01;
 /// Chunks from one trial to the next, at first and at most.
 const APART: (u32, u32) = (16, 4096);
-/// How much a new measurement counts among those before, and by how many times what was known it is believed at most: a thread that
-/// was put aside meanwhile measures that.
-const WEIGHT: f64 = 0.25;
-const BELIEVED: f64 = 4.0;
 /// What the receiver takes, in times of the sender: zstd takes about as long to decompress what it made of full-width numbers, and
 /// both take less else.
 const RECEIVER: f64 = 1.0;
 
 /// What shorter payloads than this are: nothing that compressing could help, whatever was declared.
 pub const LEAST: usize = 128;
-
-/// What is known of a compressor on this stream.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    /// Whether it was measured once only: the first call makes tables, and may have been put aside as any.
-    is_first: bool,
-    /// Seconds for a byte.
-    takes: f64,
-    /// What is left of it.
-    leaves: f64,
-}
 
 /// Chooses for one stream of chunks that goes over one link one way.
 #[derive(Debug)]
@@ -137,17 +123,7 @@ impl Chooser {
         let (Some(took), Some(place)) = (took, Compressor::ALL.iter().position(|one| *one == by)) else {
             return;
         };
-        let each = (bytes as f64).max(1.0);
-        let (takes, leaves) = (took.as_secs_f64() / each, became as f64 / each);
-        self.known[place] = Some(match self.known[place] {
-            None => Known { is_first: true, takes, leaves },
-            Some(known) if known.is_first => Known { is_first: false, takes: takes.min(known.takes), leaves },
-            Some(known) => Known {
-                is_first: false,
-                takes: known.takes + WEIGHT * (takes.min(BELIEVED * known.takes) - known.takes),
-                leaves: known.leaves + WEIGHT * (leaves - known.leaves),
-            },
-        });
+        self.known[place] = Some(Known::learnt(self.known[place], bytes, became, took));
         self.decide();
     }
 

@@ -14,6 +14,7 @@
 //!
 //! It has no clock: durations and the link's rate are told.
 
+use crate::cost::Known;
 use std::time::Duration;
 
 /// By how much of raw's cost encodings have to be dearer.
@@ -29,10 +30,6 @@ const APART: (u32, u32) = (16, 4096);
 /// So many more or fewer, another number each time: chunks of a tensor go in the same order again and again, and none is to be the one
 /// that is measured each time.
 const STRAYS: u32 = 16;
-/// How much a new measurement counts among those before, and by how many times what was known it is believed at most: a thread that
-/// was put aside meanwhile measures that.
-const WEIGHT: f64 = 0.25;
-const BELIEVED: f64 = 4.0;
 /// What the receiver takes, in times of the sender: decoding sparse elements takes about as long as encoding them.
 const RECEIVER: f64 = 1.0;
 
@@ -45,17 +42,6 @@ pub enum Attempt {
     Measured,
     /// Raw.
     Raw,
-}
-
-/// What is known of encoding this stream.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    /// Whether it was measured once only: the first call may find nothing in the caches.
-    is_first: bool,
-    /// Seconds for a byte.
-    takes: f64,
-    /// What is left of it.
-    leaves: f64,
 }
 
 /// Decides for one stream of chunks that goes over one link one way.
@@ -133,19 +119,9 @@ impl Worth {
     /// A chunk of so many bytes was encoded: how many it became, as many if it went raw after all, and how long that took, if anybody
     /// has looked.
     pub fn tried(&mut self, bytes: usize, became: usize, took: Option<Duration>) {
-        let each = (bytes as f64).max(1.0);
-        self.bytes = each;
+        self.bytes = (bytes as f64).max(1.0);
         let Some(took) = took else { return };
-        let (takes, leaves) = (took.as_secs_f64() / each, became as f64 / each);
-        self.known = Some(match self.known {
-            None => Known { is_first: true, takes, leaves },
-            Some(known) if known.is_first => Known { is_first: false, takes: takes.min(known.takes), leaves },
-            Some(known) => Known {
-                is_first: false,
-                takes: known.takes + WEIGHT * (takes.min(BELIEVED * known.takes) - known.takes),
-                leaves: known.leaves + WEIGHT * (leaves - known.leaves),
-            },
-        });
+        self.known = Some(Known::learnt(self.known, bytes, became, took));
         self.decide();
     }
 
