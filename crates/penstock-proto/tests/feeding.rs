@@ -200,6 +200,16 @@ impl Rig {
         tell(event, &self.overlay, &mut self.readers, &self.home);
     }
 
+    /// The child stands at its parent.
+    fn attached() -> Self {
+        let mut rig = Self::new();
+        rig.route(true);
+        rig.settle();
+        rig.attach();
+        rig.settle();
+        rig
+    }
+
     /// The home names the parent, or nobody.
     fn route(&mut self, by_parent: bool) {
         self.epoch += 1;
@@ -399,11 +409,7 @@ fn who_stands_at_its_parent_is_sent_no_value_by_the_home_until_it_has_left() {
 
 #[test]
 fn a_ticket_waits_for_what_the_parent_brings_and_the_home_sends_nothing_for_it() {
-    let mut rig = Rig::new();
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::attached();
     let before = rig.readers.0[1].values;
     rig.publish(0, true);
     rig.publish(4, true);
@@ -446,11 +452,7 @@ fn what_is_fetched_for_the_first_time_comes_from_the_home_whoever_feeds_it_other
 // What it held by the old connection was taken for held on the new one, and a worker that left ended the job.
 #[test]
 fn one_that_has_left_says_nothing_of_parents_on_its_next_connection() {
-    let mut rig = Rig::new();
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::attached();
     rig.publish(0, true);
     rig.settle();
     rig.lose();
@@ -470,11 +472,7 @@ fn one_that_has_left_says_nothing_of_parents_on_its_next_connection() {
 #[test]
 fn a_parent_that_brings_old_values_one_by_one_keeps_nothing_back_for_ever() {
     const PUBLISHED: usize = 7;
-    let mut rig = Rig::new();
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::attached();
     for _ in 0..PUBLISHED {
         (0..CHUNKS).for_each(|local| rig.publish(local, true));
         while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
@@ -501,11 +499,7 @@ fn a_parent_that_brings_old_values_one_by_one_keeps_nothing_back_for_ever() {
 
 #[test]
 fn what_a_parent_repeats_changes_nothing() {
-    let mut rig = Rig::new();
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::attached();
     rig.publish(0, true);
     rig.publish(1, false);
     while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
@@ -523,11 +517,7 @@ fn what_a_parent_repeats_changes_nothing() {
 
 #[test]
 fn versions_of_what_a_child_does_not_hold_are_not_raised() {
-    let mut rig = Rig::new();
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::attached();
     rig.publish(0, true);
     while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
     rig.link.as_mut().unwrap().clear();

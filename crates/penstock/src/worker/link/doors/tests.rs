@@ -275,6 +275,10 @@ fn doors_end_with_their_threads_though_a_parent_says_nothing() {
     assert!(std::net::TcpStream::connect(at).is_err(), "the door is closed");
 }
 
+fn newcomer<'a>(options: &'a Options, fate: &'a Arc<Fate>) -> Newcomer<'a> {
+    Newcomer { options, secret: SECRET, session: session_of(0), rank: 0, size: SIZE, fate }
+}
+
 #[test]
 fn who_wants_a_star_has_no_door_and_says_nothing_of_itself() {
     let (options, fate) = (options(&[("rack", "r7")]), Arc::<Fate>::default());
@@ -282,14 +286,7 @@ fn who_wants_a_star_has_no_door_and_says_nothing_of_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer {
-        options: &options,
-        secret: SECRET,
-        session: session_of(0),
-        rank: 0,
-        size: SIZE,
-        fate: &fate,
-    };
+    let who = newcomer(&options, &fate);
     let joining = threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert!(joining == Joining::default() && threshold.doors().is_none());
 }
@@ -304,14 +301,7 @@ fn a_door_is_opened_once_at_the_address_by_which_a_server_was_reached() {
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let local = socket.local_addr().unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer {
-        options: &options,
-        secret: SECRET,
-        session: session_of(0),
-        rank: 0,
-        size: SIZE,
-        fate: &fate,
-    };
+    let who = newcomer(&options, &fate);
     let joining = || threshold.joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     let (first, second) = (joining(), joining());
     let door = first.door.unwrap();
@@ -328,14 +318,7 @@ fn a_worker_that_others_could_not_trust_passes_nothing_on() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let stream = Stream::plain(socket, LONG).unwrap();
-    let who = Newcomer {
-        options: &options,
-        secret: SECRET,
-        session: session_of(0),
-        rank: 0,
-        size: SIZE,
-        fate: &fate,
-    };
+    let who = newcomer(&options, &fate);
     let joining = Threshold::new(&options).joining_by(&stream, &dialer(SECRET, &[]), &who).unwrap();
     assert_eq!((&joining.tree[..], joining.door), ("chain", None));
 }
