@@ -9,21 +9,32 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.launch.ranks import CONTROL, rank_command
+from penstock_bench import ranks
 from penstock_bench.network import exchange
 from penstock_bench.network.places import Layout, Place, Servers, servers
 from penstock_bench.systems.mpi import mpirun
 from penstock_bench.systems.on_ranks import SystemOnRanks
 
 MODULE = "penstock_bench.network.exchange"
+FACTORS = "penstock_bench.network.factors"
 RING = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]
 """
 Open MPI's ring all-reduce. What it chooses by itself took 2.5 times as long for 16 MiB among three test hosts
 at 1 Gbit/s (0.68 s, 0.26 s) and no longer between two: a peer is measured at its best too.
 """
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of a worker's connections to servers."""
+
+    sent: float
+    received: float
 
 
 class Network(SystemOnRanks):
@@ -97,13 +108,17 @@ class NetworkPenstock(Network):
         """Why this system cannot be measured here."""
         return None if find_spec("penstock._core") else "penstock._core is not built (make build)"
 
+    def rank(self) -> list[str]:
+        """What each worker runs."""
+        return [*rank_command(MODULE), "penstock"]
+
     def commands(self, workers: int) -> list[list[str]]:
         """Starts the servers, and says how each worker starts."""
         layout = Layout.of(self._topology, workers, self._servers)
         self._job = {**self._options, "PENSTOCK_SECRET": os.urandom(32).hex(), "PENSTOCK_JOB": "bench"}
         running = servers(self._place, layout, self._job, shared_memory=self._shared_memory)
         self._running = self._stack.enter_context(running)
-        return [self._place.command(host, [*rank_command(MODULE), "penstock"]) for host in layout.workers]
+        return [self._place.command(host, self.rank()) for host in layout.workers]
 
     def environments(self, workers: int) -> list[dict[str, str]]:
         """What each worker reads."""
@@ -113,6 +128,66 @@ class NetworkPenstock(Network):
 
     def _beside(self) -> float:
         return self._running.processor()
+
+
+class NetworkFactors(NetworkPenstock):
+    """
+    Workers that push factors of a matrix to one server on a host of its own.
+
+    Parameters
+    ----------
+    name
+        What comes down: one of `factors.WAYS`.
+    shape
+        Of the matrix.
+    rank
+        Of the factors.
+    options
+        Environment of servers and workers.
+    """
+
+    def __init__(
+        self, name: str, place: Place, shape: tuple[int, int], rank: int, options: Mapping[str, str]
+    ) -> None:
+        super().__init__(name, place, None, topology="ncc", servers=1, options=options)
+        self._arguments = [str(number) for number in (*shape, rank)]
+        self._before: list[Moved] = []
+        self._steps = 0
+        self.digests: set[str] = set()
+        """What the matrix was after a few steps: one, if all workers hold the same bits."""
+        self.moved: Moved | None = None
+        """Bytes that a worker has sent and received in an iteration, on average; None before the end."""
+
+    def rank(self) -> list[str]:
+        """What each worker runs."""
+        return [*rank_command(FACTORS), self.name, *self._arguments]
+
+    def memory(self, nbytes: int, workers: int) -> int:
+        """Value, moments and lanes at the server and at each worker, and what is drawn and multiplied."""
+        return 6 * (workers + 1) * nbytes
+
+    def open(self, nbytes: int, workers: int) -> None:
+        """Starts the ranks. What they have moved until now does not count."""
+        super().open(nbytes, workers)
+        answers = self._ask(do="moved")
+        self.digests = {answer["digest"] for answer in answers}
+        self._steps, self._before = 0, [Moved(**answer["moved"]) for answer in answers]
+
+    def run(self, repeats: int) -> list[float]:
+        """Seconds of each iteration."""
+        self._steps += ranks.steps(repeats)
+        return super().run(repeats)
+
+    def close(self) -> None:
+        """Counts what was moved, and gives back the case's memory."""
+        after = [Moved(**answer["moved"]) for answer in self._ask(do="moved")]
+        count = max(self._steps, 1) * len(after)
+        pairs = list(zip(after, self._before, strict=True))
+        self.moved = Moved(
+            sum(now.sent - before.sent for now, before in pairs) / count,
+            sum(now.received - before.received for now, before in pairs) / count,
+        )
+        super().close()
 
 
 class NetworkGloo(Network):

@@ -1,12 +1,13 @@
 """
-`penstock bench` between hosts, a file a bench: pushpull --hosts netns, zero-compute, loopback, tenants, link.
+`penstock bench` between hosts, a file a bench: pushpull --hosts netns, zero-compute, loopback, tenants, link,
+factors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock_bench.cli.network import link, loopback, tenants, zero_compute
+from penstock_bench.cli.network import factors, link, loopback, tenants, zero_compute
 from penstock_bench.cli.network.arguments import EXAMPLES
 
 BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
@@ -14,6 +15,7 @@ BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
     "zero-compute": zero_compute.run,
     "tenants": tenants.run,
     "link": link.run,
+    "factors": factors.run,
 }
 """Beside `pushpull --hosts netns`, which is asked for by its option."""
 

@@ -23,7 +23,8 @@ EXAMPLES = """\
   penstock bench tenants --jobs 2 --greedy
   penstock bench link --listen                              # on one host
   penstock bench link 10.0.0.1:7190                         # on the other: what each way has to spare
-  penstock bench link --hosts netns --competing 400mbit     # against what is true; needs root"""
+  penstock bench link --hosts netns --competing 400mbit     # against what is true; needs root
+  penstock bench factors --hosts netns --rate 1gbit --workers 2,4     # contributions of low rank"""
 
 
 def add_turns(parser: terminal.Parser) -> None:

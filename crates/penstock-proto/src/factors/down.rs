@@ -286,18 +286,19 @@ impl<'a> Table<'a> {
 
     /// Of each its right factor, and the rank of both.
     fn told(&self) -> impl Iterator<Item = (Named, u32)> + use<'a> {
-        self.each.iter().map(|one| {
-            let word =
-                |at: usize| u32::from_le_bytes(*one[at..].first_chunk().expect("it has sixteen bytes"));
-            let turn = u64::from_le_bytes(*one[8..].first_chunk().expect("it has sixteen bytes"));
-            (Named { writer: word(0), turn }, word(4))
-        })
+        self.each.iter().map(Self::one)
+    }
+
+    fn one(told: &[u8; EACH]) -> (Named, u32) {
+        let word = |at: usize| u32::from_le_bytes(*told[at..].first_chunk().expect("it has sixteen bytes"));
+        let turn = u64::from_le_bytes(*told[8..].first_chunk().expect("it has sixteen bytes"));
+        (Named { writer: word(0), turn }, word(4))
     }
 }
 
 /// The right factor that comes at this place among those that a home's own update names, behind its prefix.
 pub fn needed(low_rank: &LowRank, sum: &[u8], place: usize) -> Option<Needed> {
-    let (name, rank) = Table::of(sum).ok()?.told().nth(place)?;
+    let (name, rank) = Table::one(Table::of(sum).ok()?.each.get(place)?);
     Some(Needed { name, rank, bytes: low_rank.right(rank) })
 }
 
