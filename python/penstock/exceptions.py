@@ -70,7 +70,7 @@ class ShapeError(PenstockError, ValueError):
 
 
 class UnknownElement(PenstockError, LookupError):
-    """A sparse contribution names an element that the tensor does not have; `.place` is its place there."""
+    """A sparse contribution or pull names an element that the tensor lacks; `.place` is its place there."""
 
     place: int = -1
 

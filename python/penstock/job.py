@@ -277,13 +277,14 @@ class Job(Sealed):
             and this worker's own updates once they are in one. "update": as "broadcast", but what is sent is
             the sum that the servers' optimizer was given, and each worker on another host applies that
             optimizer itself, to the same bits: for sparse pushes whose optimizer changes all of the value
-            (momentum, Adam, weight decay). Under BSP, for float32 and float64, without a filter of
+            (momentum, Adam, weight decay), and for factors (`low_rank`), which come down as factors where
+            all contributions did and they are half as long. Under BSP, for float32 and float64, without a filter of
             broadcasts. "auto": "broadcast" under BSP if the job has the option `tree`, and under SSP if a
             filter of broadcasts may hold something back; else "pull". The tensor's `propagation` is what was
             chosen, its `repr` says why. Default "pull".
         sparse
             Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
-            differ from zero and from what was sent before, where that is shorter. Default False.
+            differ from zero and from what was sent before, where that is cheaper. Default False.
         low_rank
             Of a tensor of two dimensions: the largest rank with which `Tensor.push_factors` sends factors, in
             place of their product, to servers on other hosts; 1024 at most. Default 0: none.
@@ -316,10 +317,12 @@ class Job(Sealed):
         TensorNameError, ShapeError, DtypeError
             The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
-            `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `compress`, `rescale`,
-            `clip`, `refuse_nonfinite` or `filter` is none that it may be. Nothing was declared.
+            `reduce`, `consistency`, `propagation`, `sparse`, `low_rank`, `compress`,
+            `refuse_nonfinite` or `filter` is none that it may be, or `rescale` or `clip` no number. Nothing
+            was declared.
         SettingsError
-            The optimizer's settings are not valid, or "update" is asked for where workers could not come to
+            The optimizer's settings, `rescale` or `clip` are not valid; or `ps.Replace` has a filter of
+            broadcasts, or averages under SSP or ASP; or "update" is asked for where workers could not come to
             the servers' value. Nothing was declared.
         DeclarationConflict
             It was declared differently before, by this worker or another. The first declaration remains.
@@ -339,7 +342,7 @@ class Job(Sealed):
         once more for workers on other hosts. So does "broadcast" under SSP, on the servers, and `sparse` for
         workers on other hosts. "update" takes as much again on the servers, and the optimizer's state in each
         worker on another host. `low_rank` takes so many rows of the tensor for each worker on another host
-        and each shard.
+        and each shard; with "update" two more, and the rows of the left factor.
 
         Examples
         --------

@@ -1,28 +1,28 @@
 //! A shard's memory in the simulator: lanes, values, state and mirrors as plain vectors, folded by the real kernels.
 //!
+//! What it keeps beside the bytes, and the rules of that, are the product's own ([`Ledger`]).
+//!
 //! A mirror is replaced as a whole when a chunk is published, and a reader takes it as a whole: what the model checker shows
 //! of the real publish protocol is taken for granted here. Where a [`Sabotage`] is asked for, a promise is broken on purpose.
 
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use penstock_fabric::net::remote_peer::Homed;
-use penstock_kernels::filter::{Behind, Coordinates, Filter, Pressure};
+use penstock_kernels::filter::{Coordinates, Pressure};
 use penstock_kernels::{Foreign, Plan, fold_summed};
-use penstock_proto::checksum::OncePublished;
 use penstock_proto::chunk::Cut;
-use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::encoding::{Agreed, Encoding, Sent};
 use penstock_proto::factors::LowRank;
-use penstock_proto::factors::down::{self, Contributed, Named, Needed};
-use penstock_proto::overlay::Digests;
+use penstock_proto::factors::down::{Named, Needed};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
+use penstock_proto::remote::ledger::Ledger;
 use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
-use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
-use penstock_proto::update::{Kept, Updates};
+use penstock_proto::update::Updates;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -126,19 +126,12 @@ struct Chunk {
     loaded: [Option<Rc<[u8]>>; 2],
     /// What the filter has let pass; empty where everything passes.
     held: Vec<u8>,
-    /// How far that is behind.
-    behind: Behind,
     /// What is sent instead of that: of use to [`Sabotage`] alone.
     leaked: Option<Rc<[u8]>>,
+    /// What is told instead of the last publication that changed it, likewise.
+    unsaid: Option<u64>,
     /// Publications so far.
     sequence: u64,
-    /// The last that changed what is seen, and whether the next does.
-    changed: u64,
-    changes: bool,
-    /// What stands there, as it is sent to several.
-    sum: OncePublished,
-    /// The last update, as it is sent.
-    update: Kept,
     /// A fold that waits for its commit.
     aside: Option<(Fold, Vec<Rank>)>,
 }
@@ -146,19 +139,8 @@ struct Chunk {
 #[derive(Debug)]
 struct Tensor {
     plan: Plan,
-    /// How its values and its contributions are encoded.
-    values: Agreed,
-    contributions: Agreed,
-    low_rank: Option<LowRank>,
-    updates: Option<Updates>,
-    /// What came as factors, where updates are sent that may be of them.
-    contributed: Option<Contributed>,
     cut: Cut,
-    filter: Arc<dyn Filter>,
-    propagation: Propagation,
-    shows_versions_only: bool,
-    /// What workers on other hosts held, where that has to be kept.
-    streams: Option<Streams>,
+    ledger: Ledger,
     chunks: BTreeMap<u32, Chunk>,
     /// Those chunks, ascending.
     homed: Vec<u32>,
@@ -166,9 +148,6 @@ struct Tensor {
     folded: Vec<u64>,
     /// Workers that have declared it, and so have a lane.
     declared: BTreeSet<Rank>,
-    /// Whether workers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
-    by_trees: bool,
-    digests: Digests,
 }
 
 /// The memory of one shard.
@@ -200,20 +179,18 @@ impl Memory {
     /// How routes cut what goes to workers on other hosts.
     pub fn stripe_by(&mut self, shares: &[u32]) {
         self.shares = shares.to_vec();
-        self.tensors.values_mut().for_each(|tensor| tensor.digests.cut(shares));
+        self.tensors.values_mut().for_each(|tensor| tensor.ledger.stripe_by(shares));
     }
 
     /// Tensors that are broadcast.
     pub fn broadcast(&self) -> Vec<TensorId> {
-        let is_broadcast = |tensor: &Tensor| tensor.propagation == Propagation::Broadcast;
+        let is_broadcast = |tensor: &Tensor| tensor.ledger.terms().propagation == Propagation::Broadcast;
         self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(&id, _)| id).collect()
     }
 
     /// Whether a tensor's values go by others too; whether that is new.
     pub fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
-        // An update is worth nothing to who lacks the one before.
-        let tensor = self.tensors.get_mut(&id).filter(|tensor| tensor.updates.is_none());
-        tensor.is_some_and(|tensor| std::mem::replace(&mut tensor.by_trees, by_trees) != by_trees)
+        self.tensors.get_mut(&id).is_some_and(|tensor| tensor.ledger.go_by_trees(by_trees))
     }
 
     /// Makes room for these chunks of a tensor.
@@ -221,7 +198,7 @@ impl Memory {
         &mut self,
         id: TensorId,
         spec: &TensorSpec,
-        terms: &Terms,
+        terms: Arc<Terms>,
         cut: Cut,
         chunks: &[u32],
         workers: u32,
@@ -243,49 +220,19 @@ impl Memory {
                     undone: None,
                     loaded: [None, None],
                     held: vec![0; if terms.holds_back() { bytes } else { 0 }],
-                    behind: Behind::default(),
                     leaked: None,
+                    unsaid: None,
                     sequence: 0,
-                    changed: 0,
-                    changes: false,
-                    sum: OncePublished::default(),
-                    update: Kept::default(),
                     aside: None,
                 },
             )
         };
-        let bytes = |&chunk: &u32| cut.range(chunk).end - cut.range(chunk).start;
-        let streams = Streams::new(terms, chunks.iter().map(|chunk| bytes(chunk) as usize));
-        let longest = chunks.first().map_or(0, bytes);
-        let digests = Digests::new(id, chunks.len(), longest, &self.shares);
-        let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
+        let (homed, room) = (chunks.to_vec(), chunks.iter().map(room).collect());
+        let length = |&chunk: &u32| (cut.range(chunk).end - cut.range(chunk).start) as usize;
+        let ledger = Ledger::new(id, terms, chunks.iter().map(length), workers, &self.shares);
         let folded = vec![0; workers as usize];
-        let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
-        let (progress, declared) = (None, BTreeSet::new());
-        let filter = Arc::clone(&terms.filter);
-        let Terms { propagation, shows_versions_only, low_rank, updates, .. } = *terms;
-        let given = low_rank.filter(|_| updates.is_some());
-        let contributed = given.map(|low_rank| Contributed::new(low_rank, homed.len(), workers));
-        let tensor = Tensor {
-            plan,
-            low_rank,
-            updates,
-            contributed,
-            cut,
-            values,
-            contributions,
-            filter,
-            propagation,
-            shows_versions_only,
-            streams,
-            chunks,
-            homed,
-            progress,
-            folded,
-            declared,
-            by_trees: false,
-            digests,
-        };
+        let (plan, progress, declared) = (spec.plan(), None, BTreeSet::new());
+        let tensor = Tensor { plan, cut, ledger, chunks: room, homed, progress, folded, declared };
         self.tensors.insert(id, tensor);
     }
 
@@ -373,32 +320,21 @@ impl Memory {
     ) -> Result<(), NonFiniteFrom> {
         let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = tensor.homed.binary_search(&chunk).expect("it is homed here");
-        let Tensor { plan, updates, contributed, chunks, .. } = tensor;
-        let (plan, updates) = (*plan, *updates);
-        let Chunk { value, state, lanes, behind, held, changes, changed, update, .. } =
-            chunks.get_mut(&chunk).expect("it is homed here");
-        behind.falls();
-        *changes |= held.is_empty();
-        let Some(Updates { agreed, .. }) = updates else {
-            return fold_lanes(&plan, fold, lanes, writers, value, state);
-        };
+        let Tensor { plan, ledger, chunks, .. } = tensor;
+        let Chunk { value, state, lanes, .. } = chunks.get_mut(&chunk).expect("it is homed here");
+        ledger.falls_behind(local);
+        if ledger.updates().is_none() {
+            fold_lanes(plan, fold, lanes, writers, value, state)?;
+            ledger.folded(local, fold, writers, None, true);
+            return Ok(());
+        }
         let mut sum = Aligned::zeroed(value.len());
         let Fold { settings, step, scale } = fold;
         let lanes: Vec<Foreign<'_>> =
             writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
-        fold_summed(&plan, settings, *step, *scale, &lanes, &mut sum, value, state)
+        fold_summed(plan, settings, *step, *scale, &lanes, &mut sum, value, state)
             .map_err(|refused| NonFiniteFrom(writers[refused.lane]))?;
-        let factored = contributed.as_ref().and_then(|contributed| contributed.of(local, writers));
-        update.fold(
-            *changed,
-            (*step, settings),
-            &sum,
-            factored.map(|factored| (factored, *scale)),
-            Some(&agreed),
-        );
-        if let Some(contributed) = contributed {
-            writers.iter().for_each(|&writer| contributed.forget(writer, local));
-        }
+        ledger.folded(local, fold, writers, Some(&sum), true);
         Ok(())
     }
 }
@@ -463,33 +399,17 @@ impl Home for Memory {
         let keeps = self.sabotage == Some(Sabotage::BringsBackLoads);
         let dtype = self.tensors[&id].plan.dtype;
         let wider = dtype.accumulator_size() / dtype.size();
-        let Tensor { chunks, homed, streams, updates, .. } =
+        let Tensor { chunks, homed, ledger, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
-        let folds = updates.is_some();
-        let Chunk {
-            value,
-            state,
-            lanes,
-            mirror,
-            loaded,
-            held,
-            behind,
-            leaked,
-            sequence,
-            changes,
-            update,
-            ..
-        } = chunks.get_mut(&chunk).expect("it is homed here");
-        // To who folds for itself, the state is as much as the value.
-        *changes |= folds;
-        update.change();
+        let Chunk { value, state, lanes, mirror, loaded, held, leaked, sequence, .. } =
+            chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
-        if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
-            streams.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
+        if let Some(mirror) = mirror {
+            ledger.keep(local, *sequence, leaked.as_ref().unwrap_or(&mirror.value));
         }
+        ledger.loaded(local, slot);
         if slot == 0 {
-            *changes = true;
             match &loaded[0] {
                 _ if loses => {}
                 _ if halves => value[..lane.len() / 2].copy_from_slice(&lane[..lane.len() / 2]),
@@ -501,7 +421,6 @@ impl Home for Memory {
             }
             if !held.is_empty() {
                 held.copy_from_slice(value);
-                behind.catches_up();
             }
         } else {
             // An array is as many lane-fulls as its elements are wider than the tensor's.
@@ -511,14 +430,16 @@ impl Home for Memory {
     }
 
     fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
-        let Chunk { value, held, behind, changes, .. } = self.chunk(id, chunk);
-        behind.catches_up();
-        let is_due = !held.is_empty() && held[..] != value[..];
-        if is_due {
-            held.copy_from_slice(value);
-            *changes = true;
+        let Tensor { chunks, homed, ledger, .. } =
+            self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let local = homed.binary_search(&chunk).expect("only what is homed here is flushed here");
+        let Chunk { value, held, .. } = chunks.get_mut(&chunk).expect("it is homed here");
+        if !ledger.catches_up(local) || held.is_empty() || held[..] == value[..] {
+            return false;
         }
-        is_due
+        held.copy_from_slice(value);
+        ledger.changes(local);
+        true
     }
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
@@ -531,49 +452,32 @@ impl Home for Memory {
         let shows = self.breaks(Sabotage::ShowsWhatIsHeldBack, 4);
         let impatient = self.breaks(Sabotage::ShowsWhatIsNotFinal, 2);
         let forgets = self.breaks(Sabotage::ForgetsToBroadcast, 3);
-        let unsaid = self.breaks(Sabotage::RaisesWhatHasChanged, 3);
-        let Tensor { chunks, homed, filter, streams, shows_versions_only, digests, .. } =
+        let unsays = self.breaks(Sabotage::RaisesWhatHasChanged, 3);
+        let Tensor { chunks, homed, ledger, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk {
-            value,
-            mirror,
-            before,
-            undone,
-            held,
-            behind,
-            leaked,
-            sequence,
-            changed,
-            changes,
-            update,
-            ..
-        } = chunks.get_mut(&chunk).expect("the chunk is homed here");
-        if let Some(streams) = streams
-            && let Some(Mirror { value, .. }) = mirror
-        {
+        let Chunk { value, mirror, before, undone, held, leaked, unsaid, sequence, .. } =
+            chunks.get_mut(&chunk).expect("the chunk is homed here");
+        if let Some(Mirror { value, .. }) = mirror {
             let sent = || leaked.as_ref().unwrap_or(value).clone();
             let held = before.take_if(|_| mistakes).unwrap_or_else(sent);
-            streams.keep(local, *sequence, &held);
+            ledger.keep(local, *sequence, &held);
             *before = Some(held);
         }
-        let same = mirror.as_ref().is_some_and(|mirror| mirror.version == version);
-        let unseen = same && *shows_versions_only && !*changes && !impatient;
-        if !held.is_empty() && !unseen {
-            *changes |= 0 < behind.publish(
-                &**filter,
-                Coordinates::of_version(version, 0, Pressure::NONE),
-                value,
-                held,
-            );
+        let unseen = ledger.is_unseen(local, version, mirror.is_some()) && !impatient;
+        if ledger.is_behind(local) && !unseen {
+            ledger.choose(local, Coordinates::of_version(version, 0, Pressure::NONE), value, held);
         }
         *sequence += 1;
-        update.publish(*sequence);
         // What is sent on purpose instead of what is seen differs each time.
-        if std::mem::take(changes) && !unsaid || leaked.is_some() || leaks || shows || torn {
-            *changed = *sequence;
+        let otherwise = leaked.is_some() || leaks || shows || torn;
+        if otherwise {
+            ledger.changes(local);
         }
         let version = (version + early).saturating_sub(late);
+        let last = ledger.publication(local, 0).changed;
+        ledger.published(local, version, steps, *sequence);
+        *unsaid = Some(last).filter(|_| unsays && !otherwise);
         let new = Mirror { version, steps, value: Rc::from(&value[..]) };
         let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
         *leaked = if leaks { Some(new.value.clone()) } else { Some(held.clone()).filter(|_| shows) };
@@ -588,7 +492,6 @@ impl Home for Memory {
         }
         *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
-        digests.count(local, version, *changed);
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
         if !unseen && !forgets {
             self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
@@ -615,9 +518,10 @@ impl Chunks for Memory {
     }
 
     fn publication(&self, id: TensorId, local: usize) -> Publication {
-        let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
-        let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
-        Publication { version, steps, sequence: chunk.sequence, changed: chunk.changed }
+        let Tensor { chunks, homed, ledger, .. } = &self.tensors[&id];
+        let Chunk { sequence, unsaid, .. } = &chunks[&homed[local]];
+        let told = ledger.publication(local, *sequence);
+        Publication { changed: unsaid.unwrap_or(told.changed), ..told }
     }
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
@@ -625,30 +529,20 @@ impl Chunks for Memory {
     }
 
     fn broadcasts(&self, id: TensorId) -> bool {
-        self.tensors.get(&id).is_some_and(|tensor| tensor.propagation.is_unasked())
+        self.tensors.get(&id).is_some_and(|tensor| tensor.ledger.terms().propagation.is_unasked())
     }
 
     fn sends_updates(&self, id: TensorId) -> bool {
-        self.tensors.get(&id).is_some_and(|tensor| tensor.updates.is_some())
+        self.tensors.get(&id).is_some_and(|tensor| tensor.ledger.updates().is_some())
     }
 
     fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
-        let chunk = &self.tensors[&id].chunks[&self.tensors[&id].homed[local]];
-        let base = chunk.update.base(chunk.changed)?;
-        let tensor = &self.tensors[&id];
-        let mut factors = (0..).map_while(|place| self.needed(id, local, place));
-        let are_kept = |one: Needed| {
-            tensor.contributed.as_ref().is_some_and(|contributed| contributed.find(one.name).is_some())
-        };
-        if !factors.all(are_kept) {
-            return None;
-        }
+        let base = self.tensors[&id].ledger.update_base(local)?;
         Some(if self.sabotage == Some(Sabotage::SendsUpdatesToAnyone) { 0 } else { base })
     }
 
     fn needed(&self, id: TensorId, local: usize, place: usize) -> Option<Needed> {
-        let Tensor { low_rank, chunks, homed, .. } = &self.tensors[&id];
-        down::needed(low_rank.as_ref()?, chunks[&homed[local]].update.factors()?, place)
+        self.tensors[&id].ledger.needed(local, place)
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -656,15 +550,15 @@ impl Chunks for Memory {
     }
 
     fn goes_by_trees(&self, id: TensorId) -> bool {
-        self.tensors.get(&id).is_some_and(|tensor| tensor.by_trees)
+        self.tensors.get(&id).is_some_and(|tensor| tensor.ledger.goes_by_trees())
     }
 
     fn stripe(&self, id: TensorId, local: usize) -> usize {
-        self.tensors[&id].digests.stripe(local)
+        self.tensors[&id].ledger.stripe(local)
     }
 
     fn digest(&self, id: TensorId, stripe: usize) -> u64 {
-        self.tensors[&id].digests.of(stripe).unwrap_or(0)
+        self.tensors[&id].ledger.digest(stripe)
     }
 }
 
@@ -680,43 +574,39 @@ impl Homed for Memory {
     }
 
     fn contributions(&self, id: TensorId) -> &Agreed {
-        &self.tensors[&id].contributions
+        self.tensors[&id].ledger.contributions()
     }
 
     fn low_rank(&self, id: TensorId) -> Option<LowRank> {
-        self.tensors.get(&id)?.low_rank
+        self.tensors.get(&id)?.ledger.low_rank()
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
         let tensor = self.tensors.get_mut(&part.tensor).expect("the shard knows the tensor");
-        if let (Some(contributed), Ok(local)) =
-            (&mut tensor.contributed, tensor.homed.binary_search(&part.chunk))
-        {
-            contributed.forget(part.rank, local);
+        if let Ok(local) = tensor.homed.binary_search(&part.chunk) {
+            tensor.ledger.receives(part.rank, local);
         }
         self.lane(part.tensor, part.chunk, part.rank)
     }
 
     fn keep_right(&mut self, id: TensorId, writer: Rank, rank: u32, bytes: &[u8]) {
         let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
-        tensor.contributed.iter_mut().for_each(|contributed| contributed.came(writer, rank, bytes));
+        tensor.ledger.keep_right(writer, rank, bytes);
     }
 
     fn keep_rows(&mut self, part: &LanePart, rank: u32, rows: &[u8]) {
         let tensor = self.tensors.get_mut(&part.tensor).expect("the shard knows the tensor");
-        if let (Some(contributed), Ok(local)) =
-            (&mut tensor.contributed, tensor.homed.binary_search(&part.chunk))
-        {
-            contributed.multiplied(part.rank, local, rank, rows);
+        if let Ok(local) = tensor.homed.binary_search(&part.chunk) {
+            tensor.ledger.keep_rows(part.rank, local, rank, rows);
         }
     }
 
     fn right(&self, id: TensorId, name: Named) -> &[u8] {
-        let contributed = self.tensors[&id].contributed.as_ref().expect("an update names its factor");
+        let ledger = &self.tensors[&id].ledger;
         let other = Named { turn: name.turn.saturating_sub(1), ..name };
         // Of use to sabotage alone: the one before.
-        let before = contributed.find(other).filter(|_| self.sabotage == Some(Sabotage::SendsAnotherFactor));
-        let right = contributed.find(name).expect("an update is sent while what it names is kept");
+        let before = ledger.right(other).filter(|_| self.sabotage == Some(Sabotage::SendsAnotherFactor));
+        let right = ledger.right(name).expect("an update is sent while what it names is kept");
         before.filter(|before| before.len() == right.len()).unwrap_or(right)
     }
 
@@ -725,25 +615,20 @@ impl Homed for Memory {
     }
 
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
-        let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
-        let chunk = homed[local];
-        let Chunk { mirror, leaked, sequence, sum, .. } = &chunks[&chunk];
+        let Tensor { ledger, chunks, homed, .. } = &self.tensors[&id];
+        let Chunk { mirror, leaked, sequence, .. } = &chunks[&homed[local]];
         let value = &mirror.as_ref().expect("what is sent is published").value;
         let value = leaked.as_ref().unwrap_or(value);
-        let sent = match streams {
-            Some(streams) => streams.send(local, *sequence, value, position),
-            None => Sent { source: Source::Published(value, sum, *sequence), shadow: None, position },
-        };
-        (chunk, values, sent)
+        (homed[local], ledger.values(), ledger.send(local, *sequence, value, position))
     }
 
     fn updates(&self, id: TensorId) -> Option<&Updates> {
-        self.tensors[&id].updates.as_ref()
+        self.tensors[&id].ledger.updates()
     }
 
     fn update(&self, id: TensorId, local: usize) -> (u32, Encoding, &[u8]) {
-        let Tensor { chunks, homed, .. } = &self.tensors[&id];
-        let (encoding, payload) = chunks[&homed[local]].update.payload();
+        let Tensor { ledger, homed, .. } = &self.tensors[&id];
+        let (encoding, payload) = ledger.update(local);
         (homed[local], encoding, payload)
     }
 

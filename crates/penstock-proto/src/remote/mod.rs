@@ -5,6 +5,7 @@
 //! | [`asking`] | at the subscriber: what a pull and a push ask for |
 //! | [`home`] | at the shard: which frames of a subscriber were taken, and what is owed to it |
 //! | `awaited` | versions that were asked for and are not there |
+//! | [`ledger`] | at the shard: what it keeps of a tensor's chunks beside their bytes |
 //! | [`judge`] | at both: what a frame may be, before its payload is let in |
 //! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
 //! | `returning` | at the subscriber: tickets that came before what others bring |
@@ -28,6 +29,7 @@ mod feeding;
 pub mod home;
 pub mod judge;
 mod lag;
+pub mod ledger;
 pub mod mirror;
 mod returning;
 

@@ -13,6 +13,7 @@ use penstock_proto::remote::home;
 use penstock_proto::shard::{Judged, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use std::sync::Arc;
 
 impl Cluster<'_> {
     /// A shard hears that a worker has declared a tensor: the first makes it known there, and each gets a lane.
@@ -34,9 +35,9 @@ impl Cluster<'_> {
             Some(Sabotage::DecodesByAnother) => &encodings::ANOTHER,
             _ => &encodings::KNOWN,
         };
-        let terms = encodings::terms(spec, known);
+        let terms = Arc::new(encodings::terms(spec, known));
         let Server { machine, memory, .. } = &mut self.servers[shard];
-        memory.declare(tensor, spec, &terms, *cut, &homes[shard], self.workload.workers());
+        memory.declare(tensor, spec, terms, *cut, &homes[shard], self.workload.workers());
         machine.declare(tensor, spec.clone(), cut.chunks(), homes[shard].clone());
         self.give_up_orphans(shard);
         self.after(shard)

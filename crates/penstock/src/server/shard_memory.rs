@@ -6,25 +6,24 @@ use penstock_fabric::net::remote_peer::Homed;
 use penstock_fabric::publish::Published;
 use penstock_fabric::spent::Spent;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::filter::{Behind, Coordinates, Pressure};
+use penstock_kernels::filter::{Coordinates, Pressure};
 use penstock_kernels::{Foreign, Plan, SumRoom, fold_summed};
-use penstock_proto::checksum::OncePublished;
 use penstock_proto::consistency::Consistency;
-use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
+use penstock_proto::encoding::{Agreed, Encoding, Sent};
 use penstock_proto::factors::LowRank;
-use penstock_proto::factors::down::{self, Contributed, Named, Needed};
+use penstock_proto::factors::down::{Named, Needed};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
-use penstock_proto::overlay::{Digests, Member, Routes};
+use penstock_proto::overlay::{Member, Routes};
 use penstock_proto::pressure::{Change, Flow, Gauge};
 use penstock_proto::propagation::Propagation;
 use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::remote::judge::LanePart;
+use penstock_proto::remote::ledger::Ledger;
 use penstock_proto::seal::Sealer;
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
-use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
-use penstock_proto::update::{Kept, Updates};
+use penstock_proto::update::Updates;
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -35,7 +34,7 @@ use std::time::Duration;
 const BYTES_A_BEAT: usize = 4 << 20;
 /// What a chunk costs that is published though nothing was folded, in looks ([`super::pace::Pace::work`]). What a filter or a flush
 /// goes over then is not in it: each flush of a chunk is behind a fold, which costs as much, and over a job's life a filter goes over
-/// a chunk that rests some thirty times ([`Behind`]).
+/// a chunk that rests some thirty times ([`Behind`](penstock_kernels::filter::Behind)).
 const LOOKS_A_PUBLICATION: usize = 8;
 /// Bytes that are worked on in the time that a publication takes at least.
 const BYTES_A_PUBLICATION: usize = 512;
@@ -75,8 +74,6 @@ pub(super) struct Memory {
     life: Life,
     /// Whether the chunk at hand was folded just now.
     folded: bool,
-    /// Whether what is seen of it was changed just now.
-    changed: bool,
     /// What chunks cost that were published though nothing was folded, in looks, since it was asked.
     idle_looks: usize,
     /// Peers on other hosts; of these, how many come by routes, and to how many of those each stripe goes from here.
@@ -114,29 +111,11 @@ impl Life {
 
 struct TensorMemory {
     plan: Plan,
-    /// How its chunks travel.
-    terms: Arc<Terms>,
-    /// What workers on other hosts held, where that has to be kept.
-    streams: Option<Streams>,
     home: HomeMemory,
     lanes: Vec<Option<LaneView>>,
-    /// Of each chunk homed here.
-    published: Vec<Published>,
-    /// Likewise: what stands there, as it is sent to several.
-    sums: Vec<OncePublished>,
-    /// Likewise: how far what is seen is behind.
-    behind: Vec<Behind>,
-    /// Likewise: the last publication that changed what is seen.
-    changed: Vec<u64>,
-    /// Likewise: the last update, where those are sent; else empty.
-    updates: Vec<Kept>,
-    /// What came as factors, where updates are sent that may be of them.
-    contributed: Option<Contributed>,
+    ledger: Ledger,
     /// How hard the network presses, where the filter follows that.
     pressed: Option<Pressed>,
-    /// Whether peers on other hosts pass its values on; how routes cut them, and what stands of each stripe.
-    by_trees: bool,
-    digests: Digests,
 }
 
 /// How hard the network presses what is sent of a tensor's values.
@@ -166,7 +145,6 @@ impl Memory {
             events,
             life,
             folded: false,
-            changed: false,
             idle_looks: 0,
             links: 0,
             members: 0,
@@ -190,11 +168,7 @@ impl Memory {
 
     /// A worker has left: nothing is kept of what it alone is charged for.
     pub(super) fn left(&mut self, rank: Rank) {
-        for (_, tensor) in self.tensors.iter_mut() {
-            if let Some(contributed) = &mut tensor.contributed {
-                contributed.left(rank);
-            }
-        }
+        self.tensors.iter_mut().for_each(|(_, tensor)| tensor.ledger.left(rank));
     }
 
     /// What chunks cost that were published though nothing was folded, in looks, since the last call of this.
@@ -237,38 +211,14 @@ impl Memory {
         workers: u32,
     ) {
         let lanes = (0..workers).map(|_| None).collect();
-        let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
-        let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
-        let sums = home.chunks().iter().map(|_| OncePublished::default()).collect();
-        let behind = vec![Behind::default(); home.chunks().len()];
-        let changed = vec![0; home.chunks().len()];
-        let updates =
-            home.chunks().iter().filter(|_| terms.updates.is_some()).map(|_| Kept::default()).collect();
-        let low_rank = terms.low_rank.filter(|_| terms.updates.is_some());
-        let contributed = low_rank.map(|low_rank| Contributed::new(low_rank, home.chunks().len(), workers));
-        let longest = home.chunks().first().map_or(0, |&chunk| home.range(chunk).len());
-        let digests = Digests::new(id, home.chunks().len(), longest as u64, &self.shares);
         let gauge = terms.filter.follows().map(|follows| Gauge::new(follows, consistency));
         let pressed = gauge.map(|gauge| Pressed { gauge, versions: 0, version: 0 });
         if pressed.is_some() && self.tensors.get(id).is_none() {
             self.following.push(id);
         }
-        let tensor = TensorMemory {
-            plan,
-            terms,
-            streams,
-            home,
-            lanes,
-            published,
-            sums,
-            behind,
-            changed,
-            updates,
-            contributed,
-            pressed,
-            by_trees: false,
-            digests,
-        };
+        let lengths = home.chunks().iter().map(|&chunk| home.range(chunk).len());
+        let ledger = Ledger::new(id, terms, lengths, workers, &self.shares);
+        let tensor = TensorMemory { plan, home, lanes, ledger, pressed };
         self.tensors.insert(id, tensor);
     }
 
@@ -285,20 +235,19 @@ impl Memory {
     /// How routes cut what goes to peers on other hosts.
     pub(super) fn stripe_by(&mut self, shares: &[u32]) {
         self.shares = shares.to_vec();
-        self.tensors.iter_mut().for_each(|(_, tensor)| tensor.digests.cut(shares));
+        self.tensors.iter_mut().for_each(|(_, tensor)| tensor.ledger.stripe_by(shares));
     }
 
     /// Tensors that are broadcast.
     pub(super) fn broadcast(&self) -> Vec<TensorId> {
-        let is_broadcast = |tensor: &TensorMemory| tensor.terms.propagation == Propagation::Broadcast;
+        let is_broadcast =
+            |tensor: &TensorMemory| tensor.ledger.terms().propagation == Propagation::Broadcast;
         self.tensors.iter().filter(|(_, tensor)| is_broadcast(tensor)).map(|(id, _)| id).collect()
     }
 
     /// Whether a tensor's values go by others too; whether that is new.
     pub(super) fn go_by_trees(&mut self, id: TensorId, by_trees: bool) -> bool {
-        // An update is worth nothing to who lacks the one before.
-        let tensor = self.tensors.get_mut(id).filter(|tensor| tensor.terms.updates.is_none());
-        tensor.is_some_and(|it| std::mem::replace(&mut it.by_trees, by_trees) != by_trees)
+        self.tensors.get_mut(id).is_some_and(|tensor| tensor.ledger.go_by_trees(by_trees))
     }
 
     /// What is passed on is sealed with this.
@@ -365,49 +314,19 @@ impl TensorMemory {
 
     /// The chunk is about to change, or to be published as it is: called before it is entered, or behind that, where it does
     /// nothing, because a chunk that was entered has a number that no publication has.
-    fn keep(&mut self, chunk: u32) {
-        if let Some(streams) = &mut self.streams
-            && let Some(local) = self.home.find(chunk)
-        {
-            streams.keep(local, self.home.sequence(local), self.home.seen(chunk));
-        }
-    }
-
-    /// The right factor that comes at this place among those that a chunk's update names.
-    fn needed(&self, local: usize, place: usize) -> Option<Needed> {
-        let low_rank = self.terms.low_rank.as_ref()?;
-        down::needed(low_rank, self.updates.get(local)?.factors()?, place)
-    }
-
-    /// A right factor, while it is kept.
-    fn right(&self, name: Named) -> Option<&[u8]> {
-        self.contributed.as_ref()?.find(name)
-    }
-
-    /// What a filter does not let pass of a change that is about to be made is held back.
-    fn falls_behind(&mut self, chunk: u32) {
-        if self.terms.holds_back()
-            && let Some(local) = self.home.find(chunk)
-        {
-            self.behind[local].falls();
-        }
-    }
-
-    /// Whether something may have been held back, before all of it passes.
-    fn catches_up(&mut self, chunk: u32) -> bool {
-        self.home.find(chunk).is_some_and(|local| self.behind[local].catches_up())
+    fn keep(&mut self, local: usize, chunk: u32) {
+        self.ledger.keep(local, self.home.sequence(local), self.home.seen(chunk));
     }
 }
 
 impl Chunks for Memory {
     fn chunks(&self, id: TensorId) -> usize {
-        self.look(id).home.chunks().len()
+        self.look(id).ledger.len()
     }
 
     fn publication(&self, id: TensorId, local: usize) -> Publication {
-        let tensor = self.look(id);
-        let Published { version, steps } = tensor.published[local];
-        Publication { version, steps, sequence: tensor.home.sequence(local), changed: tensor.changed[local] }
+        let TensorMemory { home, ledger, .. } = self.look(id);
+        ledger.publication(local, home.sequence(local))
     }
 
     fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
@@ -415,24 +334,19 @@ impl Chunks for Memory {
     }
 
     fn broadcasts(&self, id: TensorId) -> bool {
-        self.look(id).terms.propagation.is_unasked()
+        self.look(id).ledger.terms().propagation.is_unasked()
     }
 
     fn sends_updates(&self, id: TensorId) -> bool {
-        self.look(id).terms.updates.is_some()
+        self.look(id).ledger.updates().is_some()
     }
 
     fn update_base(&self, id: TensorId, local: usize) -> Option<u64> {
-        let tensor = self.look(id);
-        let kept = tensor.updates.get(local)?;
-        let base = kept.base(tensor.changed[local])?;
-        // What it names may be older than what is kept: then it is as if there were none.
-        let mut factors = (0..).map_while(|place| tensor.needed(local, place));
-        factors.all(|one| tensor.right(one.name).is_some()).then_some(base)
+        self.look(id).ledger.update_base(local)
     }
 
     fn needed(&self, id: TensorId, local: usize, place: usize) -> Option<Needed> {
-        self.look(id).needed(local, place)
+        self.look(id).ledger.needed(local, place)
     }
 
     fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
@@ -440,15 +354,15 @@ impl Chunks for Memory {
     }
 
     fn goes_by_trees(&self, id: TensorId) -> bool {
-        self.look(id).by_trees
+        self.look(id).ledger.goes_by_trees()
     }
 
     fn stripe(&self, id: TensorId, local: usize) -> usize {
-        self.look(id).digests.stripe(local)
+        self.look(id).ledger.stripe(local)
     }
 
     fn digest(&self, id: TensorId, stripe: usize) -> u64 {
-        self.look(id).digests.of(stripe).unwrap_or(0)
+        self.look(id).ledger.digest(stripe)
     }
 }
 
@@ -464,36 +378,34 @@ impl Homed for Memory {
     }
 
     fn contributions(&self, id: TensorId) -> &Agreed {
-        &self.look(id).terms.contributions
+        self.look(id).ledger.contributions()
     }
 
     fn low_rank(&self, id: TensorId) -> Option<LowRank> {
-        self.tensors.get(id)?.terms.low_rank
+        self.tensors.get(id)?.ledger.low_rank()
     }
 
     fn receive(&mut self, part: &LanePart) -> &mut [u8] {
         let tensor = self.tensor(part.tensor);
-        if let (Some(contributed), Some(local)) = (&mut tensor.contributed, tensor.home.find(part.chunk)) {
-            contributed.forget(part.rank, local);
+        if let Some(local) = tensor.home.find(part.chunk) {
+            tensor.ledger.receives(part.rank, local);
         }
         self.lane(part.tensor, part.rank).receive(part.range.clone())
     }
 
     fn keep_right(&mut self, id: TensorId, writer: Rank, rank: u32, bytes: &[u8]) {
-        if let Some(contributed) = &mut self.tensor(id).contributed {
-            contributed.came(writer, rank, bytes);
-        }
+        self.tensor(id).ledger.keep_right(writer, rank, bytes);
     }
 
     fn keep_rows(&mut self, part: &LanePart, rank: u32, rows: &[u8]) {
         let tensor = self.tensor(part.tensor);
-        if let (Some(contributed), Some(local)) = (&mut tensor.contributed, tensor.home.find(part.chunk)) {
-            contributed.multiplied(part.rank, local, rank, rows);
+        if let Some(local) = tensor.home.find(part.chunk) {
+            tensor.ledger.keep_rows(part.rank, local, rank, rows);
         }
     }
 
     fn right(&self, id: TensorId, name: Named) -> &[u8] {
-        self.look(id).right(name).expect("an update is sent while what it names is kept")
+        self.look(id).ledger.right(name).expect("an update is sent while what it names is kept")
     }
 
     fn worked(&mut self, bytes: usize) {
@@ -502,8 +414,8 @@ impl Homed for Memory {
 
     fn links(&self, id: TensorId, local: usize) -> usize {
         let tensor = self.look(id);
-        let stripe = tensor.digests.stripe(local);
-        match self.fed.get(stripe).filter(|_| tensor.by_trees) {
+        let stripe = tensor.ledger.stripe(local);
+        match self.fed.get(stripe).filter(|_| tensor.ledger.goes_by_trees()) {
             None => self.links,
             Some(fed) => self.links.saturating_sub(self.members) + fed,
         }
@@ -514,27 +426,19 @@ impl Homed for Memory {
     }
 
     fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
-        let TensorMemory { home, terms, streams, sums, .. } = self.look(id);
+        let TensorMemory { home, ledger, .. } = self.look(id);
         let (chunk, sequence) = (home.chunks()[local], home.sequence(local));
         debug_assert!(sequence.is_multiple_of(2), "what is sent is published, and nobody is inside");
-        let value = home.seen(chunk);
-        let sent = match streams {
-            None => {
-                let source = Source::Published(value, &sums[local], sequence);
-                Sent { source, shadow: None, position }
-            }
-            Some(streams) => streams.send(local, sequence, value, position),
-        };
-        (chunk, &terms.values, sent)
+        (chunk, ledger.values(), ledger.send(local, sequence, home.seen(chunk), position))
     }
 
     fn updates(&self, id: TensorId) -> Option<&Updates> {
-        self.look(id).terms.updates.as_ref()
+        self.look(id).ledger.updates()
     }
 
     fn update(&self, id: TensorId, local: usize) -> (u32, Encoding, &[u8]) {
-        let TensorMemory { home, updates, .. } = self.look(id);
-        let (encoding, payload) = updates[local].payload();
+        let TensorMemory { home, ledger, .. } = self.look(id);
+        let (encoding, payload) = ledger.update(local);
         (home.chunks()[local], encoding, payload)
     }
 
@@ -568,10 +472,10 @@ impl Home for Memory {
         let is_sent = self.events.is_some();
         let Self { tensors, sum, spent, .. } = self;
         let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
-        tensor.keep(chunk);
-        tensor.falls_behind(chunk);
-        let TensorMemory { plan, home, lanes, terms, updates, contributed, changed, .. } = tensor;
-        let (local, lanes) = (home.find(chunk), &*lanes);
+        let local = tensor.home.find(chunk).expect("only what is homed here is folded here");
+        tensor.keep(local, chunk);
+        tensor.ledger.falls_behind(local);
+        let TensorMemory { plan, home, lanes, ledger, .. } = tensor;
         let range = home.range(chunk);
         let worked = range.len() * (writers.len() + 1);
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
@@ -582,41 +486,37 @@ impl Home for Memory {
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
         let value = chunk.whole.unwrap_or(chunk.seen);
-        let folded = match local.and_then(|local| Some((updates.get_mut(local)?, changed[local]))) {
-            None => spent.on(Layer::Fold, || {
-                penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state)
-            }),
-            Some((update, content)) => {
-                let sum = sum.of(value.len());
+        let sum = ledger.updates().map(|_| sum.of(value.len()));
+        let (folded, sum) = match sum {
+            None => {
+                let act = || {
+                    penstock_kernels::fold(plan, settings, *step, *scale, &contributions, value, chunk.state)
+                };
+                (spent.on(Layer::Fold, act), None)
+            }
+            Some(sum) => {
                 let state = chunk.state;
-                let folded = spent.on(Layer::Fold, || {
-                    fold_summed(plan, settings, *step, *scale, &contributions, sum, value, state)
-                });
-                // It is encoded where there is somebody to be sent it.
-                let agreed = terms.updates.as_ref().map(|updates| &updates.agreed).filter(|_| is_sent);
-                let factored = contributed.as_ref().zip(local).filter(|_| agreed.is_some());
-                let factored = factored.and_then(|(contributed, local)| contributed.of(local, writers));
-                let factored = factored.map(|factored| (factored, *scale));
-                folded.inspect(|()| {
-                    spent.on(Layer::Encode, || update.fold(content, (*step, settings), sum, factored, agreed))
-                })
+                let act = || fold_summed(plan, settings, *step, *scale, &contributions, sum, value, state);
+                (spent.on(Layer::Fold, act), Some(&*sum))
             }
         };
+        drop(contributions);
+        self.folded = folded.is_ok();
         let folded = match folded {
-            Ok(()) => Ok(Folded::Committed),
+            Ok(()) => {
+                let mut tell = || ledger.folded(local, fold, writers, sum, is_sent);
+                if sum.is_some() {
+                    spent.on(Layer::Encode, tell)
+                } else {
+                    tell()
+                }
+                Ok(Folded::Committed)
+            }
             Err(refused) => {
                 chunk.header.leave();
                 Err(NonFiniteFrom(writers[refused.lane]))
             }
         };
-        drop(contributions);
-        // What stood in the lanes is in the value.
-        if let (Some(contributed), Some(local)) = (contributed, local) {
-            writers.iter().for_each(|&writer| contributed.forget(writer, local));
-        }
-        let shows = !self.look(id).terms.holds_back();
-        self.folded = folded.is_ok();
-        self.changed |= self.folded && shows;
         self.life.work(worked);
         folded
     }
@@ -627,12 +527,10 @@ impl Home for Memory {
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
         let tensor = self.tensor(id);
-        tensor.keep(chunk);
-        if slot == 0 {
-            tensor.catches_up(chunk);
-        }
-        let TensorMemory { plan, home, lanes, updates, .. } = tensor;
-        let local = home.find(chunk).expect("only what is homed here is loaded here");
+        let local = tensor.home.find(chunk).expect("only what is homed here is loaded here");
+        tensor.keep(local, chunk);
+        tensor.ledger.loaded(local, slot);
+        let TensorMemory { plan, home, lanes, .. } = tensor;
         // Arrays are as long as the value, or twice as long where their elements are twice as wide.
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
         let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
@@ -641,8 +539,6 @@ impl Home for Memory {
         header.begin();
         let bytes = seen.len();
         match slot {
-            // Nothing of what is loaded is held back: a filter's bound is for changes. Otherwise all that is small in a fresh model
-            // would read zero.
             0 => match whole {
                 None => contribution.copy_to(seen),
                 Some(whole) => {
@@ -655,16 +551,14 @@ impl Home for Memory {
                 contribution.copy_to(&mut state[at..at + bytes]);
             }
         }
-        // To who folds for itself, the state is as much as the value.
-        let is_folded = updates.get_mut(local).map(Kept::change).is_some();
-        self.changed |= slot == 0 || is_folded;
         self.life.work(bytes);
     }
 
     fn flush(&mut self, id: TensorId, chunk: u32) -> bool {
         let tensor = self.tensor(id);
-        tensor.keep(chunk);
-        if !tensor.catches_up(chunk) {
+        let local = tensor.home.find(chunk).expect("only what is homed here is flushed here");
+        tensor.keep(local, chunk);
+        if !tensor.ledger.catches_up(local) {
             return false;
         }
         let HomeChunk { mut header, seen, whole, .. } = tensor.home.chunk(chunk);
@@ -674,45 +568,34 @@ impl Home for Memory {
         if let Some(whole) = passes {
             header.begin();
             seen.copy_from_slice(whole);
+            tensor.ledger.changes(local);
         }
-        self.changed |= flushed;
         self.life.work(bytes);
         flushed
     }
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
-        let published = Published { version, steps };
         let folded = std::mem::take(&mut self.folded);
-        let mut changed = std::mem::take(&mut self.changed);
         let Self { tensors, published: told, spent, .. } = self;
         let tensor = tensors.get_mut(id).expect("the machine acts on declared tensors");
-        tensor.keep(chunk);
-        let TensorMemory { plan, terms, home, behind, pressed, updates, .. } = tensor;
-        let local = home.find(chunk).expect("only what is homed here is published here");
-        // Readers see what they saw, under a count of steps that goes with the optimizer's state.
-        let again = home.sequence(local) > 0 && version == tensor.published[local].version;
-        let unseen = terms.shows_versions_only && again && !changed;
+        let local = tensor.home.find(chunk).expect("only what is homed here is published here");
+        tensor.keep(local, chunk);
+        let TensorMemory { plan, home, pressed, ledger, .. } = tensor;
+        let unseen = ledger.is_unseen(local, version, home.sequence(local) > 0);
         let mut filtered = 0;
-        if behind[local] != Behind::Not && !unseen {
+        if ledger.is_behind(local) && !unseen {
             let first = home.start(chunk) / plan.dtype.size() as u64;
             let HomeChunk { mut header, seen, whole, .. } = home.chunk(chunk);
             let whole = whole.expect("it was made for a filter that holds back");
             header.begin();
             let pressure = pressed.as_ref().map_or(Pressure::NONE, |pressed| pressed.gauge.pressure());
             let at = Coordinates::of_version(version, first, pressure);
-            let choices = spent.on(Layer::Filter, || behind[local].publish(&*terms.filter, at, whole, seen));
-            changed |= choices > 0;
-            filtered = seen.len() * (choices * terms.filter.passes()) as usize;
+            let choices = spent.on(Layer::Filter, || ledger.choose(local, at, whole, seen));
+            filtered = seen.len() * (choices * ledger.terms().filter.passes()) as usize;
         }
-        home.header(chunk).publish(published);
+        home.header(chunk).publish(Published { version, steps });
         *told = Some(Touched::and(*told, id));
-        let sequence = home.sequence(local);
-        updates.get_mut(local).into_iter().for_each(|update| _ = update.publish(sequence));
-        tensor.published[local] = published;
-        if changed {
-            tensor.changed[local] = tensor.home.sequence(local);
-        }
-        tensor.digests.count(local, version, tensor.changed[local]);
+        ledger.published(local, version, steps, home.sequence(local));
         if !folded {
             self.idle_looks += LOOKS_A_PUBLICATION;
         }
