@@ -2,8 +2,9 @@
 //! those that broke.
 //!
 //! Each orphan comes with all below it, the highest first, and is attached to the node that then takes least time: within the limits if
-//! any node is, then where the uplink sends least, then near the root, then where the edge costs least. The first usually takes
-//! the lost one's place, whose parent has a free turn.
+//! any node is, then where the uplink sends least, then where fewest are fed through the node, then near the root, then where the edge
+//! costs least. The first usually takes the lost one's place, whose parent has a free turn. Where every node is as busy as a whole
+//! transfer takes, as in a chain, one has to send twice: the last, and not the first, behind which all would wait for that.
 
 use super::cluster::View;
 use super::error::PlanError;
@@ -63,12 +64,16 @@ impl Overlay {
             }
         }
         let mut moved = Vec::new();
-        for stripe in overlay.stripes_mut() {
+        for at in 0..overlay.stripes().len() {
+            let mut elsewhere = vec![0; self.len()];
+            let others = overlay.stripes().iter().enumerate().filter(|(other, _)| *other != at);
+            others.for_each(|(_, other)| count_below(other, &mut elsewhere));
+            let stripe = &mut overlay.stripes_mut()[at];
             let mut orphans = orphans(stripe, host);
             if comes_back {
                 orphans.push(host);
             }
-            adopt(view, stripe, &orphans, (limits, leaves), &mut loads);
+            adopt(view, stripe, &orphans, (limits, leaves), (&mut loads, &elsewhere));
             moved.extend(orphans);
         }
         moved.sort_unstable();
@@ -85,25 +90,30 @@ fn orphans(stripe: &mut Stripe, host: u32) -> Vec<u32> {
     orphans
 }
 
-/// Attaches hosts that have no parent, one after the other, to others that are no leaves.
+/// Attaches hosts that have no parent, one after the other, to others that are no leaves. `elsewhere`: how many are fed through each node
+/// in other stripes.
 fn adopt(
     view: &View<'_>,
     stripe: &mut Stripe,
     orphans: &[u32],
     (limits, leaves): (Option<Limits>, &BTreeSet<u32>),
-    loads: &mut [f64],
+    (loads, elsewhere): (&mut [f64], &[usize]),
 ) {
     for &orphan in orphans {
         let height = height(stripe, orphan);
         let mut rooted = rooted(stripe, view.len());
         rooted.retain(|(node, _)| !leaves.contains(node) && *node != orphan);
         let children = stripe.children();
+        let mut below = elsewhere.to_vec();
+        count_below(stripe, &mut below);
         let best = rooted.iter().map(|&(node, depth)| {
             let sent = if view.together(node, orphan) { 0.0 } else { stripe.share() / view.node(node).rate };
             let over = limits.is_some_and(|limits| {
                 children[node as usize].len() as u32 >= limits.degree || depth + 1 + height > limits.depth
             });
-            Choice { over, load: loads[node as usize] + sent, depth, cost: view.cost(node, orphan), node }
+            let load = loads[node as usize] + sent;
+            let below = below[node as usize];
+            Choice { over, load, below, depth, cost: view.cost(node, orphan), node }
         });
         if let Some(best) = best.min_by(Choice::order) {
             stripe.set_parent(orphan, best.node);
@@ -116,6 +126,7 @@ fn adopt(
 struct Choice {
     over: bool,
     load: f64,
+    below: usize,
     depth: u32,
     cost: f64,
     node: u32,
@@ -132,9 +143,27 @@ impl Choice {
         self.over
             .cmp(&other.over)
             .then(load)
+            .then(self.below.cmp(&other.below))
             .then(self.depth.cmp(&other.depth))
             .then(self.cost.total_cmp(&other.cost))
             .then(self.node.cmp(&other.node))
+    }
+}
+
+/// Adds how many are fed through each node that the root reaches.
+fn count_below(stripe: &Stripe, below: &mut [usize]) {
+    let children = stripe.children();
+    let mut order = vec![0];
+    let mut at = 0;
+    while let Some(&node) = order.get(at) {
+        order.extend(&children[node as usize]);
+        at += 1;
+    }
+    let mut counts = vec![0; children.len()];
+    for &node in order.iter().rev() {
+        let fed = |child: &u32| 1 + counts[*child as usize];
+        counts[node as usize] = children[node as usize].iter().map(fed).sum();
+        below[node as usize] += counts[node as usize];
     }
 }
 
