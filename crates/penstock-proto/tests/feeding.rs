@@ -278,6 +278,22 @@ impl Rig {
         }
     }
 
+    /// Another parent takes the place of the child's, and passes on what comes to it from then on.
+    fn hand_over(&mut self) {
+        if self.link.is_some() {
+            self.link = Some(VecDeque::new());
+            let mirror = &mut self.readers.0[CHILD as usize].mirror;
+            mirror.hand_over(mirror.fed());
+        }
+    }
+
+    /// Stripes that are late to the child in this time, in milliseconds.
+    fn late(&mut self, from: u64, to: u64) -> Stripes {
+        let child = &mut self.readers.0[CHILD as usize].mirror;
+        let at = (from..to).step_by(20).map(Duration::from_millis);
+        at.map(|at| child.late(at)).fold(Stripes::default(), Stripes::or)
+    }
+
     fn take_passed(&mut self) -> bool {
         let Some(notice) = self.link.as_mut().and_then(VecDeque::pop_front) else { return false };
         let child = &mut self.readers.0[CHILD as usize];
@@ -364,11 +380,9 @@ impl Rig {
         self.settle();
         self.attach();
         self.settle();
-        let child = &mut self.readers.0[CHILD as usize];
-        let mut late = Stripes::default();
-        for millis in (0..10_000).step_by(20) {
-            late = late.or(child.mirror.late(Duration::from_millis(millis)));
-        }
+        // It may be asked for, or left.
+        let late = self.late(0, 10_000);
+        self.settle();
         if !late.is_empty() {
             self.lose();
         }
@@ -405,6 +419,31 @@ fn who_stands_at_its_parent_is_sent_no_value_by_the_home_until_it_has_left() {
     rig.settle();
     assert_eq!(child(&rig).0, CHUNKS + 2, "what it lacks, and nothing else");
     rig.end();
+}
+
+// The new parent was waited for as long as the old one had been, and then taken for as bad.
+#[test]
+fn what_a_parent_owed_comes_from_the_home_as_soon_as_another_takes_its_place() {
+    for quiet in [300, 20] {
+        let mut rig = Rig::attached();
+        rig.publish(0, true);
+        while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+        rig.link.as_mut().unwrap().clear();
+        rig.settle();
+        assert!(rig.late(0, quiet).is_empty());
+        let before = rig.readers.0[CHILD as usize].values;
+        rig.hand_over();
+        rig.settle();
+        // What the old one may have under way is waited for a little.
+        assert!(rig.late(quiet, quiet + 160).is_empty());
+        rig.settle();
+        let child = &rig.readers.0[CHILD as usize];
+        assert_eq!((child.values - before, child.held[0].1), (1, 2), "and nothing else");
+        assert!(rig.late(quiet + 160, 5_000).is_empty(), "nobody is left for it");
+        rig.publish(1, true);
+        rig.settle();
+        assert_eq!(rig.readers.0[CHILD as usize].values - before, 1, "the new one feeds it");
+    }
 }
 
 #[test]
@@ -556,6 +595,7 @@ enum Step {
     Route(bool),
     Attach,
     Lose,
+    HandOver,
     Drop,
     Fetch(Rank),
     Submit(Rank),
@@ -571,6 +611,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(Step::Route),
         2 => Just(Step::Attach),
         1 => Just(Step::Lose),
+        1 => Just(Step::HandOver),
         1 => Just(Step::Drop),
         2 => rank().prop_map(Step::Fetch),
         6 => rank().prop_map(Step::Submit),
@@ -593,6 +634,7 @@ proptest! {
                 Step::Route(by_parent) => rig.route(by_parent),
                 Step::Attach => rig.attach(),
                 Step::Lose => rig.lose(),
+                Step::HandOver => rig.hand_over(),
                 // A parent that loses something: it never got it, or is no honest one.
                 Step::Drop => _ = rig.link.as_mut().and_then(VecDeque::pop_front),
                 Step::Fetch(rank) => rig.readers.0[rank as usize].fetch(),

@@ -22,6 +22,11 @@ const QUIET_AT_FIRST: Duration = Duration::from_secs(2);
 /// So much longer for each edge from the home, up to so many.
 const AN_EDGE: Duration = Duration::from_millis(200);
 const MOST_EDGES: u32 = 16;
+/// How long a stripe may bring nothing that another parent feeds than did before, until what is missing is asked of the home: the new
+/// one passes on what comes to it from now on, and the old one may have owed something of before.
+const QUIET_BEHIND_ANOTHER: Duration = Duration::from_millis(100);
+/// So long something may come to be known to be missing that the old one owed: the home says so with the next thing that it sends.
+const OWED_WITHIN: Duration = Duration::from_secs(2);
 /// Longest time from one look to the next, while something is missing, that counts.
 const UNLOOKED: Duration = Duration::from_millis(300);
 /// How long it may not be seen that all has come, though something goes on coming.
@@ -62,6 +67,10 @@ pub(super) struct Lag {
     whole: BTreeMap<(u32, TensorId), Option<Duration>>,
     /// Seconds that a byte takes.
     usual: Option<f64>,
+    /// By stripe that another parent feeds than did before: since when, once the time is known.
+    handed_over: BTreeMap<usize, Option<Duration>>,
+    /// Those of them of which the home is to be told what is held.
+    owed: Stripes,
 }
 
 /// Whether a digest has reached another: both only grow, modulo 2^64.
@@ -98,6 +107,8 @@ impl Lag {
     pub(super) fn clear(&mut self) {
         self.whole.clear();
         self.missing.clear();
+        self.handed_over.clear();
+        self.owed = Stripes::default();
     }
 
     /// A new route: what is missing is still missing, and the new parents have all the time that there is for it.
@@ -107,6 +118,7 @@ impl Lag {
 
     /// Nothing more is taken of these now: what is missing is waited for anew.
     pub(super) fn hold(&mut self, stripes: Stripes) {
+        self.moved = self.moved.or(stripes);
         let held = self.missing.iter_mut().filter(|((stripe, _), _)| stripes.has(*stripe as usize));
         held.for_each(|(_, missing)| missing.since = None);
     }
@@ -115,6 +127,49 @@ impl Lag {
     pub(super) fn forget(&mut self, stripes: Stripes) {
         self.missing.retain(|&(stripe, _), _| !stripes.has(stripe as usize));
         self.whole.retain(|&(stripe, _), _| !stripes.has(stripe as usize));
+        self.handed_over.retain(|stripe, _| !stripes.has(*stripe));
+        self.owed = self.owed.without(stripes);
+    }
+
+    /// Another parent feeds these from now on, and no more the one before. What that one had under way still comes; what it owed does not,
+    /// and the new one may have had it before.
+    pub(super) fn hand_over(&mut self, stripes: Stripes) {
+        for stripe in stripes.iter() {
+            let quiet = self.came.get(stripe).map(|came| self.looked.saturating_sub(*came));
+            let is_quiet = quiet > Some(QUIET_BEHIND_ANOTHER) && !self.moved.has(stripe);
+            if is_quiet && self.is_missing(stripe) {
+                self.owed = self.owed.with(stripe);
+            } else {
+                self.handed_over.insert(stripe, None);
+            }
+        }
+    }
+
+    /// Stripes of which the home is to be told what is held, as another parent feeds them than the one that owed what is missing.
+    pub(super) fn take_owed(&mut self) -> Stripes {
+        std::mem::take(&mut self.owed)
+    }
+
+    fn is_missing(&self, stripe: usize) -> bool {
+        let first = (stripe as u32, TensorId::MIN);
+        self.missing.range(first..).next().is_some_and(|((next, _), _)| *next as usize == stripe)
+    }
+
+    /// What was handed over and is missing, of which nothing comes.
+    fn look_at_handed_over(&mut self, now: Duration) {
+        let mut handed_over = std::mem::take(&mut self.handed_over);
+        handed_over.retain(|&stripe, since| {
+            let waited = now.saturating_sub(*since.get_or_insert(now));
+            if !self.is_missing(stripe) {
+                return waited <= OWED_WITHIN;
+            }
+            let is_quiet = now.saturating_sub(self.came[stripe]) > QUIET_BEHIND_ANOTHER;
+            if is_quiet {
+                self.owed = self.owed.with(stripe);
+            }
+            !is_quiet
+        });
+        self.handed_over = handed_over;
     }
 
     /// The home says what should be held; `held`, what is.
@@ -169,6 +224,7 @@ impl Lag {
         for stripe in std::mem::take(&mut self.moved).iter() {
             self.came[stripe] = now;
         }
+        self.look_at_handed_over(now);
         let Self { missing, came, brought, met, whole, usual, .. } = self;
         let mut late = Stripes::default();
         missing.retain(|&(stripe, tensor), missing| {
@@ -209,7 +265,7 @@ impl Lag {
 
     /// Whether something is missing: then it is to be looked at again soon.
     pub(super) fn is_behind(&self) -> bool {
-        !self.missing.is_empty() || !self.whole.is_empty()
+        !self.missing.is_empty() || !self.whole.is_empty() || !self.handed_over.is_empty()
     }
 }
 
@@ -336,6 +392,42 @@ mod tests {
         }
         let mut late = |after| !lag.look(at(after), |_| 1, |_, _| 600).is_empty();
         assert_eq!((60_000..65_000).step_by(20).find(|&after| late(after)), Some(62_120));
+    }
+
+    const FIRST: Stripes = Stripes(1);
+
+    /// When the home is told what is held, of a stripe that is handed over so long after something has come of it that was not all, if
+    /// the new parent then brings something every so many milliseconds, so often.
+    fn told(handed_over: u64, apart: u64, times: u64) -> Option<u64> {
+        let (mut lag, digest, start) = used_to(10);
+        lag.told(W, 0, digest + 9, digest);
+        let look = |lag: &mut Lag, after| _ = lag.look(at(start + after), |_| 1, |_, _| digest);
+        (0..handed_over).step_by(20).for_each(|after| look(&mut lag, after));
+        lag.hand_over(FIRST);
+        (handed_over..3_000).step_by(20).find(|&after| {
+            if (after - handed_over) % apart == 0 && after < handed_over + times * apart {
+                lag.came(0, MIB);
+            }
+            let told = !lag.take_owed().is_empty();
+            look(&mut lag, after);
+            told
+        })
+    }
+
+    // The new parent was waited for as long as for the old one, and then taken for as bad.
+    #[test]
+    fn what_the_parent_before_owed_is_asked_for_at_once_where_it_had_brought_nothing_for_long() {
+        assert_eq!(told(600, 20, 10), Some(600));
+    }
+
+    #[test]
+    fn what_the_parent_before_has_under_way_is_not_asked_for_as_long_as_anything_comes() {
+        assert_eq!(told(20, 40, 10), Some(20 + 9 * 40 + 120 + 20));
+        let (mut lag, digest, start) = used_to(10);
+        lag.hand_over(FIRST);
+        assert!(lag.is_behind());
+        (0..3_000).step_by(20).for_each(|after| _ = lag.look(at(start + after), |_| 1, |_, _| digest));
+        assert!(lag.take_owed().is_empty() && !lag.is_behind(), "nothing was missing");
     }
 
     #[test]

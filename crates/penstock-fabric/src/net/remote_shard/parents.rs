@@ -233,7 +233,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                         let mut feeder = self.parents.remove(at);
                         self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
                         feeder.greeted = true;
-                        self.machine.attach(feeder.stripes);
+                        self.machine.hand_over(feeder.stripes);
                         at = self.parents.len();
                         self.parents.push(feeder);
                         busy = true;

@@ -111,6 +111,22 @@ impl Mirror {
         self.tell(Submission::Attached { epoch, stripes });
     }
 
+    /// A parent has said that it feeds these stripes from now on. It passes on what comes to it by now: of those that another fed until
+    /// now it is not known whether that had passed on all that came before, so the home is asked for what is missing.
+    pub fn hand_over(&mut self, stripes: Stripes) {
+        let before = self.fed.and(stripes);
+        self.attach(stripes);
+        self.lag.hand_over(before);
+        self.tell_owed();
+    }
+
+    fn tell_owed(&mut self) {
+        let owed = self.lag.take_owed().and(self.fed);
+        if let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !owed.is_empty()) {
+            self.tell_held(epoch, owed);
+        }
+    }
+
     /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
     pub fn stray(&mut self, stripes: Stripes, parent: Option<Rank>) {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
@@ -232,7 +248,9 @@ impl Mirror {
         };
         let held =
             |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
-        lag.look(now, depth, held)
+        let late = lag.look(now, depth, held);
+        self.tell_owed();
+        late
     }
 
     /// Whether something is missing that others feed: then it is to be looked at again soon whether it is late.
