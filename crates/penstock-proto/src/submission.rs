@@ -141,13 +141,13 @@ pub enum Submission {
         stripes: Stripes,
     },
     /// Only from workers on other hosts: it has left its parents of these stripes, and is to be fed by the home. What it holds of all
-    /// tensors follows ([`Submission::Holds`]).
+    /// tensors follows ([`Submission::Holds`]). Of no stripes: whose fault it was that was not known then.
     Strayed {
         /// The route's number.
         epoch: u32,
         /// Which.
         stripes: Stripes,
-        /// The parent that it left, whose fault that was; [`u32::MAX`]: nobody's.
+        /// The parent that it left, whose fault that was; [`NOBODY`] or [`UNDECIDED`].
         parent: Rank,
     },
     /// Only from workers on other hosts: what it holds of some chunks, one after the other among those that are homed there. What of them
@@ -165,6 +165,11 @@ pub enum Submission {
     /// The last that comes from this worker: it leaves. Everything before it counts.
     Leave,
 }
+
+/// It was nobody's fault that a worker has left a parent.
+pub const NOBODY: Rank = Rank::MAX;
+/// Whose fault it was shows what the home brings from now on.
+pub const UNDECIDED: Rank = Rank::MAX - 1;
 
 /// A submission that no honest worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@ use penstock_proto::frame::Notice;
 use penstock_proto::overlay::{Direct, Feed, Parent, Pass, Route, Stripes, Striping, WHOLE};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Event, Owing, Publication, Subscriber, Subscribers, tell};
-use penstock_proto::remote::mirror::{Effect, Mirror};
+use penstock_proto::remote::mirror::{Effect, Fault, Mirror};
 use penstock_proto::shard::Shard;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::{Rank, TensorId};
@@ -245,7 +245,7 @@ impl Rig {
                 reader.mirror.route(route);
                 if !before.without(named).is_empty() {
                     self.link = None;
-                    reader.mirror.stray(before.without(named), None);
+                    reader.mirror.stray(before.without(named), Fault::Nobodys);
                 } else if self.link.is_some() && rank == CHILD {
                     reader.mirror.attach(named);
                 }
@@ -274,7 +274,7 @@ impl Rig {
     fn lose(&mut self) {
         if self.link.take().is_some() {
             let mirror = &mut self.readers.0[CHILD as usize].mirror;
-            mirror.stray(Stripes::first(1), Some(PARENT));
+            mirror.stray(Stripes::first(1), Fault::Its(PARENT));
         }
     }
 

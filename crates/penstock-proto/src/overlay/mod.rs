@@ -28,6 +28,7 @@
 //! | `digests.rs` | what is held of each stripe, in one number |
 //! | `rack.rs` | where a host stands, as its user says it |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
+//! | `judging.rs` | who is at fault, of all that are said to be |
 //! | `error.rs` | why there is no plan |
 //!
 //! All of it is a function of its arguments: every server and worker that plans from the same cluster has the same trees.
@@ -39,6 +40,7 @@ mod error;
 mod forest;
 mod frugal;
 mod improve;
+mod judging;
 mod limits;
 mod lines;
 mod pass;
@@ -55,6 +57,7 @@ pub use digests::Digests;
 pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};
+pub use judging::{EXCUSED_MS, HEARD_OUT_MS, Judging, Said};
 pub use limits::Limits;
 pub use pass::Pass;
 pub use plan::{Plan, plan};

@@ -20,7 +20,7 @@ use crate::outbox::{Inbox, OutOfOrder};
 use crate::overlay::{Direct, MAX_STRIPES, Stripes};
 use crate::peer::PeerId;
 use crate::shard::Shard;
-use crate::submission::{NO_MORE, NO_TICKET, Submission};
+use crate::submission::{NO_MORE, NO_TICKET, Submission, UNDECIDED};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -176,6 +176,8 @@ pub struct Subscriber {
     /// Who else feeds it, and whom it has left.
     feeding: Feeding,
     blames: Option<Rank>,
+    /// How many parents it has left under the last route of which it will say whose fault that was.
+    undecided: u32,
 }
 
 impl Subscriber {
@@ -183,6 +185,7 @@ impl Subscriber {
     /// what it misses.
     pub fn connect(&mut self) {
         self.connected = true;
+        self.undecided = 0;
         self.told = None;
         self.due.clear();
         self.feeding.connect();
@@ -377,6 +380,7 @@ impl Subscriber {
     /// these stripes. To one that has no connection it is told on the next.
     pub fn route(&mut self, epoch: u32, parents: Stripes, route: Arc<[u8]>, home: &impl Chunks) {
         if self.connected {
+            self.undecided = 0;
             let new = self.feeding.route(epoch, parents, route);
             self.doubt(new, home);
         }
@@ -412,7 +416,8 @@ impl Subscriber {
         }
     }
 
-    /// Which parent it has left since this was asked last, for its fault; [`Rank::MAX`]: for nobody's.
+    /// Which parent it has left since this was asked last, for its fault; [`NOBODY`](crate::submission::NOBODY): for
+    /// nobody's.
     pub fn take_blame(&mut self) -> Option<Rank> {
         self.blames.take()
     }
@@ -453,12 +458,20 @@ impl Subscriber {
         }
     }
 
-    /// It says what it holds behind this.
+    /// It says what it holds behind this, or whose fault it was that it has left a parent before.
     fn strayed(&mut self, epoch: u32, stripes: Stripes, parent: Rank, home: &impl Chunks) {
         let left = self.feeding.strayed(epoch, stripes);
         // Of an earlier route it knows nothing better by now; and what it says again, it has said.
-        if self.feeding.is_last(epoch) && !left.is_empty() {
-            self.blames = Some(parent);
+        if self.feeding.is_last(epoch) {
+            match (stripes.is_empty(), left.is_empty()) {
+                (false, false) if parent == UNDECIDED => self.undecided += 1,
+                (false, false) => self.blames = Some(parent),
+                (true, _) if self.undecided > 0 && parent != UNDECIDED => {
+                    self.undecided -= 1;
+                    self.blames = Some(parent);
+                }
+                _ => {}
+            }
         }
         self.doubt(left, home);
     }

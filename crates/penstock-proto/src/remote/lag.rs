@@ -10,8 +10,9 @@
 //! A subscriber waits longer the farther it is from the home: so of a whole subtree that starves its highest node leaves its parent
 //! first, is fed by the home, and feeds the others again before their time has come.
 
-use crate::TensorId;
+use super::trial::{Given, Trial, UNLOOKED};
 use crate::overlay::{MAX_STRIPES, Stripes};
+use crate::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -27,8 +28,6 @@ const MOST_EDGES: u32 = 16;
 const QUIET_BEHIND_ANOTHER: Duration = Duration::from_millis(100);
 /// So long something may come to be known to be missing that the old one owed: the home says so with the next thing that it sends.
 const OWED_WITHIN: Duration = Duration::from_secs(2);
-/// Longest time from one look to the next, while something is missing, that counts.
-const UNLOOKED: Duration = Duration::from_millis(300);
 /// How long it may not be seen that all has come, though something goes on coming.
 const DOUBT: Duration = Duration::from_secs(30);
 /// How many times what is usual a byte may take.
@@ -71,6 +70,10 @@ pub(super) struct Lag {
     handed_over: BTreeMap<usize, Option<Duration>>,
     /// Those of them of which the home is to be told what is held.
     owed: Stripes,
+    /// By stripe that was late at the last look: what its parent had brought.
+    given: BTreeMap<usize, Given>,
+    /// Parents that were left as late, of which it is not known yet whether that was their fault.
+    trials: Vec<Trial>,
 }
 
 /// Whether a digest has reached another: both only grow, modulo 2^64.
@@ -109,10 +112,17 @@ impl Lag {
         self.missing.clear();
         self.handed_over.clear();
         self.owed = Stripes::default();
+        self.trials.clear();
     }
 
     /// A new route: what is missing is still missing, and the new parents have all the time that there is for it.
-    pub(super) fn begin_again(&mut self) {
+    pub(super) fn reroute(&mut self) {
+        self.begin_again();
+        // Who has left a parent may stand at one again soon: what comes then is not the home's alone.
+        self.trials.clear();
+    }
+
+    fn begin_again(&mut self) {
         self.missing.values_mut().for_each(|missing| missing.since = None);
     }
 
@@ -129,6 +139,46 @@ impl Lag {
         self.whole.retain(|&(stripe, _), _| !stripes.has(stripe as usize));
         self.handed_over.retain(|stripe, _| !stripes.has(*stripe));
         self.owed = self.owed.without(stripes);
+    }
+
+    /// The parent of these stripes is left as late, under this route: from now on the home feeds them. Before they are forgotten.
+    pub(super) fn try_parent(&mut self, epoch: u32, parent: Rank, stripes: Stripes) {
+        let late: Stripes = stripes.iter().filter(|stripe| self.given.contains_key(stripe)).collect();
+        let of = late.iter().filter_map(|stripe| self.given.get(&stripe));
+        let given = of.copied().reduce(|one, other| Given {
+            waited: one.waited.max(other.waited),
+            bytes: one.bytes + other.bytes,
+        });
+        let missing = self.missing.iter().filter(|((stripe, _), _)| late.has(*stripe as usize));
+        let missing = missing.map(|(&(stripe, tensor), missing)| (stripe, tensor, missing.told)).collect();
+        let (since, start) = (self.looked, self.brought_of(late));
+        let Some(given) = given else { return };
+        self.trials.retain(|trial| trial.stripes.and(late).is_empty());
+        self.trials.push(Trial { epoch, parent, stripes: late, given, since, start, looked: since, missing });
+    }
+
+    fn brought_of(&self, stripes: Stripes) -> u64 {
+        stripes.iter().filter_map(|stripe| self.brought.get(stripe)).sum()
+    }
+
+    /// Parents that were left as late, under which route, and whether that was their fault, now that it is seen.
+    pub(super) fn judge(
+        &mut self,
+        now: Duration,
+        held: impl Fn(TensorId, usize) -> u64,
+    ) -> Vec<(u32, Rank, bool)> {
+        let mut judged = Vec::new();
+        let mut trials = std::mem::take(&mut self.trials);
+        trials.retain_mut(|trial| {
+            let comes =
+                |&(stripe, tensor, told): &(u32, TensorId, u64)| reaches(held(tensor, stripe as usize), told);
+            let is_whole = trial.missing.iter().all(comes);
+            let its = trial.look(now, self.brought_of(trial.stripes), is_whole);
+            judged.extend(its.map(|is_its| (trial.epoch, trial.parent, is_its)));
+            its.is_none()
+        });
+        self.trials = trials;
+        judged
     }
 
     /// Another parent feeds these from now on, and no more the one before. What that one had under way still comes; what it owed does not,
@@ -225,7 +275,8 @@ impl Lag {
             self.came[stripe] = now;
         }
         self.look_at_handed_over(now);
-        let Self { missing, came, brought, met, whole, usual, .. } = self;
+        let Self { missing, came, brought, met, whole, usual, given, .. } = self;
+        given.clear();
         let mut late = Stripes::default();
         missing.retain(|&(stripe, tensor), missing| {
             let stripe = stripe as usize;
@@ -257,6 +308,9 @@ impl Lag {
             }
             if quiet > least || slow {
                 late = late.with(stripe);
+                let is_quiet = quiet > least;
+                let (waited, bytes) = if is_quiet { (quiet, 0) } else { (waited, bytes) };
+                given.insert(stripe, Given { waited, bytes });
             }
             true
         });
@@ -265,7 +319,10 @@ impl Lag {
 
     /// Whether something is missing: then it is to be looked at again soon.
     pub(super) fn is_behind(&self) -> bool {
-        !self.missing.is_empty() || !self.whole.is_empty() || !self.handed_over.is_empty()
+        !self.missing.is_empty()
+            || !self.whole.is_empty()
+            || !self.handed_over.is_empty()
+            || !self.trials.is_empty()
     }
 }
 
@@ -428,6 +485,26 @@ mod tests {
         assert!(lag.is_behind());
         (0..3_000).step_by(20).for_each(|after| _ = lag.look(at(start + after), |_| 1, |_, _| digest));
         assert!(lag.take_owed().is_empty() && !lag.is_behind(), "nothing was missing");
+    }
+
+    #[test]
+    fn a_parent_that_was_left_as_late_is_judged_by_what_comes_without_it() {
+        for (apart, judged) in [(10, (9, 4, true)), (400, (9, 4, false))] {
+            let (mut lag, digest, start) = used_to(10);
+            let late = late(&mut lag, (digest, start), 1000, 100).unwrap();
+            lag.try_parent(9, 4, FIRST);
+            lag.forget(FIRST);
+            assert!(lag.is_behind());
+            let judge = |after| {
+                if after % apart == 0 {
+                    lag.came(0, MIB);
+                }
+                let judged = lag.judge(at(start + late + after), |_, _| digest);
+                judged.first().copied()
+            };
+            assert_eq!((10..3_000).step_by(10).find_map(judge), Some(judged));
+            assert!(!lag.is_behind());
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod effect;
 mod passed;
 
 pub use effect::{Broken, Effect};
+pub use passed::Fault;
 
 use super::awaited::Awaited;
 use super::contents::{Contents, contents};

@@ -8,6 +8,7 @@
 //! | [`ledger`] | at the shard: what it keeps of a tensor's chunks beside their bytes |
 //! | [`judge`] | at both: what a frame may be, before its payload is let in |
 //! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
+//! | `trial` | at the subscriber: whether it was a parent's fault that something was late |
 //! | `returning` | at the subscriber: tickets that came before what others bring |
 //!
 //! Frames and bytes are left to others: to the server and the worker over sockets, and to the simulator over links that break.
@@ -32,6 +33,7 @@ mod lag;
 pub mod ledger;
 pub mod mirror;
 mod returning;
+mod trial;
 
 pub use contents::{Contents, contents};
 pub use returning::Holding;

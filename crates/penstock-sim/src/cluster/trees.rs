@@ -20,7 +20,7 @@ use penstock_fabric::net::remote_shard::{Left, Unreached, Wish};
 use penstock_proto::overlay::Routes;
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::seal::{Scope, Sealer, Verifier};
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NOBODY, Submission};
 use penstock_proto::{Rank, TensorId};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -279,7 +279,7 @@ impl<'a> Cluster<'a> {
                 let blame = blame.and_then(|port| port.peer.subscriber().take_blame());
                 let (delay, server) = (self.delay(), self.server_of(shard));
                 match blame {
-                    Some(Rank::MAX) => self.later(20 * delay, Event::RouteAgain(rank, shard)),
+                    Some(NOBODY) => self.later(20 * delay, Event::RouteAgain(rank, shard)),
                     Some(parent) => self.later(delay, Event::Blame(server, rank, parent)),
                     None => {}
                 }

@@ -239,8 +239,9 @@ impl Home {
                         Submission::Fetch { .. } => {
                             look_who_asks(&self.routes, &mut self.peers, memory);
                         }
-                        Submission::Strayed { parent, .. } => {
-                            strays.push(Stray { rank: rank as Rank, parent });
+                        Submission::Strayed { .. } => {
+                            let blame = self.peers.0[rank].subscriber().take_blame();
+                            strays.extend(blame.map(|parent| Stray { rank: rank as Rank, parent }));
                         }
                         _ => {}
                     }
@@ -286,6 +287,12 @@ impl Home {
         (0..self.peers.0.len()).for_each(|rank| self.tell_route(rank));
         look_who_asks(&self.routes, &mut self.peers, &mut self.memory);
         self.send_all()
+    }
+
+    /// One is told again how values come to it.
+    pub(super) fn route_again(&mut self, rank: Rank) -> Result<(), String> {
+        self.tell_route(rank as usize);
+        self.send(rank as usize)
     }
 
     fn tell_route(&mut self, rank: usize) {

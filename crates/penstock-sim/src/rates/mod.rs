@@ -36,8 +36,9 @@ use model::Model;
 use net::{Event, Net, Number, Speed, Time};
 use penstock_fabric::net::remote_shard::{Unreached, Wish};
 use penstock_proto::Rank;
-use penstock_proto::overlay::{BLOCK_BYTES, PlanError, Prediction, Shape, Traffic};
+use penstock_proto::overlay::{BLOCK_BYTES, HEARD_OUT_MS, PlanError, Prediction, Said, Shape, Traffic};
 use penstock_proto::seal::{Scope, Sealer, Verifier};
+use penstock_proto::submission::NOBODY;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use trees::Trees;
@@ -53,14 +54,18 @@ const TICKS_APART: Time = 20_000_000;
 const DIALS_TAKE: Time = 6;
 /// How long a door that does not answer is tried.
 const DIALS_WITHIN: Time = 2_000_000_000;
+/// How long after it has left a parent by nobody's fault a worker is told of its route again.
+const AGAIN_AFTER: Time = 1_000_000_000;
 /// Events of one run at most, for each chunk that a worker is to hold: more is a run that goes round in circles.
 const MOST_EVENTS: u64 = 4096;
 
 /// What one host does to the others, while a version is on its way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Trouble {
-    /// Its link has this part of its rate from then on.
+    /// Its link has this part of its rate from then on, both ways.
     Slow(f64),
+    /// Its uplink has; what comes to it comes as before.
+    SlowUp(f64),
     /// It does nothing any more, though its connections stand.
     Hangs,
 }
@@ -92,9 +97,11 @@ pub struct Scenario {
     pub pace: f64,
     /// Bytes that each worker's uplink sends beside each version: what it pushes.
     pub push: u64,
-    /// What befalls an inner node while the version before the last is on its way: it is slow from the first byte on, or hangs when a
-    /// quarter of a transfer is over.
+    /// What befalls an inner node while a version is on its way: it is slow from the first byte on, or hangs when a quarter of a transfer
+    /// is over.
     pub trouble: Option<Trouble>,
+    /// How many versions are published behind that one.
+    pub behind: u64,
 }
 
 impl Scenario {
@@ -114,6 +121,7 @@ impl Scenario {
             pace: 0.0,
             push: 0,
             trouble: None,
+            behind: 1,
         }
     }
 
@@ -181,10 +189,14 @@ pub struct Outcome {
     pub prediction: Prediction,
     /// By version.
     pub held: Vec<Held>,
-    /// The worker in trouble.
-    pub troubled: Option<Rank>,
+    /// The worker in trouble, and from which version on.
+    pub troubled: Option<(Rank, u64)>,
     /// Who has left its parent.
     pub left: Vec<Left>,
+    /// Who passes nothing on any more, as that was its fault, in the order in which that was seen.
+    pub blamed: Vec<Rank>,
+    /// Of the last plan, the children of the busiest node, and of the home.
+    pub most_children: (usize, usize),
 }
 
 /// Why there is no outcome.
@@ -242,6 +254,8 @@ enum Due {
     Publish { version: u64, chunk: u32 },
     Dialed { rank: Rank, wish: Wish },
     Plan(Stray),
+    Judge,
+    Again(Rank),
     Trouble(Trouble),
 }
 
@@ -258,6 +272,7 @@ struct Run<'a> {
     version: u64,
     start: Time,
     left: Vec<Left>,
+    blamed: Vec<Rank>,
     events: u64,
 }
 
@@ -315,9 +330,23 @@ impl<'a> Run<'a> {
             workers.push(worker);
         }
         let home = Home::new(JOB, &model, (chunks, chunk_bytes), sealer, ends);
-        let (due, troubled, left) = (Vec::new(), None, Vec::new());
+        let (due, troubled, left, blamed) = (Vec::new(), None, Vec::new(), Vec::new());
         let (version, start, events) = (0, 0, 0);
-        Ok(Self { scenario, net, shared, home, workers, trees, due, troubled, version, start, left, events })
+        Ok(Self {
+            scenario,
+            net,
+            shared,
+            home,
+            workers,
+            trees,
+            due,
+            troubled,
+            version,
+            start,
+            left,
+            blamed,
+            events,
+        })
     }
 
     fn run(mut self) -> Result<Outcome, Failure> {
@@ -336,8 +365,11 @@ impl<'a> Run<'a> {
         if self.shared.wrong.get() > 0 {
             return Err(Failure::Wrong(self.shared.wrong.get()));
         }
-        let Self { trees: Trees { shape, prediction, .. }, troubled, left, .. } = self;
-        Ok(Outcome { shape, prediction, held, troubled, left })
+        let most_children = self.trees.most_children();
+        let since = self.scenario.versions.saturating_sub(1 + self.scenario.behind);
+        let troubled = self.troubled.map(|rank| (rank, since));
+        let Self { trees: Trees { shape, prediction, .. }, left, blamed, .. } = self;
+        Ok(Outcome { shape, prediction, held, troubled, left, blamed, most_children })
     }
 
     /// Publishes a version, and waits until nothing moves.
@@ -346,7 +378,7 @@ impl<'a> Run<'a> {
         self.start = self.net.borrow().now;
         self.version = version;
         let (sent, frames) = (self.net.borrow().sent(), self.net.borrow().tally());
-        if version + 2 == self.scenario.versions
+        if version + 1 + self.scenario.behind == self.scenario.versions
             && let Some(trouble) = self.scenario.trouble
         {
             self.troubled = self.trees.some_inner();
@@ -468,20 +500,37 @@ impl<'a> Run<'a> {
                 self.home.publish(version, chunk..chunk + 1).map_err(Failure::Home)
             }
             Due::Dialed { rank, wish } => self.dialed(rank, &wish),
-            Due::Plan(stray) => {
-                if self.trees.stray(stray)? {
-                    self.reroute()
-                } else {
-                    Ok(())
-                }
+            Due::Plan(stray) if stray.parent == NOBODY => {
+                self.after(AGAIN_AFTER, Due::Again(stray.rank));
+                Ok(())
             }
+            Due::Plan(stray) => {
+                match self.trees.stray(stray, self.millis()) {
+                    Some(Said::Believed) => return self.blame(stray.parent),
+                    Some(Said::HeardOut) => self.after(HEARD_OUT_MS * 1_000_000, Due::Judge),
+                    Some(Said::Excused) => self.after(AGAIN_AFTER, Due::Again(stray.rank)),
+                    None => {}
+                }
+                Ok(())
+            }
+            Due::Judge => {
+                while let Some(stray) = self.trees.take_due(self.millis()) {
+                    self.blame(stray.parent)?;
+                }
+                Ok(())
+            }
+            Due::Again(rank) => self.home.route_again(rank).map_err(Failure::Home),
             Due::Trouble(trouble) => {
                 let Some(rank) = self.troubled else { return Ok(()) };
                 match trouble {
                     Trouble::Hangs => self.workers[rank as usize].hangs = true,
                     Trouble::Slow(part) => {
                         let rate = self.scenario.rate * PAYLOAD_SHARE * part;
-                        self.net.borrow_mut().set_rate(host(rank), rate);
+                        self.net.borrow_mut().set_rates(host(rank), (rate, rate));
+                    }
+                    Trouble::SlowUp(part) => {
+                        let rate = self.scenario.rate * PAYLOAD_SHARE;
+                        self.net.borrow_mut().set_rates(host(rank), (rate * part, rate));
                     }
                 }
                 Ok(())
@@ -509,6 +558,19 @@ impl<'a> Run<'a> {
             self.net.borrow_mut().rouse(host(parent));
         }
         self.net.borrow_mut().rouse(host(rank));
+        Ok(())
+    }
+
+    fn millis(&self) -> u64 {
+        self.net.borrow().now / 1_000_000
+    }
+
+    /// A worker passes nothing on any more.
+    fn blame(&mut self, rank: Rank) -> Result<(), Failure> {
+        if self.trees.blame(rank, self.millis())? {
+            self.blamed.push(rank);
+            self.reroute()?;
+        }
         Ok(())
     }
 

@@ -57,7 +57,8 @@ pub(super) struct Speed {
 /// A host's link.
 #[derive(Debug, Default)]
 struct Port {
-    rate: f64,
+    up: f64,
+    down: f64,
     sends: bool,
     /// Ways that have something to send, in turn.
     turns: VecDeque<Number>,
@@ -138,7 +139,7 @@ pub(super) struct Net {
 impl Net {
     pub(super) fn new(speed: &Speed) -> Self {
         let Speed { ref rates, hop, packet, buffer, scale } = *speed;
-        let port = |&rate: &f64| Port { rate, ..Port::default() };
+        let port = |&rate: &f64| Port { up: rate, down: rate, ..Port::default() };
         Self {
             now: 0,
             count: 0,
@@ -174,9 +175,9 @@ impl Net {
         self.hop
     }
 
-    /// From now on a host's link has this rate.
-    pub(super) fn set_rate(&mut self, host: Number, rate: f64) {
-        self.ports[host].rate = rate;
+    /// From now on a host's link has these rates, up and down.
+    pub(super) fn set_rates(&mut self, host: Number, (up, down): (f64, f64)) {
+        (self.ports[host].up, self.ports[host].down) = (up, down);
     }
 
     /// A host's uplink has so many bytes more to send, of something that is not there.
@@ -317,10 +318,10 @@ impl Net {
             let uplink = &mut self.ports[host];
             let owed = bulk.min(uplink.owes);
             uplink.owes -= owed;
-            let sent = self.now + takes(uplink.rate, bulk + owed);
+            let sent = self.now + takes(uplink.up, bulk + owed);
             let downlink = &mut self.ports[to];
             let begins = downlink.free.max(self.now + self.hop);
-            downlink.free = (begins + takes(downlink.rate, bulk)).max(sent + self.hop);
+            downlink.free = (begins + takes(downlink.down, bulk)).max(sent + self.hop);
             let comes = downlink.free;
             self.ports[host].sends = true;
             self.ports[host].sent += bulk.round() as u64;

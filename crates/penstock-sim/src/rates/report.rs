@@ -42,12 +42,18 @@ pub struct Arguments {
     /// Bytes that each worker's uplink sends beside each version: what it pushes.
     #[arg(long, value_parser = bytes, default_value = "0")]
     push: u64,
-    /// An inner node hangs while the version before the last is on its way.
-    #[arg(long, conflicts_with = "slow")]
+    /// An inner node hangs while a version is on its way.
+    #[arg(long, conflicts_with_all = ["slow", "slow_up"])]
     hangs: bool,
-    /// An inner node's link has this part of its rate from the version before the last on, as in 0.1.
-    #[arg(long)]
+    /// An inner node's link has this part of its rate from a version on, as in 0.1.
+    #[arg(long, conflicts_with = "slow_up")]
     slow: Option<f64>,
+    /// Only its uplink has.
+    #[arg(long)]
+    slow_up: Option<f64>,
+    /// How many versions are published behind that one.
+    #[arg(long, default_value_t = 1)]
+    behind: u64,
 }
 
 /// Shapes, by commas or spaces. What follows a comma and is no shape belongs to the one before.
@@ -98,7 +104,7 @@ impl Arguments {
             u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;
         let trouble = match (self.hangs, self.slow) {
             (true, _) => Some(Trouble::Hangs),
-            (_, slow) => slow.map(Trouble::Slow),
+            (_, slow) => slow.map(Trouble::Slow).or(self.slow_up.map(Trouble::SlowUp)),
         };
         Ok(Scenario {
             seed: self.seed,
@@ -110,10 +116,15 @@ impl Arguments {
             rate: self.rate,
             hop: self.hop * 1e-6,
             buffer: self.buffer,
-            versions: if trouble.is_some() { self.versions.max(4) } else { self.versions.max(1) },
+            versions: if trouble.is_some() {
+                self.versions.max(3 + self.behind)
+            } else {
+                self.versions.max(1)
+            },
             pace: self.pace * 1e-6,
             push: self.push,
             trouble,
+            behind: self.behind,
         })
     }
 
@@ -146,7 +157,7 @@ const HEAD: &str = "hosts  shape                      time ms   half ms    ratio
 
 /// An outcome, as lines of a table: of the last version, or of all where a worker was in trouble, and who has left it.
 pub fn lines(hosts: u32, outcome: &Outcome) -> String {
-    let Outcome { shape, prediction, held, troubled, left } = outcome;
+    let Outcome { shape, prediction, held, troubled, left, blamed, .. } = outcome;
     let shown = if troubled.is_some() { &held[..] } else { &held[held.len().saturating_sub(1)..] };
     let mut lines: Vec<String> = Vec::new();
     for Held { seconds, half, ratio, busiest, all, frames } in shown {
@@ -161,13 +172,16 @@ pub fn lines(hosts: u32, outcome: &Outcome) -> String {
             frames.others,
         ));
     }
-    if let Some(rank) = troubled {
-        lines.push(format!("       worker {rank} was in trouble from version {} on", held.len() - 2));
+    if let Some((rank, version)) = troubled {
+        lines.push(format!("       worker {rank} was in trouble from version {version} on"));
     }
     for Left { rank, parent, version, after, why } in left {
         let parent = parent.map_or_else(|| "nobody".to_owned(), |rank| format!("worker {rank}"));
         let after = after * 1e3;
         lines.push(format!("       version {version}, {after:.1} ms: worker {rank} left {parent}: {why}"));
+    }
+    for rank in blamed {
+        lines.push(format!("       worker {rank} passes nothing on any more"));
     }
     lines.join("\n")
 }

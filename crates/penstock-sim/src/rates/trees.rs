@@ -5,8 +5,8 @@
 use super::home::Stray;
 use penstock_proto::Rank;
 use penstock_proto::overlay::{
-    Cluster, Costs, Limits, Member, Node, Overlay, Parent, Pass, Place, PlanError, Prediction, Routes, Shape,
-    Traffic, plan,
+    Cluster, Costs, Judging, Limits, Member, Node, Overlay, Parent, Pass, Place, PlanError, Prediction,
+    Routes, Said, Shape, Traffic, plan,
 };
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -28,6 +28,7 @@ pub(super) struct Trees {
     ranks: Vec<Rank>,
     /// Nodes that pass nothing on any more.
     out: BTreeSet<u32>,
+    judging: Judging,
     pub(super) shape: Shape,
     pub(super) overlay: Overlay,
     pub(super) prediction: Prediction,
@@ -47,8 +48,8 @@ impl Trees {
         let (shape, prediction) = (plan.shape, plan.prediction);
         let overlay = plan.overlays.swap_remove(0);
         let ranks = (0..workers).collect();
-        let out = BTreeSet::new();
-        Ok(Self { cluster, limits, ranks, out, shape, overlay, prediction, routes: Arc::default() })
+        let (out, judging) = (BTreeSet::new(), Judging::default());
+        Ok(Self { cluster, limits, ranks, out, judging, shape, overlay, prediction, routes: Arc::default() })
     }
 
     /// The routes, if they are others than before.
@@ -71,19 +72,42 @@ impl Trees {
         })
     }
 
-    /// A worker has left its parent: that one passes nothing on any more. Whether it did.
-    pub(super) fn stray(&mut self, stray: Stray) -> Result<bool, PlanError> {
+    /// A worker has left its parent, whose fault that was, at this time in milliseconds: what is made of it, if that one passes anything
+    /// on to it.
+    pub(super) fn stray(&mut self, stray: Stray, now: u64) -> Option<Said> {
         let Stray { rank, parent } = stray;
         let is_its = |member: &Member| {
             member.feeds.iter().any(|feed| feed.parent.as_ref().is_some_and(|fed_by| fed_by.rank == parent))
         };
         if !self.routes.members.get(&rank).is_some_and(is_its) || self.out.contains(&node(parent)) {
+            return None;
+        }
+        Some(self.judging.accuse(&self.routes, (rank, parent), now))
+    }
+
+    /// One that was heard out, and is at fault.
+    pub(super) fn take_due(&mut self, now: u64) -> Option<Stray> {
+        self.judging.take_due(now).map(|(rank, parent)| Stray { rank, parent })
+    }
+
+    /// One passes nothing on any more. Whether it did.
+    pub(super) fn blame(&mut self, parent: Rank, now: u64) -> Result<bool, PlanError> {
+        if !self.out.insert(node(parent)) {
             return Ok(false);
         }
+        self.judging.found(&self.routes, parent, now);
         let view = self.cluster.seen_from(0);
-        self.out.insert(node(parent));
         self.overlay = self.overlay.with_leaf(&view, node(parent), (self.limits, &self.out))?.0;
         Ok(true)
+    }
+
+    /// Children of the busiest node, and of the home.
+    pub(super) fn most_children(&self) -> (usize, usize) {
+        let mut of = vec![0; self.ranks.len() + 1];
+        for stripe in self.overlay.stripes() {
+            stripe.children().iter().zip(&mut of).for_each(|(children, of)| *of += children.len());
+        }
+        (of.iter().copied().max().unwrap_or(0), of[0])
     }
 
     /// An inner node that many others hang on: of all inner ones of the first stripe the middle one, by depth.

@@ -34,7 +34,7 @@ use penstock_proto::remote::home::{self, Chunks, Subscribers};
 use penstock_proto::seal::{Scope, Sealer};
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
-use penstock_proto::submission::{Submission, WORDS};
+use penstock_proto::submission::{NOBODY, Submission, WORDS};
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
@@ -109,6 +109,10 @@ pub(super) enum Command {
     },
     /// How values go to peers on other hosts from now on.
     Routes(Arc<Routes>),
+    /// A peer is to be told of its route again, after a while: the parent that it has left was not at fault.
+    RouteAgain {
+        peer: PeerId,
+    },
     Stop,
 }
 
@@ -581,6 +585,7 @@ impl Loop {
                 self.report(Report::Followed { ticket, changes });
             }
             Command::Routes(routes) => self.reroute(routes),
+            Command::RouteAgain { peer } => self.route_again(peer),
             Command::Stop => self.running = false,
         }
     }
@@ -645,14 +650,19 @@ impl Loop {
     fn look_who_is_blamed(&mut self, peer: PeerId) {
         let Some(remote) = self.ports.remote(peer) else { return };
         match (remote.subscriber().take_blame(), peer.rank()) {
-            // Of several stripes at once, once.
-            (Some(Rank::MAX), _) if self.again.iter().any(|(_, other)| *other == peer) => {}
-            (Some(Rank::MAX), _) => {
-                let at = Instant::now() + remote.next_route_in();
-                self.again.push((at, peer));
-            }
+            (Some(NOBODY), _) => self.route_again(peer),
             (Some(parent), Some(rank)) => self.report(Report::Strayed { rank, parent }),
             _ => {}
+        }
+    }
+
+    fn route_again(&mut self, peer: PeerId) {
+        // Of several stripes at once, once.
+        if !self.again.iter().any(|(_, other)| *other == peer)
+            && let Some(remote) = self.ports.remote(peer)
+        {
+            let at = Instant::now() + remote.next_route_in();
+            self.again.push((at, peer));
         }
     }
 

@@ -11,7 +11,7 @@ use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::overlay::{Parent, Route, Stripes};
-use penstock_proto::remote::mirror::Effect;
+use penstock_proto::remote::mirror::{Effect, Fault};
 use penstock_proto::seal::Verifier;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -108,7 +108,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.route(route);
         self.children.greet(self.mirrors.job, striping);
         if cut_before == striping {
-            self.leave(fed_before.without(named), None);
+            self.leave(fed_before.without(named), Fault::Nobodys);
         } else {
             self.parents.clear();
         }
@@ -170,7 +170,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             Err(Unreached { why, is_its }) => {
                 let what = format!("it cannot be reached: {why}");
                 self.left.push(Left { parent: Some(parent.rank), what });
-                self.leave(wanted, is_its.then_some(parent.rank));
+                self.leave(wanted, if is_its { Fault::Its(parent.rank) } else { Fault::Nobodys });
             }
         }
     }
@@ -189,13 +189,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// Leaves the parents of these stripes, and says so.
-    fn leave(&mut self, stripes: Stripes, parent: Option<Rank>) {
+    fn leave(&mut self, stripes: Stripes, fault: Fault) {
         self.forget(stripes);
-        self.machine.stray(stripes, parent);
+        self.machine.stray(stripes, fault);
     }
 
     /// A parent feeds no more, by its fault or not.
-    fn lost(&mut self, at: usize, what: String, is_its: bool) {
+    fn lost(&mut self, at: usize, what: String, fault: impl FnOnce(Rank) -> Fault) {
         let Feeder { parent, stripes, .. } = self.parents.remove(at);
         let route = self.machine.way();
         let names = |stripe: &usize| {
@@ -208,7 +208,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         // For the others a newer parent is on its way.
         self.machine.lost(stripes.without(named));
-        self.leave(named, is_its.then_some(parent.rank));
+        self.leave(named, fault(parent.rank));
     }
 
     /// Takes what parents have passed on.
@@ -254,7 +254,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 continue;
             };
             // One that has hung up may have had reason to. Whether it is there, the next attempt shows.
-            self.lost(at, why, is_its);
+            self.lost(at, why, |parent| if is_its { Fault::Its(parent) } else { Fault::Nobodys });
             busy = true;
         }
         (busy, None)
@@ -310,7 +310,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.machine.held_up(self.children.full());
         self.parents.retain_mut(|feeder| feeder.end(now));
         while let Some(at) = self.parents.iter_mut().position(|feeder| feeder.is_silent(now)) {
-            self.lost(at, "it says nothing".to_owned(), true);
+            self.lost(at, "it says nothing".to_owned(), Fault::Its);
         }
         let mut late = self.machine.late(now);
         while let Some(stripe) = late.iter().next() {
@@ -319,13 +319,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 match self.parents.iter().position(|feeder| feeder.greeted && feeder.stripes.has(stripe)) {
                     Some(at) => {
                         let stripes = self.parents[at].stripes;
-                        self.lost(at, what, true);
+                        self.lost(at, what, Fault::Perhaps);
                         stripes
                     }
                     None => {
                         let stripes = Stripes::default().with(stripe);
                         self.left.push(Left { parent: None, what });
-                        self.leave(stripes, None);
+                        self.leave(stripes, Fault::Nobodys);
                         stripes
                     }
                 };

@@ -5,13 +5,24 @@ use super::{Effect, Mirror};
 use crate::clock::MAX_CLOCK;
 use crate::frame::Notice;
 use crate::overlay::{MAX_STRIPES, Route, Stripes};
-use crate::submission::{HELD, Submission};
+use crate::submission::{HELD, NOBODY, Submission, UNDECIDED};
 use crate::{Rank, TensorId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Of so many doubts one is of all that a stripe has, however fresh.
 const ALL_DOUBTED: u32 = 4;
+
+/// Whose fault it was that a parent is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nobody's.
+    Nobodys,
+    /// This parent's.
+    Its(Rank),
+    /// This parent's, if the home then brings more. It is told later.
+    Perhaps(Rank),
+}
 
 impl Mirror {
     /// The home says how values come from now on. What changes the owner sees to: it connects to the parents that it has no
@@ -20,7 +31,7 @@ impl Mirror {
         let before = self.route.as_ref().map_or(0, |route| route.striping);
         let (epoch, striping) = (route.epoch, route.striping);
         if striping == before {
-            self.lag.begin_again();
+            self.lag.reroute();
         } else {
             self.lag.clear();
             for (_, mirrored) in self.tensors.iter_mut() {
@@ -127,17 +138,24 @@ impl Mirror {
         }
     }
 
-    /// The parents of these stripes feed them no more, by whose fault if it was one's: the home is told so, and what is held.
-    pub fn stray(&mut self, stripes: Stripes, parent: Option<Rank>) {
+    /// The parents of these stripes feed them no more, by somebody's fault or not: the home is told so, and what is held.
+    pub fn stray(&mut self, stripes: Stripes, fault: Fault) {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
             return;
+        };
+        let parent = match fault {
+            Fault::Nobodys => NOBODY,
+            Fault::Its(parent) => parent,
+            Fault::Perhaps(parent) => {
+                self.lag.try_parent(epoch, parent, stripes);
+                UNDECIDED
+            }
         };
         self.fed = self.fed.without(stripes);
         self.lag.forget(stripes);
         // Until there is another route.
         let feeds = self.route.iter_mut().flat_map(|route| route.feeds.iter_mut().enumerate());
         feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
-        let parent = parent.unwrap_or(Rank::MAX);
         self.tell(Submission::Strayed { epoch, stripes, parent });
         self.tell_held(epoch, stripes);
     }
@@ -149,7 +167,7 @@ impl Mirror {
         };
         self.fed = self.fed.without(stripes);
         self.lag.forget(stripes);
-        self.tell(Submission::Strayed { epoch: epoch - 1, stripes, parent: Rank::MAX });
+        self.tell(Submission::Strayed { epoch: epoch - 1, stripes, parent: NOBODY });
         self.tell_held(epoch, stripes);
     }
 
@@ -248,7 +266,12 @@ impl Mirror {
         };
         let held =
             |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
+        let judged = lag.judge(now, held);
         let late = lag.look(now, depth, held);
+        for (epoch, parent, is_its) in judged {
+            let parent = if is_its { parent } else { NOBODY };
+            self.tell(Submission::Strayed { epoch, stripes: Stripes::default(), parent });
+        }
         self.tell_owed();
         late
     }

@@ -423,6 +423,9 @@ impl Control {
         if self.full || ends || touches || self.has_unsettled_tables() || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
+        if let Some(at) = self.trees.hears_out_at() {
+            longest = longest.min(Duration::from_millis(at.saturating_sub(self.clock.now())));
+        }
         let unfinished = std::mem::take(&mut self.unfinished);
         // Something of each worker whose words lie in the sockets is read before leases are judged: after a pause of this process
         // that is many.
@@ -551,7 +554,12 @@ impl Control {
     /// Tells the shards by which ways values go from now on, if these are others than before.
     fn route(&mut self) {
         let all_came = self.roster.awaited().next().is_none();
+        self.trees.hear_out(self.clock.now());
         self.trees.forgive(self.clock.now());
+        for rank in self.trees.take_again() {
+            let peer = self.roster.peer(rank);
+            self.shards.handles.iter().for_each(|shard| shard.send(Command::RouteAgain { peer }));
+        }
         if let Some(routes) = self.trees.routes(all_came).filter(|_| self.ended.is_none()) {
             for shard in &self.shards.handles {
                 shard.send(Command::Routes(Arc::clone(&routes)));

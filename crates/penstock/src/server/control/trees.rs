@@ -10,7 +10,7 @@
 //! | what happens | what becomes of the plan |
 //! |---|---|
 //! | a worker leaves or is lost | its children get other parents, and nobody else does |
-//! | a worker has left its parent, whose fault that was | the parent passes nothing on any more: it becomes a leaf, behind its children. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and becomes one itself. After a minute, or longer each time, there is a new plan, in which it passes on again |
+//! | a worker has left its parent, whose fault that was | unless the parent starved itself ([`Judging`]) it passes nothing on any more: it becomes a leaf, behind its children. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and becomes one itself. After a minute, or longer each time, there is a new plan, in which it passes on again |
 //! | a worker comes late | a new plan |
 //!
 //! A plan for many hosts takes long: another thread makes it, and until it has the plan before is mended, if there is one.
@@ -21,8 +21,8 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Joining, Session};
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Cluster, Costs, Feed, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place, Rack,
-    Routes, Shape, Traffic, plan,
+    BLOCK_BYTES, Cluster, Costs, Feed, Judging, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place,
+    Rack, Routes, Said, Shape, Traffic, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -127,6 +127,9 @@ pub(super) struct Trees {
     out: BTreeMap<Rank, Out>,
     /// By worker, the parents that it has left because of them, and when.
     strays: BTreeMap<Rank, BTreeMap<Rank, u64>>,
+    judging: Judging,
+    /// Workers that have left a parent that is not at fault: they are to be told of their routes again.
+    again: Vec<Rank>,
     planned: Option<Planned>,
     /// Plans that were begun; the number of the one that another thread makes; and that one, until it is taken there.
     begun: u64,
@@ -160,6 +163,8 @@ impl Trees {
             subscribers: BTreeMap::new(),
             out: BTreeMap::new(),
             strays: BTreeMap::new(),
+            judging: Judging::default(),
+            again: Vec::new(),
             planned: None,
             begun: 0,
             awaited: None,
@@ -215,6 +220,7 @@ impl Trees {
         self.changed |= self.subscribers.remove(&rank).is_some();
         self.out.remove(&rank);
         self.strays.remove(&rank);
+        self.judging.forget(rank);
         // The last one that was waited for may be one that never came.
         self.changed = self.planned.is_none() && !self.subscribers.is_empty() || self.changed;
     }
@@ -227,6 +233,15 @@ impl Trees {
         if !feeds || !self.subscribers.contains_key(&rank) || !self.passes_on(parent) {
             return;
         }
+        match self.judging.accuse(&self.routes, (rank, parent), now) {
+            Said::Believed => self.blame(rank, parent, now),
+            Said::HeardOut => {}
+            Said::Excused => self.again.push(rank),
+        }
+    }
+
+    /// A worker has left its parent, and nobody above that one is at fault.
+    fn blame(&mut self, rank: Rank, parent: Rank, now: u64) {
         let left = self.strays.entry(rank).or_default();
         left.retain(|_, at| now.saturating_sub(*at) < BELIEVED_AGAIN_MS);
         left.insert(parent, now);
@@ -236,10 +251,30 @@ impl Trees {
             parent,
             "a worker was not fed by another as it should have been: worker {out} passes nothing on any more"
         );
+        self.judging.found(&self.routes, out, now);
         let out = self.out.entry(out).or_default();
         (out.is_out, out.until) = (true, now + OUT_FOR_MS * (1 << out.times.min(MOST_DOUBLED)));
         out.times += 1;
         self.changed = true;
+    }
+
+    /// Those of whom others have waited for long enough whether they starve themselves are at fault, as of this time.
+    pub(super) fn hear_out(&mut self, now: u64) {
+        while let Some((rank, parent)) = self.judging.take_due(now) {
+            if self.passes_on(parent) {
+                self.blame(rank, parent, now);
+            }
+        }
+    }
+
+    /// When that is to be looked at next, if it is.
+    pub(super) fn hears_out_at(&self) -> Option<u64> {
+        self.judging.next()
+    }
+
+    /// Workers that are to be told of their routes again.
+    pub(super) fn take_again(&mut self) -> Vec<Rank> {
+        std::mem::take(&mut self.again)
     }
 
     /// Workers that have passed nothing on for long enough may again, as of this time.
@@ -439,7 +474,7 @@ static UNKNOWN: Rack = Rack { zone: String::new(), rack: String::new() };
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_proto::overlay::{Member, WHOLE};
+    use penstock_proto::overlay::{EXCUSED_MS, HEARD_OUT_MS, Member, WHOLE};
     use proptest::prelude::*;
 
     /// The only server, unless said otherwise.
@@ -649,17 +684,23 @@ mod tests {
         }
     }
 
+    /// A worker has left its parent at this time, and nobody above that one is said to be at fault.
+    fn stray(trees: &mut Trees, rank: Rank, parent: Rank, now: u64) {
+        trees.stray(rank, parent, now);
+        trees.hear_out(now + HEARD_OUT_MS);
+    }
+
     #[test]
     fn a_parent_that_was_left_for_its_fault_passes_nothing_on_any_more() {
         let mut trees = joined("chain", 4);
         trees.routes(true).unwrap();
-        trees.stray(2, 1, 0);
-        trees.stray(2, 1, 0);
+        stray(&mut trees, 2, 1, 0);
+        stray(&mut trees, 2, 1, 0);
         let routes = trees.routes(true).unwrap();
         assert_eq!(fed(&routes), [(0, None, 1), (1, Some(3), 4), (2, Some(0), 2), (3, Some(2), 3)]);
         // Another child, or another shard, says it late; what is no parent's fault is not believed.
         for (rank, parent) in [(2, 1), (3, 1), (3, 0), (1, 0), (9, 0), (3, 9), (2, 2), (1, 1)] {
-            trees.stray(rank, parent, 0);
+            stray(&mut trees, rank, parent, 10_000);
         }
         assert_eq!(trees.routes(true), None);
         trees.leave(1);
@@ -668,20 +709,39 @@ mod tests {
         assert!(inner(&trees.routes(true).unwrap()).contains(&1), "who comes anew begins anew");
     }
 
+    // Behind a slow worker of a chain the next was blamed too: it was out for a minute, and each broadcast took two transfers.
+    #[test]
+    fn who_starves_itself_is_not_blamed_whoever_says_so_first() {
+        let mut trees = joined("chain", 5);
+        trees.routes(true).unwrap();
+        trees.stray(3, 2, 1_000);
+        assert_eq!((trees.routes(true), trees.hears_out_at()), (None, Some(1_000 + HEARD_OUT_MS)));
+        trees.stray(1, 0, 1_300);
+        // The chain stays one: who passes nothing on is its end, and nobody else moves.
+        let chain = [(0, Some(4), 5), (1, None, 1), (2, Some(1), 2), (3, Some(2), 3), (4, Some(3), 4)];
+        assert_eq!(fed(&trees.routes(true).unwrap()), chain);
+        trees.stray(4, 3, 1_299 + EXCUSED_MS);
+        trees.hear_out(10_000);
+        assert_eq!((trees.routes(true), trees.hears_out_at()), (None, None));
+        assert_eq!(trees.take_again(), [4], "it is to come back to its parent");
+        stray(&mut trees, 4, 3, 10_000);
+        assert!(!trees.passes_on(3) && trees.passes_on(2));
+    }
+
     #[test]
     fn who_has_left_more_parents_than_can_be_at_fault_is_believed_no_more() {
         let mut trees = joined("chain", 12);
         let mut routes = trees.routes(true).unwrap();
         let mut parent_of_last = || {
             let parent = routes.members[&11].feeds[0].parent.as_ref().map(|parent| parent.rank)?;
-            trees.stray(11, parent, 0);
+            stray(&mut trees, 11, parent, 0);
             routes = trees.routes(true)?;
             Some(parent)
         };
         let left: Vec<Rank> = (0..MOST_STRAYS).filter_map(|_| parent_of_last()).collect();
         assert_eq!(left, [10, 9, 8, 7, 6, 5, 4, 3]);
         assert!(trees.passes_on(2) && trees.passes_on(11));
-        trees.stray(11, 2, 0);
+        stray(&mut trees, 11, 2, 0);
         assert!(trees.passes_on(2) && !trees.passes_on(11));
     }
 
@@ -690,7 +750,7 @@ mod tests {
         let mut trees = joined("chain", 3);
         let first = trees.routes(true).unwrap();
         for (from, until) in [(0, OUT_FOR_MS), (OUT_FOR_MS, 3 * OUT_FOR_MS)] {
-            trees.stray(1, 0, from);
+            stray(&mut trees, 1, 0, from);
             assert!(!inner(&trees.routes(true).unwrap()).contains(&0));
             trees.forgive(until - 1);
             assert_eq!(trees.routes(true), None);
@@ -797,7 +857,7 @@ mod tests {
                     0 => trees.leave(rank),
                     1 if !inner(&last).is_empty() => {
                         let inner = inner(&last);
-                        trees.stray(rank, inner[at % inner.len()], 0);
+                        stray(&mut trees, rank, inner[at % inner.len()], 0);
                     }
                     _ if (rank as usize) < hosts.len() => join(&mut trees, rank, tree, door(hosts[rank as usize])),
                     _ => {}
