@@ -152,7 +152,7 @@ class Job:
 
     def stats(self) -> dict[str, float]:
         """
-        Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes;
+        Counters since the start: pushed_bytes, pulled_bytes, sent_bytes, received_bytes; parents, children;
         compressed_chunks_sent, uncompressed_chunks_sent, compress_before_sent, compress_after_sent, and the
         same with _received; pushes, pulls, waited_seconds, max_staleness, copies_retried, slack, iteration;
         all by this worker.

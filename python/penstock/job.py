@@ -808,7 +808,8 @@ class Job(Sealed):
         dict of str to float
             pushed_bytes, pulled_bytes (of contributions and values); sent_bytes, received_bytes (of the
             connections by TCP to servers, and between workers that pass values on, before encryption:
-            what filters and encodings save is seen there); of tensors that are compressed, sent to servers
+            what filters and encodings save is seen there); parents, children (connections of workers that
+            feed this one now, and that it feeds, where there is a tree); of tensors that are compressed, sent to servers
             and received: compressed_chunks_sent, uncompressed_chunks_sent (those that went as they were),
             compress_before_sent, compress_after_sent (their bytes, before compression and as they went), and
             the same with _received; pushes, pulls, waited_seconds, max_staleness

@@ -401,6 +401,8 @@ impl Job {
         dict.set_item("pulled_bytes", stats.pulled_bytes)?;
         dict.set_item("sent_bytes", stats.sent_bytes)?;
         dict.set_item("received_bytes", stats.received_bytes)?;
+        dict.set_item("parents", stats.parents)?;
+        dict.set_item("children", stats.children)?;
         for (way, Squeezed { chunks, raw, before, after }) in
             [("sent", stats.squeezed_sent), ("received", stats.squeezed_received)]
         {

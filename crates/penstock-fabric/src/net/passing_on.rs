@@ -236,6 +236,11 @@ impl<L: Link> Children<L> {
         self.0.iter().any(|child| child.queued > QUEUED && !child.stripes.and(stripes).is_empty())
     }
 
+    /// How many are fed here.
+    pub(super) fn fed(&self) -> usize {
+        self.0.iter().filter(|child| child.greeted && !child.stripes.is_empty()).count()
+    }
+
     /// Whether one waits for a cut that is not known here.
     pub(super) fn awaits_cut(&self) -> bool {
         self.0.iter().any(|child| !child.greeted)

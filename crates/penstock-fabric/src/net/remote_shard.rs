@@ -437,6 +437,8 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     seal: Vec<u8>,
     parents: Vec<Feeder<L>>,
     children: Children<L>,
+    /// How many of both feed, as it was counted last.
+    place: (usize, usize),
     wishes: Vec<Wish>,
     left: Vec<Left>,
     /// When it was last looked at the clock.
@@ -462,6 +464,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             seal: Vec::new(),
             parents: Vec::new(),
             children: Children::default(),
+            place: (0, 0),
             wishes: Vec::new(),
             left: Vec::new(),
             ticked: Duration::ZERO,
@@ -534,6 +537,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     pub fn detach(&mut self) {
         self.parents.clear();
         self.wishes.clear();
+        self.count_place();
         self.seal.clear();
         if let Some(wire) = self.wire.take() {
             self.heard += wire.reader.heard();
@@ -611,6 +615,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             over = Some(Over::Ended(error.to_string()));
             true
         });
+        self.count_place();
         Looked { busy: submitted || heard || passed || sent, over }
     }
 

@@ -16,7 +16,7 @@ use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerCon
 use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,9 @@ pub struct Traffic {
     spent: Arc<Spent>,
     /// What became of chunks that may be compressed: of those that were sent, and of those that came.
     squeezed: Mutex<(Squeezed, Squeezed)>,
+    /// Connections to other workers that feed this one now, and to those that it feeds.
+    parents: AtomicUsize,
+    children: AtomicUsize,
 }
 
 impl Traffic {
@@ -48,6 +51,21 @@ impl Traffic {
     /// What they brought so far.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// How many connections to other workers feed this one now, and by how many it feeds others.
+    pub fn place(&self) -> (usize, usize) {
+        (self.parents.load(Ordering::Relaxed), self.children.load(Ordering::Relaxed))
+    }
+
+    /// One proxy's are so many by now.
+    pub(super) fn moves(&self, before: (usize, usize), now: (usize, usize)) {
+        for (all, before, now) in [(&self.parents, before.0, now.0), (&self.children, before.1, now.1)] {
+            if now != before {
+                // Modulo its size: each proxy takes off what it has added.
+                all.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            }
+        }
     }
 
     /// The time that went into what they carry.

@@ -86,6 +86,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         std::mem::take(&mut self.wishes)
     }
 
+    /// How values come, as the home has said last.
+    pub fn way(&self) -> Option<&Route> {
+        self.machine.way()
+    }
+
     /// How many parents the home has named.
     pub fn parents_named(&self) -> usize {
         let feeds = self.machine.way().into_iter().flat_map(|route| &route.feeds);
@@ -351,6 +356,13 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     pub fn links_ready(&mut self) {
         self.parents.iter_mut().for_each(Feeder::ready);
         self.children.ready();
+    }
+
+    /// Counts those that feed it, and those that it feeds.
+    pub(super) fn count_place(&mut self) {
+        let feeds = |feeder: &&Feeder<L>| feeder.greeted && !feeder.stripes.is_empty();
+        let place = (self.parents.iter().filter(feeds).count(), self.children.fed());
+        self.traffic.moves(std::mem::replace(&mut self.place, place), place);
     }
 
     /// Who feeds it which stripes.

@@ -52,6 +52,10 @@ pub struct Stats {
     pub sent_bytes: u64,
     /// Bytes that these brought.
     pub received_bytes: u64,
+    /// Connections to other workers that feed this one now, over all servers and shards, and to those that it feeds.
+    pub parents: usize,
+    /// See there.
+    pub children: usize,
     /// Chunks of contributions to tensors that may be compressed, on connections by TCP to servers.
     pub squeezed_sent: Squeezed,
     /// Chunks of their values that came, and were news here.
@@ -484,7 +488,10 @@ impl Job {
         let counters = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let squeezed = counters.traffic.squeezed();
+        let (parents, children) = counters.traffic.place();
         Stats {
+            parents,
+            children,
             pushed_bytes: get(&counters.pushed_bytes),
             pulled_bytes: get(&counters.pulled_bytes),
             sent_bytes: counters.traffic.sent(),

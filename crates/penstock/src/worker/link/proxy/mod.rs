@@ -32,7 +32,7 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
-use penstock_proto::overlay::Stripes;
+use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::pressure::Flow;
 use penstock_proto::seal::Verifier;
 use penstock_proto::travel::Terms;
@@ -40,6 +40,7 @@ use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -215,6 +216,8 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         next_flow: Instant::now(),
         since: Instant::now(),
         next_tick: Instant::now(),
+        routed: None,
+        place: Vec::new(),
         setup,
     };
     thread.start(name, move || proxy.run())?;
@@ -233,6 +236,9 @@ struct Proxy {
     /// When the thread began; when it next looks whether something is late that others pass on.
     since: Instant,
     next_tick: Instant,
+    /// The route of which it was last looked who feeds it, and who does.
+    routed: Option<u32>,
+    place: Vec<Option<Rank>>,
 }
 
 /// What a proxy is told, and what it has been told so far.
@@ -263,6 +269,8 @@ impl Orders {
                     }
                 }
                 Command::Child { rank, striping, stripes, stream } => {
+                    let (shard, stripes_fed) = (self.shard, numbers(stripes));
+                    tracing::info!(shard, child = rank, stripes = stripes_fed, "this worker feeds another");
                     remote.child_came(rank, (striping, stripes), stream);
                 }
                 Command::Parent { epoch, rank, stripes, stream } => {
@@ -278,6 +286,11 @@ impl Orders {
         }
         true
     }
+}
+
+/// Stripes as they are named in the log: from 1 on.
+fn numbers(stripes: Stripes) -> String {
+    stripes.iter().map(|stripe| (stripe + 1).to_string()).collect::<Vec<_>>().join(" ")
 }
 
 /// A proxy that has no connection.
@@ -397,6 +410,9 @@ impl Proxy {
 
     /// Has parents dialed that the shard has named, and leaves those that are late.
     fn see_to_others(&mut self) {
+        if self.setup.doors.is_some() {
+            self.note_place();
+        }
         let Some(doors) = &self.setup.doors else { return };
         let now = Instant::now();
         if now >= self.next_tick && self.remote.awaits() {
@@ -425,6 +441,27 @@ impl Proxy {
             self.orders.wished.retain(|before| before.stripes.and(stripes).is_empty());
             self.orders.wished.push(wish);
         }
+    }
+
+    /// Says by whom values come, if that is new.
+    fn note_place(&mut self) {
+        let Some(route) = self.remote.way().filter(|route| self.routed != Some(route.epoch)) else { return };
+        let by = |parent: &Parent| parent.rank;
+        let place: Vec<_> = route.feeds.iter().map(|feed| feed.parent.as_ref().map(by)).collect();
+        self.routed = Some(route.epoch);
+        if place == self.place {
+            return;
+        }
+        self.place = place;
+        let (server, shard, stripes) = (self.setup.server, self.setup.shard, self.place.len());
+        let by: BTreeSet<Option<Rank>> = self.place.iter().copied().collect();
+        let of = |rank: Option<Rank>| {
+            let all = self.place.iter().enumerate().filter(|(_, by)| **by == rank);
+            let who = rank.map_or_else(|| "the server".to_owned(), |rank| format!("worker {rank}"));
+            format!("{who}: {}", numbers(all.map(|(stripe, _)| stripe).collect()))
+        };
+        let parents = by.into_iter().map(of).collect::<Vec<_>>().join("; ");
+        tracing::info!(server, shard, stripes, parents, "who feeds this worker which stripes");
     }
 
     /// Asks the connection what it has carried, if that was not done just now: a system call.
