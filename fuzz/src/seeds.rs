@@ -24,6 +24,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
 use penstock_proto::submission::{NO_MORE, Submission};
 use penstock_proto::update::{self, Updates};
+use penstock_proto::uplink::Measured;
 use std::path::{Path, PathBuf};
 
 /// A target, and its files: their names and what is in them.
@@ -90,13 +91,14 @@ pub fn all() -> Vec<Seeds> {
     let refused = verdict(&handshake::Verdict::Refused(Refusal::Busy));
     drop(worker);
     let door = "10.0.0.1:7700".parse().ok();
-    let overlay = Joining { tree: "auto".to_owned(), door, rack: "zone/rack".to_owned() };
+    let overlay = Joining { tree: "auto".to_owned(), door, rack: "zone/rack".to_owned(), rate: 125_000_000 };
     let requests = [
         Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2, overlay },
         Ask::Beat,
         Ask::Barrier,
         Ask::Missing { tensor: 1, version: 2 },
         Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
+        Ask::Uplink(Measured { sends: 125_000_000, to: Some(1), takes: 25_000_000 }),
     ];
     let (key, chunk_bytes) = ([6; 32], 32768);
     let welcome = Welcome { server: 0, servers: 1, shards: 2, chunk_bytes, lease_ms: 10_000, others: 1, key };

@@ -66,6 +66,7 @@ def test_a_tree_stays_as_it_is() -> None:
         ("tree", "tree:degree=2,leaf_penalty=-1", "expected a leaf_penalty from 0"),
         ("tree", ps.Tree, "expected star, auto"),
         ("rack", "a/b/c", "expected a rack"),
+        ("rate", "1gb", "expected a rate from 8kbit to 8tbit"),
     ],
 )
 def test_what_no_job_can_want_is_refused_before_anything_happens(

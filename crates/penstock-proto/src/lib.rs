@@ -31,6 +31,7 @@
 //! | [`choice`] | which propagation `auto` is |
 //! | [`travel`] | what a tensor's declaration says of how its chunks travel |
 //! | [`pressure`] | how hard the network presses a sender |
+//! | [`uplink`] | what hosts find that their links carry, and what that says of each |
 //! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
 //! | [`stream`] | what those hold that receive values |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
@@ -95,6 +96,7 @@ pub mod submission;
 mod text;
 pub mod travel;
 pub mod update;
+pub mod uplink;
 pub mod vigil;
 pub mod worker;
 

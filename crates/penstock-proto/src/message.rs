@@ -14,6 +14,7 @@ use crate::peer::PeerId;
 use crate::placement::Extent;
 use crate::pressure::Change;
 use crate::spec::TensorSpec;
+use crate::uplink::Measured;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -146,6 +147,9 @@ pub enum Ask {
     Heard,
     /// About something that worker 0 does for all: see [`crate::first`].
     First(Say),
+    /// On a network connection, seldom: what the worker has measured of its host's link, for the trees that are planned. Answered as a
+    /// sign of life is.
+    Uplink(Measured),
 }
 
 /// How a worker leaves.
@@ -306,6 +310,8 @@ pub struct Joining {
     pub door: Option<SocketAddr>,
     /// The rack of its host, behind its zone if it has one: `rack` or `zone/rack`; empty: it is not known.
     pub rack: String,
+    /// Bytes a second of its host's uplink, as its user says; 0: nobody does.
+    pub rate: u64,
 }
 
 /// A message that cannot be read or written.

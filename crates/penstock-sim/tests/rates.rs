@@ -1,7 +1,7 @@
 //! How long a value takes along trees, over links with rates: the numbers that docs/trees.md has, for fewer hosts.
 
 use penstock_proto::overlay::Shape;
-use penstock_sim::rates::{Failure, Outcome, Scenario, Trouble};
+use penstock_sim::rates::{Failure, Outcome, Rates, Scenario, Trouble, Unlike};
 
 fn shape(text: &str) -> Shape {
     text.parse().unwrap()
@@ -216,4 +216,47 @@ fn what_cannot_be_run_says_so() {
     assert!(wrong(Scenario { chunk: 2 << 20, ..usual.clone() }));
     assert!(wrong(Scenario { bytes: 0, ..usual.clone() }));
     assert!(matches!(Scenario { hosts: 0, ..usual }.run(), Err(Failure::Plan(_))));
+}
+
+/// One of 8 hosts has an uplink, and perhaps a downlink, of a fifth.
+fn with_a_slow_host(text: &str, rates: Rates, (rank, down): (u32, f64), versions: u64) -> Outcome {
+    let unlike = vec![Unlike { rank, up: 0.2, down }];
+    Scenario { unlike, rates, versions, ..Scenario::new(8, shape(text)) }.run().unwrap()
+}
+
+#[test]
+fn a_host_with_a_slow_uplink_becomes_a_leaf_and_values_come_as_if_that_had_been_known() {
+    for (text, rank) in [("chain", 3), ("striped", 3), ("tree:degree=2", 1), ("auto", 2)] {
+        let known = last(&with_a_slow_host(text, Rates::Known, (rank, 1.0), 2)).0;
+        let alike = last(&with_a_slow_host(text, Rates::Alike, (rank, 1.0), 2)).0;
+        let measured = with_a_slow_host(text, Rates::Measured, (rank, 1.0), 12);
+        let adapted = last(&measured).0;
+        assert!(alike > 1.5 * known, "{text}: {alike} {known}, or it is no test");
+        assert!(adapted < 1.3 * known, "{text}: {adapted} {known}, {} plans", measured.moved);
+        assert!((1..4).contains(&measured.moved) && measured.left.is_empty(), "{text}: {measured:?}");
+    }
+}
+
+// Whoever fed the slow one was taken for slow itself.
+#[test]
+fn a_host_that_is_slow_both_ways_is_found_out_and_who_feeds_it_is_not_blamed_for_long() {
+    for text in ["chain", "striped"] {
+        let measured = with_a_slow_host(text, Rates::Measured, (3, 0.2), 60);
+        let known = with_a_slow_host(text, Rates::Known, (3, 0.2), 2);
+        let half = |outcome: &Outcome| outcome.held.last().unwrap().half;
+        assert!(half(&measured) < 1.3 * half(&known), "{text}: {measured:?} {known:?}");
+    }
+}
+
+#[test]
+fn where_all_links_are_alike_no_plan_is_made_anew_and_all_is_as_if_nothing_was_measured() {
+    for text in ["star", "chain", "striped", "striped:3", "tree:degree=2", "auto"] {
+        for pace in [0.0, 2e-3] {
+            let scenario = Scenario { versions: 12, pace, push: 30 << 20, ..Scenario::new(8, shape(text)) };
+            let measured = scenario.run().unwrap();
+            let alike = Scenario { rates: Rates::Alike, ..scenario }.run().unwrap();
+            assert_eq!(measured, alike, "{text}");
+            assert_eq!(measured.moved, 0, "{text}");
+        }
+    }
 }

@@ -37,6 +37,7 @@ pub mod server;
 pub mod service;
 mod sockets;
 mod thread;
+mod uplink;
 mod wait;
 mod wire;
 pub mod worker;

@@ -4,7 +4,7 @@
 use penstock_proto::chunk::{DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, is_chunk_size};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::MAX_SHARDS;
-use penstock_proto::overlay::{Rack, RackError, Shape, ShapeError};
+use penstock_proto::overlay::{Rack, RackError, Rate, RateError, Shape, ShapeError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct Row {
 }
 
 /// All options.
-pub const TABLE: [Row; 15] = [
+pub const TABLE: [Row; 16] = [
     Row {
         name: "consistency",
         env: "PENSTOCK_CONSISTENCY",
@@ -141,6 +141,15 @@ pub const TABLE: [Row; 15] = [
         doc: "Where this host stands, for such trees: a rack, or zone/rack; empty: as Slurm says (SLURM_TOPOLOGY_ADDR), if it does.",
     },
     Row {
+        name: "rate",
+        env: "PENSTOCK_RATE",
+        default: "",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "What this host's uplink carries, for such trees, until it is measured: a number and kbit, mbit, gbit or tbit, as in 10gbit; empty: as much as most.",
+    },
+    Row {
         name: "ca",
         env: "PENSTOCK_CA",
         default: "",
@@ -225,6 +234,8 @@ pub struct Options {
     pub tree: Shape,
     /// Where this host stands.
     pub rack: Rack,
+    /// What its uplink carries.
+    pub rate: Rate,
     /// Certificate authorities that a worker trusts.
     pub ca: Option<PathBuf>,
     /// A server's certificate.
@@ -320,6 +331,7 @@ impl Options {
             rack: Some(value("rack").rack()?)
                 .filter(|rack| *rack != Rack::default())
                 .unwrap_or_else(by_slurm),
+            rate: value("rate").rate()?,
             ca: value("ca").file()?,
             certificate: value("certificate").file()?,
             key: value("key").file()?,
@@ -375,6 +387,10 @@ impl Value<'_> {
 
     fn rack(&self) -> Result<Rack, OptionError> {
         self.text.parse().or_else(|_| self.refuse(RackError::expected()))
+    }
+
+    fn rate(&self) -> Result<Rate, OptionError> {
+        self.text.parse().or_else(|_| self.refuse(RateError::EXPECTED))
     }
 
     fn file(&self) -> Result<Option<PathBuf>, OptionError> {
@@ -466,6 +482,8 @@ mod tests {
             ("tree", "tree:degree=2,leaf_penalty=-1"),
             ("tree", "tree:degree=2,leaf_penalty=NaN"),
             ("rack", "zone/"),
+            ("rate", "1gb"),
+            ("rate", "0gbit"),
         ] {
             assert!(read(&[(name, value)], &[]).is_err(), "{name}={value}");
         }

@@ -10,6 +10,7 @@ use crate::spent::Spent;
 use penstock_proto::compress::Squeezed;
 use penstock_proto::handshake::PLAIN_BINDING;
 use penstock_proto::pressure::Flow;
+use penstock_proto::uplink::{Carried, To};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -17,7 +18,7 @@ use smallvec::SmallVec;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Bytes of plaintext that wait for encryption at most.
@@ -89,7 +90,8 @@ impl Traffic {
 
 /// A connection.
 pub struct Stream {
-    socket: TcpStream,
+    /// Only this holds it, but for those that look at it in a moment: it closes with the stream.
+    socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
     traffic: Option<Arc<Traffic>>,
     /// Whether what came was not TLS, or not this connection's: nothing more is read or written.
@@ -105,6 +107,22 @@ impl std::fmt::Debug for Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// A connection that is watched, from any thread.
+#[derive(Debug, Clone)]
+pub struct Watched(Weak<TcpStream>);
+
+impl Watched {
+    /// Whether it stands no more.
+    pub fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
+    /// What it has carried to where it leads, as the kernel counts it; `None`: it stands no more, or the kernel does not count.
+    pub fn carried(&self, to: To) -> Option<Carried> {
+        self.0.upgrade().and_then(|socket| tcp_info::carried(&*socket, to))
     }
 }
 
@@ -125,6 +143,7 @@ impl Stream {
     pub fn plain(socket: TcpStream, patience: Duration) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         watch_over(&socket, patience)?;
+        let socket = Arc::new(socket);
         Ok(Self { socket, tls: None, traffic: None, failed: false })
     }
 
@@ -184,7 +203,7 @@ impl Stream {
                     Err(error) => return Err(error),
                 }
             }
-            match tls.read_tls(socket) {
+            match tls.read_tls(&mut &**socket) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
                 Err(error) if is_nothing(&error) => return Ok(false),
@@ -205,6 +224,14 @@ impl Stream {
     pub fn binding(&self) -> io::Result<Binding> {
         let Some(tls) = &self.tls else { return Ok(PLAIN_BINDING) };
         tls.export_keying_material([0; 32], b"EXPORTER-Channel-Binding", Some(b"")).map_err(io::Error::other)
+    }
+
+    /// For one that wants to know what it has carried as long as it stands, and does not keep it from ending. `None`: both ends are on
+    /// this host, where nothing goes over a link.
+    pub fn watched(&self) -> Option<Watched> {
+        let (here, there) = (self.socket.local_addr().ok()?, self.socket.peer_addr().ok()?);
+        let is_far = !loopback::is_loopback(there) && here.ip().to_canonical() != there.ip().to_canonical();
+        is_far.then(|| Watched(Arc::downgrade(&self.socket)))
     }
 
     /// Ends the connection in both directions: a thread that reads it at either end hears of it.
@@ -236,7 +263,7 @@ impl Link for Stream {
         let mut looks = 0;
         loop {
             let result = match tls {
-                None => socket.read_vectored(parts),
+                None => (&**socket).read_vectored(parts),
                 Some(_) if *failed => return Ok(Got::End),
                 Some(tls) => tls.reader().read_vectored(parts),
             };
@@ -261,7 +288,7 @@ impl Link for Stream {
             if looks > MOST_LOOKS {
                 return Ok(Got::Nothing);
             }
-            match tls.read_tls(socket) {
+            match tls.read_tls(&mut &**socket) {
                 Ok(0) => return Ok(Got::End),
                 Ok(_) => {}
                 Err(error) if is_nothing(&error) => return Ok(Got::Nothing),

@@ -42,6 +42,9 @@ pub enum Costs {
     Labels,
     /// From rates that were measured: an edge out of the slowest uplink costs 1, out of one twice as fast half of it.
     Measured,
+    /// From both: what an edge costs by racks and zones, twice as much out of an uplink that is half as fast as half of all are. Where
+    /// all are alike it is the first.
+    Both,
 }
 
 /// What is planned for: servers, and hosts to send to. In the tree of a server, node 0 is that server, and node i + 1 is host i.
@@ -53,6 +56,10 @@ pub struct Cluster {
     hosts: Vec<Node>,
     costs: Costs,
     slowest: f64,
+    /// What half of all uplinks have at least.
+    usual: f64,
+    /// What every host's link takes in; `None`: what it sends.
+    takes: Option<f64>,
     /// Of each server: the number of its uplink. Hosts' uplinks have their own numbers, those of other hosts follow.
     uplinks: Vec<u32>,
     /// By uplink, bytes per second.
@@ -92,8 +99,33 @@ impl Cluster {
             }
             uplinks.push(uplink);
         }
-        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
-        Ok(Self { servers, hosts, costs, slowest, uplinks, rates })
+        let mut sorted = rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (slowest, usual) = (sorted[0], sorted[sorted.len() / 2]);
+        Ok(Self { servers, hosts, costs, slowest, usual, takes: None, uplinks, rates })
+    }
+
+    /// The same where rates are those of uplinks alone, and every link takes in so much, in bytes a second.
+    ///
+    /// # Errors
+    /// That is not above 0.
+    pub fn taking(self, rate: f64) -> Result<Self, PlanError> {
+        match rate > 0.0 && rate.is_finite() {
+            true => Ok(Self { takes: Some(rate), ..self }),
+            false => Err(PlanError::Rate { host: 0, rate }),
+        }
+    }
+
+    /// The same with one of its servers alone.
+    pub(super) fn of_one(&self, server: usize) -> Self {
+        let servers = vec![self.servers[server]];
+        let one = Self::new(servers, self.hosts.clone(), self.costs);
+        Self { takes: self.takes, ..one.expect("some of a cluster is one") }
+    }
+
+    /// Bytes a second that a host's link takes in.
+    pub(super) fn takes(&self, host: &Node) -> f64 {
+        self.takes.unwrap_or(host.rate)
     }
 
     /// How many hosts are sent to.
@@ -185,11 +217,15 @@ impl View<'_> {
         if here.host == there.host {
             return 0.0;
         }
+        let label = match () {
+            () if here.zone != there.zone => WORLD,
+            () if here.rack != there.rack => SAME_ZONE,
+            () => SAME_RACK,
+        };
         match self.cluster.costs {
             Costs::Measured => self.cluster.slowest / one.rate,
-            Costs::Labels if here.zone != there.zone => WORLD,
-            Costs::Labels if here.rack != there.rack => SAME_ZONE,
-            Costs::Labels => SAME_RACK,
+            Costs::Labels => label,
+            Costs::Both => label * (self.cluster.usual / one.rate),
         }
     }
 
@@ -247,6 +283,24 @@ mod tests {
         assert_eq!(
             (view.cost(1, 2), view.cost(2, 3), view.cost(3, 1), view.cost(0, 1)),
             (1.0, 0.5, 0.1, 0.25)
+        );
+    }
+
+    #[test]
+    fn an_edge_out_of_a_slow_uplink_costs_more_wherever_it_leads_and_where_all_are_alike_it_costs_what_the_paper_says()
+     {
+        let at = |rates: [f64; 4]| {
+            let hosts = (0..3).zip(rates).map(|(host, rate)| node(host, host / 2, 0, rate)).collect();
+            Cluster::new(vec![node(9, 0, 0, rates[3])], hosts, Costs::Both).unwrap()
+        };
+        let costs = |cluster: &Cluster| {
+            let view = cluster.seen_from(0);
+            [(0, 1), (1, 2), (1, 3), (2, 1)].map(|(from, to)| view.cost(from, to))
+        };
+        assert_eq!(costs(&at([7.0; 4])), [SAME_RACK, SAME_RACK, SAME_ZONE, SAME_RACK]);
+        assert_eq!(
+            costs(&at([1.0, 2.0, 2.0, 2.0])),
+            [SAME_RACK, 2.0 * SAME_RACK, 2.0 * SAME_ZONE, SAME_RACK]
         );
     }
 

@@ -27,6 +27,8 @@
 //! | `pass.rs` | by what a parent knows its child |
 //! | `digests.rs` | what is held of each stripe, in one number |
 //! | `rack.rs` | where a host stands, as its user says it |
+//! | `rate.rs` | what a host's uplink carries, as its user says it |
+//! | `instead.rs` | whether another plan is worth moving to |
 //! | `repair.rs` | a host is lost: its children move, and nobody else |
 //! | `judging.rs` | who is at fault, of all that are said to be |
 //! | `error.rs` | why there is no plan |
@@ -40,6 +42,7 @@ mod error;
 mod forest;
 mod frugal;
 mod improve;
+mod instead;
 mod judging;
 mod limits;
 mod lines;
@@ -47,6 +50,7 @@ mod pass;
 mod plan;
 mod predict;
 mod rack;
+mod rate;
 mod repair;
 mod routes;
 mod shape;
@@ -57,12 +61,14 @@ pub use digests::Digests;
 pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};
+pub use instead::{Better, Standing, instead};
 pub use judging::{EXCUSED_MS, HEARD_OUT_MS, Judging, Said};
 pub use limits::Limits;
 pub use pass::Pass;
 pub use plan::{Plan, plan};
 pub use predict::{BLOCK_BYTES, Prediction, Traffic, predict};
 pub use rack::{MAX_RACK_BYTES, Rack, RackError};
+pub use rate::{Rate, RateError};
 pub use routes::{
     Feed, MAX_ROUTE_BYTES, MAX_STRIPES, Member, NoRoute, Parent, RUN_BYTES, Route, Routes, Stripes, Striping,
     WHOLE,

@@ -182,7 +182,7 @@ fn last_in(cluster: &Cluster, overlays: &[Overlay], part: f64) -> f64 {
         for stripe in overlay.stripes() {
             for host in view.hosts() {
                 if stripe.parent(host).is_some_and(|parent| !view.together(parent, host)) {
-                    come[host as usize - 1] += part * stripe.share() / view.node(host).rate;
+                    come[host as usize - 1] += part * stripe.share() / cluster.takes(view.node(host));
                 }
             }
         }

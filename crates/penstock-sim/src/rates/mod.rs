@@ -39,8 +39,10 @@ use penstock_proto::Rank;
 use penstock_proto::overlay::{BLOCK_BYTES, HEARD_OUT_MS, PlanError, Prediction, Said, Shape, Traffic};
 use penstock_proto::seal::{Scope, Sealer, Verifier};
 use penstock_proto::submission::NOBODY;
+use penstock_proto::uplink::{Gauge, Measured};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 use trees::Trees;
 use worker::{Shared, Worker};
 
@@ -50,6 +52,8 @@ const JOB: u64 = 1;
 pub const PAYLOAD_SHARE: f64 = 1448.0 / 1514.0;
 /// From one look whether something is late to the next, as a proxy has it.
 const TICKS_APART: Time = 20_000_000;
+/// From one look at what a link carries to the next, likewise.
+const GAUGES_APART: Time = 10_000_000;
 /// Hops until a parent that is dialed has let its child in: a connection, two proofs, and a look.
 const DIALS_TAKE: Time = 6;
 /// How long a door that does not answer is tried.
@@ -68,6 +72,28 @@ pub enum Trouble {
     SlowUp(f64),
     /// It does nothing any more, though its connections stand.
     Hangs,
+}
+
+/// A host whose link is not as that of the others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Unlike {
+    /// Whose worker that is.
+    pub rank: Rank,
+    /// The part of the usual rate that its uplink has, and its downlink.
+    pub up: f64,
+    /// See there.
+    pub down: f64,
+}
+
+/// What a plan is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rates {
+    /// All links are taken to be alike.
+    Alike,
+    /// What hosts measure, while they send.
+    Measured,
+    /// What links carry is known before.
+    Known,
 }
 
 /// All that decides a run.
@@ -102,6 +128,10 @@ pub struct Scenario {
     pub trouble: Option<Trouble>,
     /// How many versions are published behind that one.
     pub behind: u64,
+    /// Hosts with other links than the usual one.
+    pub unlike: Vec<Unlike>,
+    /// What is known of that.
+    pub rates: Rates,
 }
 
 impl Scenario {
@@ -122,6 +152,8 @@ impl Scenario {
             push: 0,
             trouble: None,
             behind: 1,
+            unlike: Vec::new(),
+            rates: Rates::Measured,
         }
     }
 
@@ -197,6 +229,8 @@ pub struct Outcome {
     pub blamed: Vec<Rank>,
     /// Of the last plan, the children of the busiest node, and of the home.
     pub most_children: (usize, usize),
+    /// How often a plan was made anew, as links carried something else than was planned with.
+    pub moved: u32,
 }
 
 /// Why there is no outcome.
@@ -256,6 +290,7 @@ enum Due {
     Plan(Stray),
     Judge,
     Again(Rank),
+    Rate(Rank, Measured),
     Trouble(Trouble),
 }
 
@@ -274,6 +309,9 @@ struct Run<'a> {
     left: Vec<Left>,
     blamed: Vec<Rank>,
     events: u64,
+    /// The home's link, and when each host's was looked at last.
+    gauge: Gauge,
+    gauged: Vec<Time>,
 }
 
 /// The home's host; a worker's is the next behind its rank.
@@ -298,10 +336,25 @@ impl<'a> Run<'a> {
             return wrong("a chunk that a tensor may have, no longer than a block", &chunk);
         }
         let traffic = Traffic { bytes, block: block.min(BLOCK_BYTES), hop };
-        let trees = Trees::new(hosts, rate * PAYLOAD_SHARE, shape, &traffic)?;
+        let mut links = vec![(1.0, 1.0); hosts as usize + 1];
+        for &Unlike { rank, up, down } in &scenario.unlike {
+            let is_one = |part: f64| part > 0.0 && part.is_finite();
+            if rank >= hosts || !is_one(up) || !is_one(down) {
+                return wrong("a host that there is, and parts of the usual rate above 0", &rank);
+            }
+            links[host(rank)] = (up, down);
+        }
+        // As the planner has them: the home last.
+        let known =
+            |&(up, down): &(f64, f64)| if scenario.rates == Rates::Known { f64::min(up, down) } else { 1.0 };
+        let beside = links[1..].iter().chain(&links[..1]).map(known).collect();
+        let trees = Trees::new(beside, rate * PAYLOAD_SHARE, shape, &traffic)?;
         let scaled = |bytes: u64| (bytes as f64 * scenario.scale()) as usize;
         let speed = Speed {
-            rates: vec![rate * PAYLOAD_SHARE; hosts as usize + 1],
+            rates: links
+                .iter()
+                .map(|(up, down)| (up * rate * PAYLOAD_SHARE, down * rate * PAYLOAD_SHARE))
+                .collect(),
             hop: nanos(hop),
             packet: scaled((block / 4).max(16 << 10)),
             buffer: scaled(buffer).max(chunk as usize),
@@ -332,6 +385,7 @@ impl<'a> Run<'a> {
         let home = Home::new(JOB, &model, (chunks, chunk_bytes), sealer, ends);
         let (due, troubled, left, blamed) = (Vec::new(), None, Vec::new(), Vec::new());
         let (version, start, events) = (0, 0, 0);
+        let (gauge, gauged) = (Gauge::default(), vec![0; hosts as usize + 1]);
         Ok(Self {
             scenario,
             net,
@@ -346,6 +400,8 @@ impl<'a> Run<'a> {
             left,
             blamed,
             events,
+            gauge,
+            gauged,
         })
     }
 
@@ -368,12 +424,13 @@ impl<'a> Run<'a> {
         let most_children = self.trees.most_children();
         let since = self.scenario.versions.saturating_sub(1 + self.scenario.behind);
         let troubled = self.troubled.map(|rank| (rank, since));
-        let Self { trees: Trees { shape, prediction, .. }, left, blamed, .. } = self;
-        Ok(Outcome { shape, prediction, held, troubled, left, blamed, most_children })
+        let Self { trees: Trees { shape, prediction, moved, .. }, left, blamed, .. } = self;
+        Ok(Outcome { shape, prediction, held, troubled, left, blamed, most_children, moved })
     }
 
     /// Publishes a version, and waits until nothing moves.
     fn version(&mut self, version: u64) -> Result<Held, Failure> {
+        self.weigh()?;
         self.shared.model.borrow_mut().make(version);
         self.start = self.net.borrow().now;
         self.version = version;
@@ -445,12 +502,14 @@ impl<'a> Run<'a> {
                 Event::Look(HOME) => {
                     let news = self.net.borrow_mut().look(HOME);
                     let strays = self.home.look(&news).map_err(Failure::Home)?;
+                    self.measure(HOME);
                     let hop = self.net.borrow().hop();
                     strays.into_iter().for_each(|stray| self.after(hop, Due::Plan(stray)));
                 }
                 Event::Look(at) => {
                     self.net.borrow_mut().look(at);
                     self.look(at as Rank - 1)?;
+                    self.measure(at);
                 }
                 Event::Tick(at) => {
                     let now = self.net.borrow().now;
@@ -469,6 +528,41 @@ impl<'a> Run<'a> {
                 event => self.net.borrow_mut().happens(event),
             }
         }
+    }
+
+    /// A host looks at what its link carries, if it is time to.
+    fn measure(&mut self, at: Number) {
+        let now = self.net.borrow().now;
+        if self.scenario.rates != Rates::Measured || now < self.gauged[at] + GAUGES_APART {
+            return;
+        }
+        self.gauged[at] = now;
+        let net = self.net.borrow();
+        // What a worker sends home is no child's.
+        let child = |to: Number| (to != HOME).then(|| to as Rank - 1);
+        let carried = net.carried(at, child);
+        let since = Duration::from_nanos(now);
+        if at == HOME {
+            self.gauge.look(since, carried);
+            return;
+        }
+        let rank = at as Rank - 1;
+        let Worker { gauge, reports, .. } = &mut self.workers[rank as usize];
+        gauge.look(since, carried);
+        if let Some(measured) = reports.due(since, gauge) {
+            let hop = net.hop();
+            drop(net);
+            self.after(hop, Due::Rate(rank, measured));
+        }
+    }
+
+    /// Whether another plan is better, with what is known of links.
+    fn weigh(&mut self) -> Result<(), Failure> {
+        let now = self.net.borrow().now / 1_000_000;
+        if self.scenario.rates == Rates::Measured && self.trees.weigh(self.gauge.measured(), now)? {
+            self.reroute()?;
+        }
+        Ok(())
     }
 
     fn look(&mut self, rank: Rank) -> Result<(), Failure> {
@@ -520,6 +614,11 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Due::Again(rank) => self.home.route_again(rank).map_err(Failure::Home),
+            Due::Rate(rank, measured) => {
+                let now = self.net.borrow().now / 1_000_000;
+                self.trees.hear(rank, measured, now);
+                self.weigh()
+            }
             Due::Trouble(trouble) => {
                 let Some(rank) = self.troubled else { return Ok(()) };
                 match trouble {

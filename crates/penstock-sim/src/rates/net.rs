@@ -1,6 +1,6 @@
 //! Time, and a network with rates: what every byte takes from one host to another.
 //!
-//! A host has one link to a switch that is never the bottleneck: an uplink and a downlink of one rate, both at once. Connections
+//! A host has one link to a switch that is never the bottleneck: an uplink and a downlink, both at once. Connections
 //! share an uplink by turns, a packet each. A packet is on its way for as long as its bytes take over the uplink, then a hop;
 //! where several come to one host at once, they wait for its downlink in the order in which they were sent.
 //!
@@ -10,11 +10,14 @@
 
 use super::tally::Tally;
 use penstock_fabric::net::link::{Got, Link, Segment};
+use penstock_proto::Rank;
+use penstock_proto::uplink::{Carried, To};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, ErrorKind, IoSliceMut, Read as _};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Nanoseconds.
 pub(super) type Time = u64;
@@ -42,8 +45,8 @@ pub(super) enum Event {
 /// How fast everything is.
 #[derive(Debug, Clone)]
 pub(super) struct Speed {
-    /// By host, bytes a second of its link, each way.
-    pub(super) rates: Vec<f64>,
+    /// By host, bytes a second of its link: out, and in.
+    pub(super) rates: Vec<(f64, f64)>,
     /// From one host to another, beside the bytes' own time.
     pub(super) hop: Time,
     /// Bytes that a connection sends before it is another's turn.
@@ -60,6 +63,8 @@ struct Port {
     up: f64,
     down: f64,
     sends: bool,
+    /// What it is sending, of which way, as bulk.
+    sending: Option<(Number, f64)>,
     /// Ways that have something to send, in turn.
     turns: VecDeque<Number>,
     /// When the downlink is free again.
@@ -90,8 +95,35 @@ struct Way {
     ended: bool,
     deaf: bool,
     tally: Tally,
+    /// What has gone, and come, of it, as bulk; time in which something was under way or waited to be, and in which its receiver had no
+    /// room, so far and since when.
+    went: f64,
+    came: f64,
+    busy: Since,
+    held: Since,
     /// Of what was not sent, runs of bytes, and whether they are of values.
     runs: VecDeque<(usize, bool)>,
+}
+
+/// Time that has gone by while something was so.
+#[derive(Debug, Clone, Copy, Default)]
+struct Since {
+    so_far: Time,
+    since: Option<Time>,
+}
+
+impl Since {
+    fn is(&mut self, so: bool, now: Time) {
+        match (so, self.since) {
+            (true, None) => self.since = Some(now),
+            (false, Some(since)) => (self.so_far, self.since) = (self.so_far + now - since, None),
+            _ => {}
+        }
+    }
+
+    fn get(&self, now: Time) -> Duration {
+        Duration::from_nanos(self.so_far + self.since.map_or(0, |since| now - since))
+    }
 }
 
 impl Way {
@@ -139,7 +171,7 @@ pub(super) struct Net {
 impl Net {
     pub(super) fn new(speed: &Speed) -> Self {
         let Speed { ref rates, hop, packet, buffer, scale } = *speed;
-        let port = |&rate: &f64| Port { up: rate, down: rate, ..Port::default() };
+        let port = |&(up, down): &(f64, f64)| Port { up, down, ..Port::default() };
         Self {
             now: 0,
             count: 0,
@@ -213,11 +245,32 @@ impl Net {
                 ended: false,
                 deaf: false,
                 tally: Tally::default(),
+                went: 0.0,
+                came: 0.0,
+                busy: Since::default(),
+                held: Since::default(),
                 runs: VecDeque::new(),
             });
         }
         let end = |out, comes| Socket { net: Rc::clone(net), out, comes };
         [end(first, first + 1), end(first + 1, first)]
+    }
+
+    /// What a host's connections have carried, as it sees them itself: `child` says which worker's host another one is, if that is fed.
+    pub(super) fn carried(
+        &self,
+        host: Number,
+        child: impl Fn(Number) -> Option<Rank>,
+    ) -> impl Iterator<Item = (u64, Carried)> {
+        let of_host = self.ways.iter().enumerate().filter(move |(_, way)| way.from == host && !way.closed);
+        of_host.map(move |(number, way)| {
+            // The other way of the connection has the number beside it.
+            let back = &self.ways[number ^ 1];
+            let to = child(way.to).map_or(To::Other, To::Child);
+            let (sent, received) = (way.went as u64, back.came as u64);
+            let (busy, held) = (way.busy.get(self.now), way.held.get(self.now));
+            (number as u64, Carried { to, sent, received, busy, held, waits: way.unsent > 0 })
+        })
     }
 
     /// A host has something to look at, besides what comes.
@@ -244,6 +297,9 @@ impl Net {
         match event {
             Event::Sent(host) => {
                 self.ports[host].sends = false;
+                if let Some((number, bulk)) = self.ports[host].sending.take() {
+                    self.ways[number].went += bulk;
+                }
                 self.send(host);
             }
             Event::Came(number, bytes) => {
@@ -251,6 +307,10 @@ impl Net {
                 let way = &mut self.ways[number];
                 way.under_way -= bytes;
                 let (from, to) = (way.from, way.to);
+                if way.unsent + way.under_way == 0 {
+                    way.busy.is(false, self.now);
+                    way.held.is(false, self.now);
+                }
                 if way.deaf {
                     way.bytes.drain(..bytes);
                 } else {
@@ -289,6 +349,9 @@ impl Net {
     /// A way has something to send, or room where it goes.
     fn takes_turn(&mut self, number: Number) {
         let way = &mut self.ways[number];
+        if way.unsent > 0 {
+            way.busy.is(true, self.now);
+        }
         if way.unsent > 0 && !std::mem::replace(&mut way.in_turn, true) {
             let from = way.from;
             self.ports[from].turns.push_back(number);
@@ -306,6 +369,7 @@ impl Net {
             let room = self.buffer - way.under_way - way.readable;
             let bytes = self.packet.min(way.unsent);
             // Until there is room it has no turn.
+            way.held.is(bytes > room, self.now);
             if bytes == 0 || bytes > room {
                 continue;
             }
@@ -322,8 +386,10 @@ impl Net {
             let downlink = &mut self.ports[to];
             let begins = downlink.free.max(self.now + self.hop);
             downlink.free = (begins + takes(downlink.down, bulk)).max(sent + self.hop);
+            self.ways[number].came += bulk;
             let comes = downlink.free;
             self.ports[host].sends = true;
+            self.ports[host].sending = Some((number, bulk));
             self.ports[host].sent += bulk.round() as u64;
             self.at(sent, Event::Sent(host));
             self.at(comes, Event::Came(number, bytes));

@@ -1,6 +1,6 @@
 //! What came of runs with rates, as a table; and how they are asked for.
 
-use super::{Failure, Held, Left, Outcome, Scenario, Trouble};
+use super::{Failure, Held, Left, Outcome, Rates, Scenario, Trouble, Unlike};
 use penstock_proto::overlay::Shape;
 
 /// What to run: all shapes for all hosts.
@@ -54,6 +54,12 @@ pub struct Arguments {
     /// How many versions are published behind that one.
     #[arg(long, default_value_t = 1)]
     behind: u64,
+    /// One host's uplink has this part of the rate from the beginning, as in 0.2: of the host in the middle.
+    #[arg(long)]
+    slower: Option<f64>,
+    /// Plans take all links to be alike, whatever is measured.
+    #[arg(long)]
+    alike: bool,
 }
 
 /// Shapes, by commas or spaces. What follows a comma and is no shape belongs to the one before.
@@ -125,6 +131,11 @@ impl Arguments {
             push: self.push,
             trouble,
             behind: self.behind,
+            unlike: match self.slower {
+                Some(part) if hosts > 0 => vec![Unlike { rank: (hosts - 1) / 2, up: part, down: 1.0 }],
+                _ => Vec::new(),
+            },
+            rates: if self.alike { Rates::Alike } else { Rates::Measured },
         })
     }
 
@@ -155,10 +166,13 @@ impl Arguments {
 
 const HEAD: &str = "hosts  shape                      time ms   half ms    ratio  planned  busiest    all  depth  values   seals  others";
 
-/// An outcome, as lines of a table: of the last version, or of all where a worker was in trouble, and who has left it.
+/// An outcome, as lines of a table: of the last version, or of all where a worker was in trouble or a plan was made anew, and who has left it.
 pub fn lines(hosts: u32, outcome: &Outcome) -> String {
     let Outcome { shape, prediction, held, troubled, left, blamed, .. } = outcome;
     let shown = if troubled.is_some() { &held[..] } else { &held[held.len().saturating_sub(1)..] };
+    let Outcome { shape, prediction, held, troubled, left, moved } = outcome;
+    let shown =
+        if troubled.is_some() || *moved > 0 { &held[..] } else { &held[held.len().saturating_sub(1)..] };
     let mut lines: Vec<String> = Vec::new();
     for Held { seconds, half, ratio, busiest, all, frames } in shown {
         let (ms, half, all) = (seconds * 1e3, half * 1e3, all / f64::from(hosts));
@@ -174,6 +188,10 @@ pub fn lines(hosts: u32, outcome: &Outcome) -> String {
     }
     if let Some((rank, version)) = troubled {
         lines.push(format!("       worker {rank} was in trouble from version {version} on"));
+    }
+    if *moved > 0 {
+        let times = if *moved == 1 { "once".to_owned() } else { format!("{moved} times") };
+        lines.push(format!("       planned anew {times} for what links carry"));
     }
     for Left { rank, parent, version, after, why } in left {
         let parent = parent.map_or_else(|| "nobody".to_owned(), |rank| format!("worker {rank}"));

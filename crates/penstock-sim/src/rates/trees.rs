@@ -5,9 +5,10 @@
 use super::home::Stray;
 use penstock_proto::Rank;
 use penstock_proto::overlay::{
-    Cluster, Costs, Judging, Limits, Member, Node, Overlay, Parent, Pass, Place, PlanError, Prediction,
-    Routes, Said, Shape, Traffic, plan,
+    Better, Cluster, Costs, Judging, Limits, Member, Node, Overlay, Parent, Pass, Place, Plan, PlanError,
+    Prediction, Routes, Said, Shape, Standing, Traffic, instead, plan,
 };
+use penstock_proto::uplink::{Known, Measured, Turns, rates};
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -33,23 +34,113 @@ pub(super) struct Trees {
     pub(super) overlay: Overlay,
     pub(super) prediction: Prediction,
     routes: Arc<Routes>,
+    /// What is planned: for which shape, and bytes a second of the usual link.
+    wanted: Shape,
+    traffic: Traffic,
+    rate: f64,
+    /// What workers say of their links; what was planned with, the home's last; when that may be seen to again.
+    known: Known,
+    used: Vec<f64>,
+    turns: Turns,
+    /// How often a plan was made anew for that.
+    pub(super) moved: u32,
+}
+
+/// A cluster of hosts with these rates beside the usual one, the home's last.
+fn cluster(beside: &[f64], rate: f64) -> Result<Cluster, PlanError> {
+    let node =
+        |(host, beside): (u32, &f64)| Node { place: Place { zone: 0, rack: 0, host }, rate: rate * beside };
+    let mut hosts: Vec<Node> = (0..).zip(beside).map(node).collect();
+    let servers = hosts.pop().into_iter().collect();
+    Cluster::new(servers, hosts, Costs::Both)?.taking(rate)
+}
+
+fn limits(plan: &Plan) -> Option<Limits> {
+    match plan.shape {
+        Shape::Tree { limits, .. } => Some(limits),
+        _ => None,
+    }
 }
 
 impl Trees {
-    pub(super) fn new(workers: u32, rate: f64, shape: Shape, traffic: &Traffic) -> Result<Self, PlanError> {
-        let at = |host| Node { place: Place { zone: 0, rack: 0, host }, rate };
-        let servers = vec![at(workers)];
-        let cluster = Cluster::new(servers, (0..workers).map(at).collect(), Costs::Labels)?;
-        let mut plan = plan(&cluster, shape.settled(workers as usize), traffic)?;
-        let limits = match plan.shape {
-            Shape::Tree { limits, .. } => Some(limits),
-            _ => None,
-        };
+    /// `beside`: what is known before of the links of workers' hosts, and last of the home's, beside the usual one.
+    pub(super) fn new(
+        beside: Vec<f64>,
+        rate: f64,
+        shape: Shape,
+        traffic: &Traffic,
+    ) -> Result<Self, PlanError> {
+        let workers = beside.len() as u32 - 1;
+        let cluster = cluster(&beside, rate)?;
+        let wanted = shape.settled(workers as usize);
+        let mut plan = plan(&cluster, wanted, traffic)?;
+        let limits = limits(&plan);
         let (shape, prediction) = (plan.shape, plan.prediction);
         let overlay = plan.overlays.swap_remove(0);
         let ranks = (0..workers).collect();
         let (out, judging) = (BTreeSet::new(), Judging::default());
-        Ok(Self { cluster, limits, ranks, out, judging, shape, overlay, prediction, routes: Arc::default() })
+        let (known, turns, routes) = (Known::default(), Turns::default(), Arc::default());
+        let (traffic, used, moved) = (*traffic, beside, 0);
+        Ok(Self {
+            cluster,
+            limits,
+            ranks,
+            out,
+            judging,
+            shape,
+            overlay,
+            prediction,
+            routes,
+            wanted,
+            traffic,
+            rate,
+            known,
+            used,
+            turns,
+            moved,
+        })
+    }
+
+    /// A worker says what its link carries, as of this time in milliseconds.
+    pub(super) fn hear(&mut self, rank: Rank, measured: Measured, now: u64) {
+        let heard = self.known.hear(rank, self.ranks.len() as u32, measured, now);
+        debug_assert_eq!(heard, Ok(()), "workers are honest here");
+    }
+
+    /// Whether there is another plan, as links carry something else than was planned with; `own`: what the home has measured.
+    pub(super) fn weigh(&mut self, own: Option<Measured>, now: u64) -> Result<bool, PlanError> {
+        self.known.forget(now);
+        if !self.turns.is_time(now) {
+            return Ok(false);
+        }
+        self.known.measure(own);
+        let mut links: Vec<(Measured, Option<f64>)> =
+            self.ranks.iter().map(|&rank| (self.known.of(rank), None)).collect();
+        links.push((self.known.own(), None));
+        let beside = rates(&links);
+        if beside == self.used {
+            return Ok(false);
+        }
+        for (&rank, rate) in self.ranks.iter().zip(&beside) {
+            self.known.planned(rank, *rate < 1.0);
+        }
+        let cluster = cluster(&beside, self.rate)?;
+        self.used = beside;
+        let standing = Standing::of(&self.overlay, Some, self.out.clone());
+        let Some(Better { mut plan, .. }) = instead(&cluster, self.wanted, &self.traffic, 0, &standing)?
+        else {
+            self.turns.looked(now);
+            return Ok(false);
+        };
+        self.turns.moved(now);
+        self.moved += 1;
+        (self.cluster, self.limits) = (cluster, limits(&plan));
+        self.overlay = plan.overlays.swap_remove(0);
+        for leaf in self.out.clone() {
+            let view = self.cluster.seen_from(0);
+            self.overlay = self.overlay.with_leaf(&view, leaf, (self.limits, &self.out))?.0;
+        }
+        Ok(true)
     }
 
     /// The routes, if they are others than before.

@@ -14,6 +14,7 @@ use penstock_kernels::codec::Undecodable;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::LowRank;
 use penstock_proto::submission::Submission;
+use penstock_proto::uplink::{Gauge, Reports};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -146,6 +147,9 @@ pub(super) struct Worker {
     pub(super) hangs: bool,
     /// Whether it is to look at the clock.
     pub(super) ticks: bool,
+    /// What its host's link carries, and what the home was told of that.
+    pub(super) gauge: Gauge,
+    pub(super) reports: Reports,
 }
 
 impl Worker {
@@ -155,7 +159,8 @@ impl Worker {
         let mut shard = RemoteShard::new(job, asks, limits);
         shard.declare(TENSOR, Mirror { shared: Rc::clone(shared), progress: 0, since: 0 });
         shard.attach(socket);
-        Self { shard, wished: Vec::new(), hangs: false, ticks: false }
+        let (gauge, reports) = (Gauge::default(), Reports::default());
+        Self { shard, wished: Vec::new(), hangs: false, ticks: false, gauge, reports }
     }
 
     pub(super) fn mirror(&self) -> &Mirror {

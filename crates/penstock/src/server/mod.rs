@@ -351,6 +351,7 @@ fn start_shards(
     // Of the seed alone: all shards have the same.
     let key = Sealer::new(&seal_seed, scope).key();
     let (mut handles, mut spent) = (Vec::new(), Vec::new());
+    let uplink = Arc::new(Uplink::at_rest());
     for index in 0..count {
         let core = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
@@ -369,11 +370,12 @@ fn start_shards(
             reports: reports.clone(),
             control: Arc::clone(shared),
             spent: Arc::default(),
+            uplink: Arc::clone(&uplink),
         };
         spent.push(Arc::clone(&setup.spent));
         let (handle, thread) = shard::start(setup)?;
         handles.push(handle);
         threads.0.push(thread);
     }
-    Ok(control::Shards { handles, spent, reports: inbox, sender: reports, flags, key })
+    Ok(control::Shards { handles, spent, uplink, reports: inbox, sender: reports, flags, key })
 }

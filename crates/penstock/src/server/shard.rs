@@ -12,6 +12,7 @@ use super::remote::Remote;
 use super::shard_memory::{Memory, Touched};
 use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
+use crate::uplink::Uplink;
 use crate::wait::{self, Crowd, OneCore, Patience, Shards};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping, single_chunks};
@@ -36,6 +37,7 @@ use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{NOBODY, Submission, WORDS};
 use penstock_proto::travel::Terms;
+use penstock_proto::uplink::To;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
@@ -207,6 +209,8 @@ pub(super) struct Setup {
     pub(super) control: Arc<Shared>,
     /// Counts the time that its layers take.
     pub(super) spent: Arc<Spent>,
+    /// What this host's link carries, as far as this job uses it.
+    pub(super) uplink: Arc<Uplink>,
 }
 
 impl thread::Command for Command {
@@ -391,6 +395,7 @@ impl Loop {
             busy |= self.send();
             self.tell_ends();
             self.look_at_network();
+            self.setup.uplink.look(self.now);
             self.tell_again();
             // A thread that always finds something to do never comes to sleep.
             if self.now >= self.next_vigil {
@@ -613,6 +618,9 @@ impl Loop {
         if let Some(remote) = self.ports.remote_at(place)
             && epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN).is_ok()
         {
+            if let Some(rank) = peer.rank() {
+                self.setup.uplink.watch(&stream, To::Child(rank));
+            }
             remote.attach(stream, long);
             self.tell_route(peer);
         }

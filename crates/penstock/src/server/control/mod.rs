@@ -8,6 +8,7 @@ mod absent;
 mod declaring;
 mod entry;
 mod put_off;
+mod rates;
 mod requests;
 mod tables;
 mod trees;
@@ -23,6 +24,7 @@ use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, items};
 use crate::thread;
+use crate::uplink::Uplink;
 use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
@@ -87,6 +89,8 @@ pub(super) struct Shards {
     pub(super) handles: Vec<Handle>,
     /// The time that each one's layers have taken.
     pub(super) spent: Vec<Arc<Spent>>,
+    /// What this host's link carries.
+    pub(super) uplink: Arc<Uplink>,
     pub(super) reports: Receiver<Report>,
     /// For other threads that report.
     pub(super) sender: Sender<Report>,
@@ -242,7 +246,8 @@ impl Control {
             knots: Knots::default(),
             firsts: Firsts::default(),
             catalog,
-            trees: Trees::new(config.index, config.servers, config.options.chunk_bytes),
+            trees: Trees::new(config.index, config.servers, config.options.chunk_bytes)
+                .measuring(Arc::clone(&shards.uplink), (config.workers, config.options.rate)),
             planners: Vec::new(),
             tables: Tables::charged_to(&account, config.index == 0, config.servers),
             first_touch: FirstTouch::default(),
@@ -560,6 +565,7 @@ impl Control {
             let peer = self.roster.peer(rank);
             self.shards.handles.iter().for_each(|shard| shard.send(Command::RouteAgain { peer }));
         }
+        self.trees.weigh(self.clock.now());
         if let Some(routes) = self.trees.routes(all_came).filter(|_| self.ended.is_none()) {
             for shard in &self.shards.handles {
                 shard.send(Command::Routes(Arc::clone(&routes)));

@@ -139,6 +139,10 @@ impl Control {
         if request.body == Ask::Beat {
             return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
         }
+        if let Ask::Uplink(measured) = request.body {
+            self.trees.hear_rate(rank, measured, self.clock.now());
+            return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
+        }
         // A job that waits for something does nothing: its neighbours are not to be slower for that.
         if !is_question(&request.body) {
             self.place.iter().for_each(Place::acted);
@@ -237,7 +241,7 @@ impl Control {
     fn ask(&mut self, token: u64, rank: Rank, request: Request) -> Option<Answered> {
         match request.body {
             Ask::Hello { .. } => Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() })),
-            Ask::Beat => plain(Answer::Alive),
+            Ask::Beat | Ask::Uplink(_) => plain(Answer::Alive),
             Ask::Heard => None,
             Ask::Declare { spec, decided } => self.declare(rank, request.id, spec, decided),
             Ask::Waits { wait, goal, alone } => {

@@ -12,18 +12,22 @@
 //! | a worker leaves or is lost | its children get other parents, and nobody else does |
 //! | a worker has left its parent, whose fault that was | unless the parent starved itself ([`Judging`]) it passes nothing on any more: it becomes a leaf, behind its children. One that says so of more than [`MOST_STRAYS`] parents is believed no more, and becomes one itself. After a minute, or longer each time, there is a new plan, in which it passes on again |
 //! | a worker comes late | a new plan |
+//! | links carry something else than when the plan was made, and another plan takes a quarter less time | that one ([`rates`](super::rates)) |
 //!
 //! A plan for many hosts takes long: another thread makes it, and until it has the plan before is mended, if there is one.
 //!
 //! Pure state. Nothing is planned for a job whose workers want a star.
 
+use super::rates::Rates;
+use crate::uplink::Uplink;
 use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Joining, Session};
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Cluster, Costs, Feed, Judging, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass, Place,
-    Rack, Routes, Said, Shape, Traffic, plan,
+    BLOCK_BYTES, Better, Cluster, Costs, Feed, Judging, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass,
+    Place, Plan, PlanError, Rack, Rate, Routes, Said, Shape, Standing, Traffic, instead, plan,
 };
+use penstock_proto::uplink::Measured;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -59,6 +63,10 @@ pub(in crate::server) struct Planning {
     servers: Vec<Node>,
     nodes: Vec<Node>,
     hosts: Vec<Host>,
+    /// Its rates, to be shown.
+    rates: String,
+    /// What stands, if the plan is only to be made where it is so much better that it is worth to move.
+    standing: Option<Standing>,
 }
 
 /// What came of that.
@@ -66,6 +74,9 @@ pub(in crate::server) struct Planning {
 pub(in crate::server) struct Made {
     number: u64,
     planned: Option<Planned>,
+    /// What stands is as good, or nearly, and stays; it stood, and others move to this.
+    stays: bool,
+    moves: bool,
 }
 
 /// What is kept of a worker that others have left.
@@ -88,7 +99,7 @@ struct Subscriber {
 
 /// A node of the plan: a host, or a worker of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Host {
+pub(super) enum Host {
     At(IpAddr),
     /// Behind loopback each is one by itself: what is sent there goes over no network, whoever sends it.
     Alone(Rank),
@@ -140,6 +151,10 @@ pub(super) struct Trees {
     /// Whether the routes may be others now; whether the plan cannot be mended, but is to be made anew.
     changed: bool,
     anew: bool,
+    /// What links carry.
+    rates: Rates,
+    /// When it was last asked what the time is.
+    now: u64,
 }
 
 /// What a worker wants, judged.
@@ -147,6 +162,7 @@ pub(super) struct Wish {
     shape: Shape,
     door: Option<SocketAddr>,
     rack: Rack,
+    rate: Rate,
 }
 
 fn malformed<T>(what: &str) -> Result<T, Refusal> {
@@ -172,7 +188,15 @@ impl Trees {
             routes: Arc::default(),
             changed: false,
             anew: false,
+            rates: Rates::default(),
+            now: 0,
         }
+    }
+
+    /// The same that plans with what this host's link is found to carry, or what its user says of it.
+    pub(super) fn measuring(mut self, uplink: Arc<Uplink>, (workers, rate): (u32, Rate)) -> Self {
+        self.rates = Rates::new(uplink, (workers, rate));
+        self
     }
 
     /// Whether a worker may join that says this. Nothing is kept.
@@ -184,6 +208,10 @@ impl Trees {
         };
         let Ok(shape) = shape else { return malformed("the trees that it wants are none that there are") };
         let Ok(rack) = joining.rack.parse::<Rack>() else { return malformed("its rack is none") };
+        let rate = Rate(joining.rate);
+        if !rate.is_sane() {
+            return malformed("its link has a rate that no link has");
+        }
         let no_door = |door: &SocketAddr| {
             door.port() == 0 || door.ip().is_unspecified() || door.ip().to_canonical().is_multicast()
         };
@@ -191,7 +219,7 @@ impl Trees {
             return malformed("nobody can come in at its door");
         }
         match self.shape.filter(|expected| *expected != shape) {
-            None => Ok(Wish { shape, door: joining.door, rack }),
+            None => Ok(Wish { shape, door: joining.door, rack, rate }),
             Some(expected) => {
                 Err(Refusal::Tree { rank, expected: expected.to_string(), got: shape.to_string() })
             }
@@ -212,6 +240,7 @@ impl Trees {
             return;
         };
         self.subscribers.insert(rank, Subscriber { door, session, rack: wish.rack });
+        self.rates.join(rank, wish.rate);
         (self.changed, self.anew) = (true, true);
     }
 
@@ -221,6 +250,7 @@ impl Trees {
         self.out.remove(&rank);
         self.strays.remove(&rank);
         self.judging.forget(rank);
+        self.rates.leave(rank);
         // The last one that was waited for may be one that never came.
         self.changed = self.planned.is_none() && !self.subscribers.is_empty() || self.changed;
     }
@@ -315,14 +345,60 @@ impl Trees {
         // One at a time: what has changed since that one began is planned for behind it.
         if self.awaited.is_none() && std::mem::take(&mut self.anew) {
             let planning = self.begin();
-            if planning.is_long() {
-                (self.awaited, self.planning) = (Some(planning.number), Some(planning));
-            } else {
-                self.planned = planning.make().planned;
-            }
+            self.make_or_put_off(planning);
+            self.changed = false;
         }
         self.mend();
         self.planned.as_ref().map_or_else(Routes::default, |planned| self.along(planned))
+    }
+
+    fn make_or_put_off(&mut self, planning: Planning) {
+        self.awaited = Some(planning.number);
+        if planning.is_long() {
+            self.planning = Some(planning);
+        } else {
+            self.made(planning.make());
+        }
+    }
+
+    /// A worker has measured its host's link.
+    pub(super) fn hear_rate(&mut self, rank: Rank, measured: Measured, now: u64) {
+        if self.subscribers.contains_key(&rank) {
+            self.rates.hear(rank, measured, now);
+        }
+    }
+
+    /// Where links carry something else than when the plan was made, as of this time, looks whether another is so much better that it is
+    /// worth to move.
+    pub(super) fn weigh(&mut self, now: u64) {
+        self.now = now;
+        if self.planned.is_none() || self.awaited.is_some() || self.anew || !self.rates.is_time(now) {
+            return;
+        }
+        let hosts = self.hosts();
+        if !self.rates.have_changed(&hosts) {
+            return;
+        }
+        let planning = self.begin();
+        let standing = self.standing(&planning.hosts);
+        self.make_or_put_off(Planning { standing, ..planning });
+    }
+
+    /// What stands, over these hosts, which are those that are left of it.
+    fn standing(&self, hosts: &[Host]) -> Option<Standing> {
+        let Planned { overlay, hosts: before, .. } = self.planned.as_ref()?;
+        let number = |node: u32| match (node as usize).checked_sub(1) {
+            None => Some(0),
+            Some(place) => {
+                let host = before.get(place)?;
+                hosts.iter().position(|other| other == host).map(|place| place as u32 + 1)
+            }
+        };
+        let by_host = self.hosts();
+        let is_silent =
+            |(host, _): &(&Host, u32)| !by_host.get(*host).is_some_and(|ranks| self.passes_on(ranks[0]));
+        let silent = hosts.iter().zip(1..).filter(is_silent).map(|(_, number)| number).collect();
+        Some(Standing::of(overlay, number, silent))
     }
 
     /// A plan that is to be made on another thread, once; for [`made`](Self::made).
@@ -340,8 +416,14 @@ impl Trees {
     /// The plan that was made there.
     pub(super) fn made(&mut self, made: Made) {
         if self.awaited.take_if(|number| *number == made.number).is_some() {
-            self.planned = made.planned;
             self.changed = true;
+            if made.stays {
+                return self.rates.stays(self.now);
+            }
+            if made.moves {
+                self.rates.moves(self.now);
+            }
+            self.planned = made.planned;
         }
     }
 
@@ -393,19 +475,26 @@ impl Trees {
         let mut hosts: Vec<(Rank, Host)> = by_host.iter().map(|(&host, ranks)| (ranks[0], host)).collect();
         hosts.sort_unstable();
         let hosts: Vec<Host> = hosts.into_iter().map(|(_, host)| host).collect();
-        let node = |rack: &Rack, host: usize| {
+        let (rates, shown) = self.rates.plan_with(&hosts, &by_host);
+        let node = |rack: &Rack, host: usize, beside: f64| {
             let zones: BTreeSet<&str> = racks.iter().map(|rack| &rack.zone[..]).collect();
             let zone = zones.iter().position(|zone| *zone == rack.zone).unwrap_or(0) as u32;
             let rack = racks.iter().position(|other| *other == rack).unwrap_or(0) as u32;
-            Node { place: Place { zone, rack, host: host as u32 }, rate: RATE }
+            Node { place: Place { zone, rack, host: host as u32 }, rate: RATE * beside }
         };
         let rack = |host: &Host| by_host.get(host).and_then(|ranks| self.rack(ranks)).unwrap_or(&UNKNOWN);
-        let nodes = hosts.iter().zip(0..).map(|(host, number)| node(rack(host), number)).collect();
-        // Where the other servers stand nobody here knows: each on a host of its own, as this one.
-        let servers = (0..self.servers as usize).map(|server| node(&UNKNOWN, hosts.len() + server)).collect();
+        let (own, beside) = rates.split_last().map_or((1.0, &[][..]), |(own, beside)| (*own, beside));
+        let nodes = hosts.iter().zip(beside).zip(0..);
+        let nodes = nodes.map(|((host, beside), number)| node(rack(host), number, *beside)).collect();
+        // Where the other servers stand nobody here knows: each on a host of its own, as this one, with a link as most have.
+        let server = |server: usize| {
+            node(&UNKNOWN, hosts.len() + server, if server == self.index as usize { own } else { 1.0 })
+        };
+        let servers = (0..self.servers as usize).map(server).collect();
         let (shape, traffic) = (self.shape.unwrap_or(Shape::Star), self.traffic());
         self.begun += 1;
-        Planning { number: self.begun, index: self.index as usize, shape, traffic, servers, nodes, hosts }
+        let (number, index) = (self.begun, self.index as usize);
+        Planning { number, index, shape, traffic, servers, nodes, hosts, rates: shown, standing: None }
     }
 
     /// Where a host stands, as the first of its workers says.
@@ -437,12 +526,38 @@ impl Planning {
 
     /// Makes the plan.
     pub(super) fn make(self) -> Made {
-        let Self { number, index, shape, traffic, servers, nodes, hosts } = self;
-        let planned = Cluster::new(servers, nodes, Costs::Labels).and_then(|cluster| {
-            plan(&cluster, shape.settled(hosts.len()), &traffic).map(|plan| (cluster, plan))
+        let Self { number, index, shape, traffic, servers, nodes, hosts, rates, standing } = self;
+        // What comes in is measured of nobody: every link takes what the usual one does.
+        let cluster = Cluster::new(servers, nodes, Costs::Both).and_then(|cluster| cluster.taking(RATE));
+        let settled = shape.settled(hosts.len());
+        let planned = cluster.and_then(|cluster| {
+            let plan = match &standing {
+                None => plan(&cluster, settled, &traffic)?,
+                Some(standing) => match instead(&cluster, settled, &traffic, index, standing)? {
+                    None => return Ok(None),
+                    Some(Better { plan, seconds, instead_of }) => {
+                        let percent = (100.0 * (1.0 - seconds / instead_of)).round();
+                        tracing::info!(
+                            rates,
+                            "trees are planned anew, as links carry something else than was planned with: \
+                             what goes along them takes {percent} % less time"
+                        );
+                        plan
+                    }
+                },
+            };
+            Ok::<_, PlanError>(Some((cluster, plan)))
         });
+        let moves = standing.is_some();
         let planned = match planned {
-            Ok((cluster, mut plan)) => {
+            // What stands is no plan for these hosts, or there is none: it is planned for when something changes next.
+            Ok(None) | Err(_) if moves => return Made { number, planned: None, stays: true, moves: false },
+            Ok(None) => None,
+            Ok(Some((cluster, mut plan))) => {
+                if !moves {
+                    let Plan { shape, .. } = &plan;
+                    tracing::info!(%shape, hosts = hosts.len(), rates, "trees are planned");
+                }
                 let limits = match plan.shape {
                     Shape::Tree { limits, .. } => Some(limits),
                     _ => None,
@@ -456,15 +571,15 @@ impl Planning {
                 None
             }
         };
-        Made { number, planned }
+        Made { number, planned, stays: false, moves }
     }
 
     /// Makes the plan on a thread of its own, which must say something whatever happens: a plan that is waited for keeps others
     /// from being made.
     pub(super) fn make_or_none(self) -> Made {
-        let number = self.number;
+        let (number, stays) = (self.number, self.standing.is_some());
         let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.make()));
-        made.unwrap_or(Made { number, planned: None })
+        made.unwrap_or(Made { number, planned: None, stays, moves: false })
     }
 }
 
@@ -487,7 +602,7 @@ mod tests {
     }
 
     fn joining(tree: &str, door: Option<SocketAddr>, rack: &str) -> Joining {
-        Joining { tree: tree.to_owned(), door, rack: rack.to_owned() }
+        Joining { tree: tree.to_owned(), door, rack: rack.to_owned(), rate: 0 }
     }
 
     fn join(trees: &mut Trees, rank: Rank, tree: &str, door: Option<SocketAddr>) {
@@ -620,7 +735,8 @@ mod tests {
         let limits = Limits { degree: u32::MAX, depth: u32::MAX };
         let tree = Shape::Tree { limits, leaf_penalty: MAX_LEAF_PENALTY / 3.0 };
         let door = Some("[fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap());
-        let overlay = joining(&tree.to_string(), door, &"r".repeat(MAX_RACK_BYTES));
+        let overlay =
+            Joining { rate: Rate::BOUNDS.1, ..joining(&tree.to_string(), door, &"r".repeat(MAX_RACK_BYTES)) };
         assert!(trees().judge(0, &overlay).is_ok());
         let peer = PeerId::worker(u32::MAX);
         let (version, session, size) = (u32::MAX, [255; 16], u32::MAX);
@@ -805,13 +921,154 @@ mod tests {
         trees.leave(9);
         let mended = trees.routes(true).unwrap();
         assert!(!mended.members.contains_key(&9) && mended.members.contains_key(&8));
-        let stale = Made { number: second.number - 1, planned: None };
+        let stale = Made { number: second.number - 1, planned: None, stays: false, moves: false };
         trees.made(stale);
         assert_eq!(trees.routes(true), None, "that was another one");
         trees.made(second.make());
         let there: Vec<Rank> = (0..201).filter(|rank| ![7, 9].contains(rank)).collect();
         check(&trees.routes(true).unwrap(), &there, at);
         assert!(trees.take_planning().is_none() && trees.routes(true).is_none());
+    }
+
+    const FAST: u64 = 125_000_000;
+
+    fn sends(rate: u64, to: Option<Rank>) -> Measured {
+        Measured { sends: rate, to, takes: 0 }
+    }
+
+    /// Of a chain that is planned, whose hosts' links are known to be alike, but for one that has a fifth.
+    fn with_a_slow_one(workers: u32, slow: Rank) -> Trees {
+        let mut trees = joined("chain", workers).measuring(Arc::new(Uplink::new()), (workers, Rate(0)));
+        trees.routes(true).unwrap();
+        for rank in 0..workers {
+            let rate = if rank == slow { FAST / 5 } else { FAST };
+            trees.hear_rate(rank, sends(rate, None), 0);
+        }
+        trees
+    }
+
+    #[test]
+    fn who_is_found_to_have_a_slow_link_feeds_nobody_in_a_new_plan_and_nobody_is_out() {
+        let mut trees = with_a_slow_one(5, 1);
+        assert_eq!(trees.routes(true), None, "nobody has looked");
+        trees.weigh(0);
+        let routes = trees.routes(true).unwrap();
+        assert_eq!(fed(&routes).last(), Some(&(4, Some(3), 4)));
+        assert_eq!(fed(&routes)[1], (1, Some(4), 5));
+        assert!(trees.out.is_empty() && trees.passes_on(1));
+        // All is as was planned with.
+        for now in (0..100_000).step_by(1000) {
+            trees.weigh(now);
+            assert_eq!(trees.routes(true), None);
+        }
+    }
+
+    #[test]
+    fn links_that_are_alike_within_a_quarter_are_no_reason_for_another_plan() {
+        for tree in ["chain", "auto", "striped", "tree:degree=2"] {
+            let mut trees = joined(tree, 9).measuring(Arc::new(Uplink::new()), (9, Rate(0)));
+            trees.routes(true).unwrap();
+            for now in 0..200_u64 {
+                let rank = now as Rank % 9;
+                trees.hear_rate(
+                    rank,
+                    sends(FAST + FAST / 100 * (now * 7 % 25), Some((rank + 1) % 9)),
+                    1000 * now,
+                );
+                trees.weigh(1000 * now);
+                assert_eq!(trees.routes(true), None, "{tree}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_was_slow_gets_another_chance_when_something_is_planned_and_plans_for_rates_are_seldom() {
+        let mut trees = with_a_slow_one(5, 1);
+        let mut plans = Vec::new();
+        // A worker says another thing each second.
+        for second in 0..600_u64 {
+            let rate = if second % 2 == 0 { FAST / 5 } else { FAST };
+            for (rank, rate) in [(1, rate), (3, FAST + FAST / 5 - rate)] {
+                trees.hear_rate(rank, sends(rate, None), 1000 * second);
+            }
+            trees.weigh(1000 * second);
+            plans.extend(trees.routes(true).map(|_| second));
+        }
+        assert!((2..8).contains(&plans.len()), "{plans:?}");
+        // It says nothing any more: it counts as others do.
+        let mut trees = with_a_slow_one(5, 1);
+        trees.weigh(0);
+        assert!(!inner(&trees.routes(true).unwrap()).contains(&1));
+        trees.weigh(200_000);
+        join(&mut trees, 5, "chain", door(5));
+        assert!(inner(&trees.routes(true).unwrap()).contains(&1));
+    }
+
+    // E-2.
+    #[test]
+    fn whatever_a_worker_says_of_its_link_it_harms_nobody_else() {
+        for said in [0, 1, FAST / 5, u64::MAX] {
+            for to in [None, Some(0), Some(2), Some(4), Some(5), Some(u32::MAX)] {
+                for takes in [0, 1, u64::MAX] {
+                    let mut trees = with_a_slow_one(5, 9);
+                    trees.hear_rate(2, Measured { sends: said, to, takes }, 0);
+                    trees.hear_rate(77, sends(1, None), 0);
+                    trees.weigh(0);
+                    let Some(routes) = trees.routes(true) else { continue };
+                    check(&routes, &[0, 1, 2, 3, 4], |rank| door(rank as u8));
+                    assert_eq!(inner(&routes), [0, 1, 3, 4], "{said} {to:?}: it became a leaf itself");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_users_say_of_links_counts_from_the_first_plan_on_and_a_rate_that_no_link_has_is_refused() {
+        let mut trees = trees().measuring(Arc::new(Uplink::new()), (4, Rate(FAST)));
+        for rank in 0..4 {
+            let rate = if rank == 0 { FAST / 10 } else { FAST };
+            let wish =
+                trees.judge(rank, &Joining { rate, ..joining("chain", door(rank as u8), "") }).unwrap();
+            trees.join(rank, [rank as u8; 16], wish, true);
+        }
+        assert_eq!(fed(&trees.routes(true).unwrap())[0], (0, Some(3), 4));
+        for rate in [1, u64::MAX] {
+            let wrong = Joining { rate, ..joining("chain", door(9), "") };
+            assert!(matches!(trees.judge(9, &wrong), Err(Refusal::Malformed { .. })));
+        }
+    }
+
+    #[test]
+    fn a_plan_for_many_hosts_that_is_no_better_leaves_all_as_it_is_and_what_came_meanwhile_is_planned_for() {
+        let mut trees = trees().measuring(Arc::new(Uplink::new()), (201, Rate(0)));
+        let at = |rank: Rank| Some(SocketAddr::from(([10, 0, (rank >> 8) as u8, rank as u8], 4000)));
+        let come = |trees: &mut Trees, rank| {
+            let wish = trees.judge(rank, &joining("striped:4", at(rank), "")).unwrap();
+            trees.join(rank, [rank as u8; 16], wish, true);
+        };
+        (0..200).for_each(|rank| come(&mut trees, rank));
+        assert_eq!(trees.routes(true), None);
+        let first = trees.take_planning().unwrap();
+        trees.made(first.make());
+        let stands = trees.routes(true).unwrap();
+        // One that passes nothing on anyway has a slow link.
+        let leaf = stands.members.iter().find(|(_, member)| !member.passes_on).map(|(&rank, _)| rank);
+        let silent = leaf.unwrap_or(0);
+        (0..200).for_each(|rank| {
+            trees.hear_rate(rank, sends(if rank == silent { FAST / 5 } else { FAST }, None), 0)
+        });
+        trees.weigh(0);
+        let planning = trees.take_planning().unwrap();
+        come(&mut trees, 200);
+        assert_eq!(trees.routes(true), None);
+        let made = planning.make();
+        let stays = made.stays;
+        trees.made(made);
+        let routes = trees.routes(true);
+        assert!(stays || routes.is_some());
+        let second = trees.take_planning().expect("one has come");
+        trees.made(second.make());
+        check(&trees.routes(true).unwrap(), &(0..201).collect::<Vec<_>>(), at);
     }
 
     #[test]

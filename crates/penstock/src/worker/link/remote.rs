@@ -3,6 +3,7 @@
 //! A request that has no answer when a connection breaks is repeated on the next; the server carries it out once. The server
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
+use super::doors::Doors;
 use super::proxy::{self, Command, RemoteHome};
 use super::{Channel, Introduction, Link, Newcomer, Outlets, Wire, judge, lock};
 use crate::options::Options;
@@ -35,6 +36,7 @@ use penstock_proto::pressure::Flow;
 use penstock_proto::redial::{self, Pauses};
 use penstock_proto::seal::{Scope, Verifier};
 use penstock_proto::travel::Terms;
+use penstock_proto::uplink::Reports;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::ops::ControlFlow;
@@ -48,6 +50,8 @@ pub(super) const HELLO: u64 = u64::MAX;
 const BEAT: u64 = u64::MAX - 1;
 /// Number of the word that the last word was heard.
 pub(super) const HEARD: u64 = u64::MAX - 2;
+/// Number of every report of what this host's link carries.
+const UPLINK: u64 = u64::MAX - 3;
 
 /// A connection for control messages, and how to make another.
 pub(super) struct Records {
@@ -270,7 +274,8 @@ impl Link {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let lease = seconds(welcome.lease_ms);
             let name = format!("penstock-link-{server}");
-            thread::spawn(name, move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
+            thread::spawn(name, move || wire.listen_remote(&fate, &stop, lease, doors.as_deref()))
+                .map_err(&started)?
         };
         Ok(Self {
             welcome,
@@ -378,12 +383,13 @@ impl Link {
 impl Wire {
     /// The link's thread: a sign of life every eighth of a lease, whatever the server says, and another connection
     /// when one breaks.
-    fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
+    fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration, doors: Option<&Doors>) {
         let Channel::Remote(records) = &self.channel else { return };
         let mut redial = Redial::new(Arc::clone(&records.dialer), Purpose::Control);
         let mut vigil = Vigil::new(lease);
         // Messages that came, and how many had come when this connection was made.
         let (mut heard, mut before) = (1, 0);
+        let mut reports = Reports::default();
         loop {
             if vigil.is_gone(heard) {
                 self.lost(fate, &vigil);
@@ -395,6 +401,7 @@ impl Wire {
                     break;
                 }
                 before = heard;
+                reports.forget();
             } else if vigil.is_silent(records.answered.load(Ordering::Relaxed)) {
                 // What the server sends unasked does not show that it hears this worker; only its answers do. The connection is
                 // made anew before either side takes the other for lost.
@@ -404,6 +411,13 @@ impl Wire {
             if vigil.is_time_to_beat() {
                 let (settled, open) = lock(&self.open).settled();
                 if let Ok(bytes) = encode(&Request { id: BEAT, settled, open, body: Ask::Beat }) {
+                    records.send(&bytes);
+                }
+            }
+            if let Some(measured) = doors.and_then(|doors| doors.uplink().due(&mut reports)) {
+                let (settled, open) = lock(&self.open).settled();
+                let body = Ask::Uplink(measured);
+                if let Ok(bytes) = encode(&Request { id: UPLINK, settled, open, body }) {
                     records.send(&bytes);
                 }
             }

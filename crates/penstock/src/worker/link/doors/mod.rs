@@ -16,6 +16,7 @@ use super::proxy::Command;
 use crate::options::Options;
 use crate::server::StartError;
 use crate::thread::Teller;
+use crate::uplink::Uplink;
 use crate::wire::acceptor::{AT_WORKERS, Acceptor};
 use crate::wire::dial::Dialer;
 use crate::worker::Error;
@@ -60,6 +61,8 @@ pub(in crate::worker::link) struct Doors {
     address: SocketAddr,
     proxies: Proxies,
     dialing: Dialing,
+    /// What this host's link carries, as far as this worker uses it.
+    uplink: Arc<Uplink>,
     /// Dropped last: it waits for its thread.
     _acceptor: Acceptor,
 }
@@ -83,12 +86,18 @@ impl Doors {
         acceptor.open();
         let dialer = dialer.by(Address { host: address.ip().to_string(), port: address.port() });
         let dialing = Dialing::new(who.rank, dialer, Arc::clone(&proxies), Arc::clone(who.fate));
-        Ok(Self { address, proxies, dialing, _acceptor: acceptor })
+        let uplink = Arc::new(Uplink::new());
+        Ok(Self { address, proxies, dialing, uplink, _acceptor: acceptor })
     }
 
     /// Where others come in.
     pub(in crate::worker::link) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Measures this host's link: what is told to servers.
+    pub(in crate::worker::link) fn uplink(&self) -> &Uplink {
+        &self.uplink
     }
 
     /// From now on children of this shard's are led to its proxy, and the proxy hears of parents that it asks for.
@@ -107,6 +116,7 @@ impl Doors {
 pub(in crate::worker) struct Threshold {
     tree: Shape,
     rack: String,
+    rate: u64,
     /// `None` before the first server on another host was reached, `Some(None)` where no door could be opened.
     doors: Mutex<Option<Option<Arc<Doors>>>>,
 }
@@ -123,7 +133,8 @@ pub(in crate::worker) struct Newcomer<'a> {
 
 impl Threshold {
     pub(in crate::worker) fn new(options: &Options) -> Self {
-        Self { tree: options.tree, rack: options.rack.to_string(), doors: Mutex::default() }
+        let (rack, rate) = (options.rack.to_string(), options.rate.0);
+        Self { tree: options.tree, rack, rate, doors: Mutex::default() }
     }
 
     /// Its doors, if it has any.
@@ -137,7 +148,7 @@ impl Threshold {
             return Joining::default();
         }
         let door = self.doors().map(|doors| doors.address());
-        Joining { tree: self.tree.to_string(), door, rack: self.rack.clone() }
+        Joining { tree: self.tree.to_string(), door, rack: self.rack.clone(), rate: self.rate }
     }
 
     /// The same to a server on another host, which this connection has reached. For the first of them the door is opened, at the

@@ -36,6 +36,7 @@ use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::pressure::Flow;
 use penstock_proto::seal::Verifier;
 use penstock_proto::travel::Terms;
+use penstock_proto::uplink::To;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -209,7 +210,14 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     remote.count_time(Arc::clone(setup.dialer.traffic().spent()));
     let proxy = Proxy {
         remote,
-        orders: Orders { shard: setup.shard, inbox, drains: Vec::new(), wished: Vec::new(), running: true },
+        orders: Orders {
+            shard: setup.shard,
+            inbox,
+            drains: Vec::new(),
+            wished: Vec::new(),
+            doors: setup.doors.clone(),
+            running: true,
+        },
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
@@ -250,6 +258,8 @@ struct Orders {
     drains: Vec<Sender<()>>,
     /// Parents that the doors were asked to dial.
     wished: Vec<Wish>,
+    /// Where what they lead to is measured.
+    doors: Option<Arc<Doors>>,
     running: bool,
 }
 
@@ -269,6 +279,9 @@ impl Orders {
                     }
                 }
                 Command::Child { rank, striping, stripes, stream } => {
+                    if let Some(doors) = &self.doors {
+                        doors.uplink().watch(&stream, To::Child(rank));
+                    }
                     let (shard, stripes_fed) = (self.shard, numbers(stripes));
                     tracing::info!(shard, child = rank, stripes = stripes_fed, "this worker feeds another");
                     remote.child_came(rank, (striping, stripes), stream);
@@ -277,6 +290,9 @@ impl Orders {
                     let asked =
                         |wish: &Wish| (wish.epoch, wish.parent.rank, wish.stripes) == (epoch, rank, stripes);
                     if let Some(at) = self.wished.iter().position(asked) {
+                        if let (Some(doors), Ok(stream)) = (&self.doors, &stream) {
+                            doors.uplink().watch(stream, To::Other);
+                        }
                         remote.parent_came(&self.wished.swap_remove(at), stream);
                     }
                 }
@@ -344,7 +360,12 @@ impl Proxy {
         }
         let caller = Connecting { inbox: &self.orders.inbox, fate: &self.setup.fate };
         match self.redial.connect(&mut self.vigil, self.remote.sign(), &caller) {
-            Ok(stream) => self.remote.attach(stream),
+            Ok(stream) => {
+                if let Some(doors) = &self.setup.doors {
+                    doors.uplink().watch(&stream, To::Other);
+                }
+                self.remote.attach(stream);
+            }
             // Whether the job has ended there, the link's own thread hears with the reason.
             Err(Failed::GivenUp | Failed::Refused(_) | Failed::Untrusted(_)) => {}
             Err(Failed::Gone(reason)) => {
@@ -415,6 +436,7 @@ impl Proxy {
         }
         let Some(doors) = &self.setup.doors else { return };
         let now = Instant::now();
+        doors.uplink().look(now);
         if now >= self.next_tick && self.remote.awaits() {
             self.next_tick = now + TICKS_APART;
             self.remote.tick(now - self.since);
