@@ -489,9 +489,9 @@ mod tests {
 
     #[test]
     fn a_parent_that_was_left_as_late_is_judged_by_what_comes_without_it() {
-        for (apart, judged) in [(10, (9, 4, true)), (400, (9, 4, false))] {
-            let (mut lag, digest, start) = used_to(10);
-            let late = late(&mut lag, (digest, start), 1000, 100).unwrap();
+        for (apart, judged) in [(10, (9, 4, true)), (1000, (9, 4, false))] {
+            let (mut lag, digest, start) = used_to(40);
+            let late = late(&mut lag, (digest, start), 1000, 380).unwrap();
             lag.try_parent(9, 4, FIRST);
             lag.forget(FIRST);
             assert!(lag.is_behind());
