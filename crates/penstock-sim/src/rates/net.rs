@@ -64,7 +64,7 @@ struct Port {
     down: f64,
     sends: bool,
     /// What it is sending, of which way, as bulk.
-    sending: Option<(Number, f64)>,
+    sending: Option<(Number, f64, f64)>,
     /// Ways that have something to send, in turn.
     turns: VecDeque<Number>,
     /// When the downlink is free again.
@@ -72,6 +72,8 @@ struct Port {
     sent: u64,
     /// Bytes of something else that it has to send, by turns with all that is sent here.
     owes: f64,
+    /// What has gone of that.
+    paid: f64,
     /// Whether it is to look, and at what.
     looks: bool,
     news: Vec<Number>,
@@ -262,15 +264,19 @@ impl Net {
         host: Number,
         child: impl Fn(Number) -> Option<Rank>,
     ) -> impl Iterator<Item = (u64, Carried)> {
+        let idle = Duration::ZERO;
+        let sent = self.ports[host].paid as u64;
+        let beside = Carried { to: To::Other, sent, received: 0, busy: idle, held: idle, waits: false };
         let of_host = self.ways.iter().enumerate().filter(move |(_, way)| way.from == host && !way.closed);
-        of_host.map(move |(number, way)| {
+        let of_ways = of_host.map(move |(number, way)| {
             // The other way of the connection has the number beside it.
             let back = &self.ways[number ^ 1];
             let to = child(way.to).map_or(To::Other, To::Child);
             let (sent, received) = (way.went as u64, back.came as u64);
             let (busy, held) = (way.busy.get(self.now), way.held.get(self.now));
             (number as u64, Carried { to, sent, received, busy, held, waits: way.unsent > 0 })
-        })
+        });
+        of_ways.chain([(u64::MAX, beside)])
     }
 
     /// A host has something to look at, besides what comes.
@@ -297,8 +303,9 @@ impl Net {
         match event {
             Event::Sent(host) => {
                 self.ports[host].sends = false;
-                if let Some((number, bulk)) = self.ports[host].sending.take() {
+                if let Some((number, bulk, owed)) = self.ports[host].sending.take() {
                     self.ways[number].went += bulk;
+                    self.ports[host].paid += owed;
                 }
                 self.send(host);
             }
@@ -389,7 +396,7 @@ impl Net {
             self.ways[number].came += bulk;
             let comes = downlink.free;
             self.ports[host].sends = true;
-            self.ports[host].sending = Some((number, bulk));
+            self.ports[host].sending = Some((number, bulk, owed));
             self.ports[host].sent += bulk.round() as u64;
             self.at(sent, Event::Sent(host));
             self.at(comes, Event::Came(number, bytes));

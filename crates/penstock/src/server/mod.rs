@@ -51,6 +51,7 @@ mod tables;
 
 use crate::options::Options;
 use crate::thread;
+use crate::uplink::Uplink;
 use crate::wire::random;
 use acceptor::Acceptor;
 pub use error::StartError;

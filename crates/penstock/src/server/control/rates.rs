@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Hosts that a line of the log names.
 const MOST_SHOWN: usize = 8;
+/// Milliseconds from one look whether anything has changed to the next: it goes over all workers.
+const LOOKS_APART_MS: u64 = 1000;
 
 #[derive(Debug, Default)]
 pub(super) struct Rates {
@@ -27,6 +29,7 @@ pub(super) struct Rates {
     used: BTreeMap<Host, f64>,
     own_used: f64,
     turns: Turns,
+    next_look: u64,
 }
 
 /// The workers of each host; the first of them stands for it.
@@ -57,8 +60,12 @@ impl Rates {
 
     /// Whether it is time to look for a better plan, in milliseconds; what was said long ago counts no more from then on.
     pub(super) fn is_time(&mut self, now: u64) -> bool {
+        if now < self.next_look || !self.turns.is_time(now) {
+            return false;
+        }
+        self.next_look = now + LOOKS_APART_MS;
         self.known.forget(now);
-        self.turns.is_time(now)
+        true
     }
 
     pub(super) fn stays(&mut self, now: u64) {
@@ -92,10 +99,12 @@ impl Rates {
 
     fn beside(&mut self, hosts: &[Host], by_host: &ByHost) -> (Vec<f64>, f64) {
         self.known.measure(self.uplink.as_ref().and_then(|uplink| uplink.measured()));
-        let place = |rank: Rank| {
-            let host = hosts.iter().position(|host| by_host[host].contains(&rank));
-            host.map_or(u32::MAX, |place| place as u32)
-        };
+        let places = hosts
+            .iter()
+            .zip(0_u32..)
+            .flat_map(|(host, place)| by_host[host].iter().map(move |&rank| (rank, place)));
+        let places: BTreeMap<Rank, u32> = places.collect();
+        let place = |rank: Rank| places.get(&rank).copied().unwrap_or(u32::MAX);
         let mut links: Vec<(Measured, Option<f64>)> = hosts
             .iter()
             .map(|host| {

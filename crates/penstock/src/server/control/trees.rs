@@ -387,12 +387,10 @@ impl Trees {
     /// What stands, over these hosts, which are those that are left of it.
     fn standing(&self, hosts: &[Host]) -> Option<Standing> {
         let Planned { overlay, hosts: before, .. } = self.planned.as_ref()?;
+        let numbers: BTreeMap<&Host, u32> = hosts.iter().zip(1..).collect();
         let number = |node: u32| match (node as usize).checked_sub(1) {
             None => Some(0),
-            Some(place) => {
-                let host = before.get(place)?;
-                hosts.iter().position(|other| other == host).map(|place| place as u32 + 1)
-            }
+            Some(place) => before.get(place).and_then(|host| numbers.get(host)).copied(),
         };
         let by_host = self.hosts();
         let is_silent =
@@ -469,13 +467,13 @@ impl Trees {
 
     fn begin(&mut self) -> Planning {
         let by_host = self.hosts();
-        let racks: BTreeSet<&Rack> =
-            by_host.values().filter_map(|ranks| self.rack(ranks)).chain([&UNKNOWN]).collect();
         // In the order of their first workers, whatever their addresses are.
         let mut hosts: Vec<(Rank, Host)> = by_host.iter().map(|(&host, ranks)| (ranks[0], host)).collect();
         hosts.sort_unstable();
         let hosts: Vec<Host> = hosts.into_iter().map(|(_, host)| host).collect();
         let (rates, shown) = self.rates.plan_with(&hosts, &by_host);
+        let racks: BTreeSet<&Rack> =
+            by_host.values().filter_map(|ranks| self.rack(ranks)).chain([&UNKNOWN]).collect();
         let node = |rack: &Rack, host: usize, beside: f64| {
             let zones: BTreeSet<&str> = racks.iter().map(|rack| &rack.zone[..]).collect();
             let zone = zones.iter().position(|zone| *zone == rack.zone).unwrap_or(0) as u32;
