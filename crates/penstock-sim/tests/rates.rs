@@ -232,20 +232,23 @@ fn a_host_with_a_slow_uplink_becomes_a_leaf_and_values_come_as_if_that_had_been_
         let measured = with_a_slow_host(text, Rates::Measured, (rank, 1.0), 12);
         let adapted = last(&measured).0;
         assert!(alike > 1.5 * known, "{text}: {alike} {known}, or it is no test");
-        assert!(adapted < 1.3 * known, "{text}: {adapted} {known}, {} plans", measured.moved);
+        let took: Vec<f64> = measured.held.iter().map(|held| held.ratio).collect();
+        assert!(adapted < 1.3 * known, "{text}: {took:?} {known}, {} plans", measured.moved);
         assert!((1..4).contains(&measured.moved) && measured.left.is_empty(), "{text}: {measured:?}");
     }
 }
 
-// Whoever fed the slow one was taken for slow itself.
+// Of so little nobody is let go for taking too little.
 #[test]
-fn a_host_that_is_slow_both_ways_is_found_out_and_who_feeds_it_is_not_blamed_for_long() {
-    for text in ["chain", "striped"] {
-        let measured = with_a_slow_host(text, Rates::Measured, (3, 0.2), 60);
-        let known = with_a_slow_host(text, Rates::Known, (3, 0.2), 2);
-        let half = |outcome: &Outcome| outcome.held.last().unwrap().half;
-        assert!(half(&measured) < 1.3 * half(&known), "{text}: {measured:?} {known:?}");
-    }
+fn a_host_that_is_slow_both_ways_comes_to_stand_where_the_others_do_not_wait_for_it() {
+    let half = |rates, versions| {
+        let unlike = vec![Unlike { rank: 2, up: 0.2, down: 0.2 }];
+        let small = Scenario { bytes: 8 << 20, block: 64 << 10, ..Scenario::new(8, shape("chain")) };
+        Scenario { unlike, rates, versions, ..small }.run().unwrap().held.last().unwrap().half
+    };
+    let [known, alike, measured] = [(Rates::Known, 2), (Rates::Alike, 2), (Rates::Measured, 80)]
+        .map(|(rates, versions)| half(rates, versions));
+    assert!(alike > 3.0 * known && measured < 1.3 * known, "{known} {alike} {measured}");
 }
 
 #[test]
@@ -255,8 +258,8 @@ fn where_all_links_are_alike_no_plan_is_made_anew_and_all_is_as_if_nothing_was_m
             let scenario = Scenario { versions: 12, pace, push: 30 << 20, ..Scenario::new(8, shape(text)) };
             let measured = scenario.run().unwrap();
             let alike = Scenario { rates: Rates::Alike, ..scenario }.run().unwrap();
-            assert_eq!(measured, alike, "{text}");
             assert_eq!(measured.moved, 0, "{text}");
+            assert!(measured == alike, "{text}");
         }
     }
 }

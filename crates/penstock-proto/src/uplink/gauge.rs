@@ -1,8 +1,8 @@
 //! A host measures its link by what the transport says of its connections: no probe is sent.
 //!
 //! It looks at all of them in one moment, again and again. Between two looks a connection to a host that is fed was *at work* if
-//! bytes waited in the kernel for the network at the first of them, and for as long as it then was busy without having to wait for
-//! its receiver. The uplink carried what went meanwhile. Such pieces are added up until they are long enough to be believed, those
+//! bytes waited in the kernel for the network at both, and it was busy all the time without having to wait for its receiver. The
+//! uplink carried what went meanwhile. Such pieces are added up until they are long enough to be believed, those
 //! that went to one host alone by themselves.
 //!
 //! The greatest rate of the last while is what the link has: others on the line, a receiver that others send to as well, and a
@@ -20,8 +20,6 @@ const BASIS: (u64, Duration) = (2 << 20, Duration::from_millis(50));
 const SPAN: Duration = Duration::from_millis(250);
 /// After so long, or between twice as long and that, a rate is forgotten for newer ones.
 const LATELY: Duration = Duration::from_secs(10);
-/// Of its busy time, how much a connection may wait for its receiver.
-const HELD: f64 = 0.1;
 /// Of the time between two looks, how much is all of it.
 const THROUGHOUT: f64 = 0.9;
 /// Hosts that pieces are kept for that went to them alone.
@@ -193,8 +191,7 @@ struct Looked {
 impl Looked {
     fn of<'a>(elapsed: Duration, both: impl Iterator<Item = (&'a Carried, &'a Carried)>) -> Self {
         let (mut sent, mut received) = (0_u64, 0_u64);
-        // Of those that were at work: for how long, what went, where to, and whether something still waits.
-        let mut at_work: Vec<(Duration, u64, Rank, bool)> = Vec::new();
+        let mut at_work: Option<Option<Rank>> = None;
         for (before, now) in both {
             let went = now.sent.saturating_sub(before.sent);
             sent = sent.saturating_add(went);
@@ -202,23 +199,13 @@ impl Looked {
             let To::Child(rank) = now.to else { continue };
             let busy = now.busy.saturating_sub(before.busy).min(elapsed);
             let held = now.held.saturating_sub(before.held).min(busy);
-            if before.waits && went > 0 && !busy.is_zero() && held <= busy.mul_f64(HELD) {
-                at_work.push((busy - held, went, rank, now.waits));
+            // What has gone before the end may have waited for others' bytes at the receiver, while this end was idle.
+            if before.waits && now.waits && went > 0 && busy - held >= elapsed.mul_f64(THROUGHOUT) {
+                let alone = at_work.is_none_or(|to| to == Some(rank));
+                at_work = Some(alone.then_some(rank));
             }
         }
-        let mut looked = Self { sent, received, at_work: None };
-        let Some(longest) = at_work.iter().map(|(time, ..)| *time).max() else { return looked };
-        // What one of them sent late may have gone when the line was idle otherwise, unless it never was.
-        let throughout =
-            at_work.iter().any(|(time, .., waits)| *waits && *time >= elapsed.mul_f64(THROUGHOUT));
-        let (bytes, time) = match throughout {
-            true => (sent, elapsed),
-            false => (at_work.iter().map(|(_, bytes, ..)| bytes).sum(), longest),
-        };
-        let mut to = at_work.iter().filter(|(time, ..)| *time * 2 >= longest).map(|(_, _, rank, _)| *rank);
-        let first = to.next();
-        looked.at_work = Some((first.filter(|first| to.all(|rank| rank == *first)), bytes, time));
-        looked
+        Self { sent, received, at_work: at_work.map(|to| (to, sent, elapsed)) }
     }
 }
 
@@ -327,11 +314,12 @@ mod tests {
         let mut host = Host::new(vec![carried(1), carried(2), Carried { to: To::Other, ..carried(0) }]);
         host.send(20, &[(50e6, 20), (40e6, 20), (10e6, 20)]);
         assert_eq!(host.sends(), Some((100, None)));
-        // Of two that are not at work all the time the one that is decides for how long it was.
+        // Neither is at work all the time.
         let mut host = Host::new(vec![carried(1), carried(2)]);
         for _ in 0..40 {
-            host.send(1, &[(60e6, 20), (40e6, 20)]);
-            host.send(1, &[(60e6, 10), (40e6, 10)]);
+            host.send(3, &[(60e6, 20), (40e6, 20)]);
+            // One goes on at times, with what the line has left then.
+            host.send(1, &[(60e6, 20), (0.0, 0)]);
             host.rest(ms(40));
         }
         assert!(

@@ -7,7 +7,7 @@
 //!
 //! A host that says nothing counts as the usual one does: it is given something to do, and then it is known.
 
-use super::{Measured, is_about};
+use super::{APART, Measured, is_about};
 use crate::Rank;
 use std::collections::BTreeMap;
 
@@ -102,14 +102,16 @@ impl Known {
 
 /// The rates of hosts beside the usual one, in steps: 1.0 is as usual. `links`: by host, what it has measured, in which `to` is the
 /// place of a host here, and what its user says of it, in bytes a second. The last one is the server itself.
-pub fn rates(links: &[(Measured, Option<f64>)]) -> Vec<f64> {
+/// `parents`: how many feed a host at once, each with a part, where values go along stripes.
+pub fn rates(links: &[(Measured, Option<f64>)], parents: usize) -> Vec<f64> {
     let slow: Vec<Option<f64>> = (0..links.len()).map(|place| slow_receiver(links, place)).collect();
     let sends = |&(measured, declared): &(Measured, Option<f64>)| {
         let rate = Some(measured.sends as f64).filter(|rate| *rate > 0.0);
         let receiver = measured.to.and_then(|to| slow.get(to as usize).copied().flatten());
         // It was the receiver's doing.
         let is_its = |rate: &f64| receiver.is_none_or(|slow| !is_about(*rate, slow));
-        rate.filter(is_its).or(declared)
+        let has_more = |rate: &f64| measured.to.is_some_and(|to| is_one_of_many(links, to, *rate, parents));
+        rate.filter(|rate| is_its(rate) && !has_more(rate)).or(declared)
     };
     let known: Vec<Option<f64>> = links.iter().map(sends).collect();
     let usual = usual(&known);
@@ -128,6 +130,13 @@ fn usual(known: &[Option<f64>]) -> f64 {
     all.sort_by(f64::total_cmp);
     let middle = all.get(all.len().saturating_sub(1) / 2).copied();
     middle.into_iter().chain(own).reduce(f64::max).unwrap_or(1.0)
+}
+
+/// Whether a host that sends so much to one alone may have more: others send there at the same time, and each has its part of what
+/// that one takes.
+fn is_one_of_many(links: &[(Measured, Option<f64>)], to: Rank, rate: f64, parents: usize) -> bool {
+    let takes = links.get(to as usize).map_or(0.0, |(receiver, _)| receiver.takes as f64);
+    parents > 1 && rate * APART >= takes / parents as f64
 }
 
 /// What a host takes at most, if two senders that sent to nobody else have found so and it has not taken more.
@@ -161,17 +170,17 @@ mod tests {
         for own in [0, 100, 111, 125] {
             let sends = [0, 100, 125, 110, 0, 118, 100, 125, own];
             let links: Vec<_> = sends.iter().map(|sends| link(sends * 1_000_000, None, 0)).collect();
-            assert_eq!(rates(&links), [1.0; 9], "{own}");
+            assert_eq!(rates(&links, 1), [1.0; 9], "{own}");
         }
-        assert_eq!(rates(&[link(0, None, 0); 3]), [1.0; 3]);
-        assert_eq!(rates(&[]), [0.0; 0]);
+        assert_eq!(rates(&[link(0, None, 0); 3], 1), [1.0; 3]);
+        assert_eq!(rates(&[], 1), [0.0; 0]);
     }
 
     #[test]
     fn a_slow_host_is_slow_beside_the_server_though_no_other_is_known() {
         let links =
             [link(0, None, 0), link(SLOW, Some(2), SLOW), link(0, None, SLOW), link(FAST, Some(0), 0)];
-        let rates = rates(&links);
+        let rates = rates(&links, 1);
         assert_eq!(slow(&rates), [1]);
         assert!((0.15..0.25).contains(&rates[1]), "{rates:?}");
     }
@@ -179,8 +188,8 @@ mod tests {
     #[test]
     fn a_fast_host_among_others_is_faster_and_a_slow_server_makes_nobody_slow() {
         let all = [link(FAST, None, 0), link(10 * FAST, None, 0), link(FAST, None, 0), link(FAST, None, 0)];
-        assert!(rates(&all)[1] > 8.0 && slow(&rates(&all)).is_empty());
-        assert!(slow(&rates(&[link(FAST, None, 0), link(0, None, 0), link(SLOW, None, 0)])).is_empty());
+        assert!(rates(&all, 1)[1] > 8.0 && slow(&rates(&all, 1)).is_empty());
+        assert!(slow(&rates(&[link(FAST, None, 0), link(0, None, 0), link(SLOW, None, 0)], 1)).is_empty());
     }
 
     // What was blamed on a host stood nowhere beside what was measured.
@@ -193,16 +202,24 @@ mod tests {
             link(0, None, FAST),
         ];
         links.push(link(FAST, Some(0), 0));
-        assert_eq!(slow(&rates(&links)), [2]);
+        assert_eq!(slow(&rates(&links, 1)), [2]);
         // One that says so may be slow itself, and so may two if the receiver has had more of somebody.
         let one = [link(SLOW, Some(2), FAST), link(0, None, FAST), link(0, None, SLOW), link(FAST, None, 0)];
-        assert_eq!(slow(&rates(&one)), [0]);
+        assert_eq!(slow(&rates(&one, 1)), [0]);
         links[2] = link(0, None, FAST);
-        assert_eq!(slow(&rates(&links)), [0, 1]);
+        assert_eq!(slow(&rates(&links, 1)), [0, 1]);
         // The server is a sender like others.
         let own =
             [link(SLOW, Some(1), FAST), link(0, None, SLOW), link(FAST, None, FAST), link(SLOW, Some(1), 0)];
-        assert_eq!(slow(&rates(&own)), [1]);
+        assert_eq!(slow(&rates(&own, 1)), [1]);
+    }
+
+    #[test]
+    fn one_of_several_parents_is_not_slow_because_its_child_takes_of_all_of_them() {
+        let links = [link(FAST / 2, Some(1), FAST), link(FAST, None, FAST), link(FAST, None, FAST)];
+        assert_eq!((slow(&rates(&links, 1)), slow(&rates(&links, 2))), (vec![0], vec![]));
+        let links = [link(SLOW, Some(1), FAST), link(FAST, None, FAST), link(FAST, None, FAST)];
+        assert_eq!(slow(&rates(&links, 2)), [0], "its part would be more");
     }
 
     #[test]
@@ -210,9 +227,9 @@ mod tests {
         let gbit = |n: f64| Some(n * 125e6);
         let mut links =
             vec![(NOTHING, gbit(1.0)), (NOTHING, gbit(1.0)), (NOTHING, gbit(0.1)), (NOTHING, None)];
-        assert_eq!(slow(&rates(&links)), [2]);
+        assert_eq!(slow(&rates(&links, 1)), [2]);
         links[2].0 = link(FAST, None, 0).0;
-        assert_eq!(rates(&links), [1.0; 4]);
+        assert_eq!(rates(&links, 1), [1.0; 4]);
     }
 
     #[test]
@@ -264,7 +281,7 @@ mod tests {
         ) {
             let mut links: Vec<_> = others.into_iter().map(|sends| link(sends, None, FAST)).collect();
             links[place].0 = Measured { sends, to, takes }.sane();
-            let rates = rates(&links);
+            let rates = rates(&links, 1);
             for (at, rate) in rates.into_iter().enumerate() {
                 prop_assert!(rate.is_finite() && rate > 0.0);
                 prop_assert!(at == place || rate >= 1.0, "{at}: {rate}");

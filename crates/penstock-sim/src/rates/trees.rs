@@ -117,7 +117,7 @@ impl Trees {
         let mut links: Vec<(Measured, Option<f64>)> =
             self.ranks.iter().map(|&rank| (self.known.of(rank), None)).collect();
         links.push((self.known.own(), None));
-        let beside = rates(&links);
+        let beside = rates(&links, self.overlay.stripes().len());
         if beside == self.used {
             return Ok(false);
         }

@@ -30,6 +30,8 @@ pub(super) struct Rates {
     own_used: f64,
     turns: Turns,
     next_look: u64,
+    /// How many feed a worker at once.
+    parents: usize,
 }
 
 /// The workers of each host; the first of them stands for it.
@@ -84,6 +86,11 @@ impl Rates {
         !(hosts.iter().zip(&beside).all(is_used) && own == self.own_used)
     }
 
+    /// So many feed a worker at once, over all stripes and servers.
+    pub(super) fn fed_by(&mut self, parents: usize) {
+        self.parents = parents;
+    }
+
     /// The rates to plan with, beside the usual one, in this order and last this server's own; and as they are shown.
     pub(super) fn plan_with(&mut self, hosts: &[Host], by_host: &ByHost) -> (Vec<f64>, String) {
         let (mut beside, own) = self.beside(hosts, by_host);
@@ -119,7 +126,7 @@ impl Rates {
             .collect();
         let own = self.known.own();
         links.push((Measured { to: own.to.map(place), ..own }, self.own));
-        let mut beside = rates(&links);
+        let mut beside = rates(&links, self.parents);
         let own = beside.pop().unwrap_or(1.0);
         (beside, own)
     }

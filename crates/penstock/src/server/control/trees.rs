@@ -372,6 +372,7 @@ impl Trees {
     /// worth to move.
     pub(super) fn weigh(&mut self, now: u64) {
         self.now = now;
+        self.rates.fed_by(self.routes.shares.len() * self.servers as usize);
         if self.planned.is_none() || self.awaited.is_some() || self.anew || !self.rates.is_time(now) {
             return;
         }
