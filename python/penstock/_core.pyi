@@ -242,6 +242,8 @@ class Tensor:
     """The current slack of a pull that does not name one; -1: no bound."""
     staleness: int
     """How many iterations behind this worker's clock the last pull was (0: fresh)."""
+    borrowed: bool
+    """Whether the value is read in memory that another worker of this host lends."""
     slots: list[str]
     """Names of the optimizer's state arrays, torch's own."""
 

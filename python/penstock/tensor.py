@@ -146,6 +146,14 @@ class Tensor(Sealed):
         return self._core.staleness
 
     @property
+    def borrowed(self) -> bool:
+        """
+        Whether the value is read in memory that another worker of this host lends, for now: then this worker
+        keeps no copy (docs/trees.md, "One copy a host").
+        """
+        return self._core.borrowed
+
+    @property
     def consistency(self) -> Consistency:
         """What a pull that names no slack must see."""
         return parse(self._core.consistency)
@@ -1021,7 +1029,7 @@ class Tensor(Sealed):
         return (
             f"Tensor({self.name!r}, shape={self._shape}, dtype={self._dtype.name}, "
             f"optimizer={self._optimizer!r}, consistency={self._core.consistency!r}, "
-            f"propagation={described(self._core)})"
+            f"propagation={described(self._core)}{', borrowed' if self._core.borrowed else ''})"
         )
 
     def _accumulator(self) -> np.dtype[Any]:

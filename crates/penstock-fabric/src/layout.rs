@@ -37,7 +37,7 @@ pub struct Count(pub AtomicU64);
 pub unsafe trait Shared: Sync {}
 // SAFETY: one `AtomicU64`.
 unsafe impl Shared for Count {}
-// SAFETY: three `AtomicU64`.
+// SAFETY: five `AtomicU64`.
 unsafe impl Shared for ChunkHeader {}
 // SAFETY: one `AtomicU32`.
 unsafe impl Shared for Sleeping {}

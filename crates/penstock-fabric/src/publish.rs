@@ -27,6 +27,18 @@ pub struct ChunkHeader {
     version: AtomicU64,
     /// Optimizer steps that it has behind it.
     steps: AtomicU64,
+    /// Of a mirror's: by which numbers the home knows what stands there, for who borrows it. A home leaves them 0.
+    publication: AtomicU64,
+    content: AtomicU64,
+}
+
+/// The numbers by which a home knows what it has published of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Numbers {
+    /// The publication that came last with a value.
+    pub publication: u64,
+    /// The one that last changed what is seen.
+    pub content: u64,
 }
 
 /// What a reader got with a copy.
@@ -45,7 +57,8 @@ pub struct Torn;
 impl ChunkHeader {
     /// The header of a chunk of zeros: what fresh shared memory holds.
     pub fn new() -> Self {
-        Self { sequence: AtomicU64::new(0), version: AtomicU64::new(0), steps: AtomicU64::new(0) }
+        let zero = || AtomicU64::new(0);
+        Self { sequence: zero(), version: zero(), steps: zero(), publication: zero(), content: zero() }
     }
 
     /// The version + 1, or a later one's; 0 before the first. What is then [read](Self::read) is not older.
@@ -55,6 +68,30 @@ impl ChunkHeader {
             0 | 1 => 0,
             _ => self.version.load(Ordering::Relaxed) + 1,
         }
+    }
+
+    /// What stands there, and by which numbers its home knows it, with the sequence that counts publications; `None` before the first.
+    pub fn numbers(&self) -> Result<Option<(u64, Published, Numbers)>, Torn> {
+        let mut numbers = Numbers::default();
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        let published = self.read(|| {
+            let Self { publication, content, .. } = self;
+            (numbers.publication, numbers.content) =
+                (publication.load(Ordering::Relaxed), content.load(Ordering::Relaxed));
+        })?;
+        // It has not changed since, or what was read belongs to a later one: then the sequence looks older than that, and whoever
+        // compares it looks again.
+        Ok((sequence > 1).then_some((sequence, published, numbers)))
+    }
+
+    /// The version that was published last, or is being published.
+    pub fn last_version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Counts publications; odd while the home is inside. Behind it nothing is read that is older.
+    pub fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Acquire)
     }
 
     /// Copies the payload with `copy`, which must use racing-safe loads, and says what it got.
@@ -108,6 +145,13 @@ impl<'a> Publisher<'a> {
         self.header.version.store(published.version, Ordering::Relaxed);
         self.header.steps.store(published.steps, Ordering::Relaxed);
         self.leave();
+    }
+
+    /// The home, which is another's here, knows what is published next by these numbers.
+    pub fn number(&mut self, Numbers { publication, content }: Numbers) {
+        self.begin();
+        self.header.publication.store(publication, Ordering::Relaxed);
+        self.header.content.store(content, Ordering::Relaxed);
     }
 
     /// The home comes out without having changed anything.
@@ -230,6 +274,36 @@ mod loom_tests {
         });
         let outcomes = outcomes.lock().unwrap();
         for expected in [(0, true), (2, true), (2, false), (3, true)] {
+            assert!(outcomes.contains(&expected), "{expected:?} never came up");
+        }
+    }
+
+    /// What a borrower goes by.
+    #[test]
+    fn the_numbers_that_are_read_are_those_of_the_version_beside_them() {
+        let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = std::sync::Arc::clone(&outcomes);
+        loom::model(move || {
+            let chunk = chunk();
+            let home = Arc::clone(&chunk);
+            let writer = loom::thread::spawn(move || {
+                let mut sequence = 0;
+                for version in [1, 2] {
+                    let mut publisher = Publisher::new(&home.header, &mut sequence);
+                    publisher.number(Numbers { publication: 10 * version, content: 10 * version });
+                    publisher.publish(Published { version, steps: version });
+                }
+            });
+            let read = chunk.header.numbers();
+            if let Ok(Some((_, published, numbers))) = read {
+                let number = 10 * published.version;
+                assert_eq!(numbers, Numbers { publication: number, content: number });
+            }
+            seen.lock().unwrap().insert(read.map(|read| read.map(|(_, published, _)| published.version)));
+            writer.join().unwrap();
+        });
+        let outcomes = outcomes.lock().unwrap();
+        for expected in [Ok(None), Ok(Some(1)), Ok(Some(2)), Err(Torn)] {
             assert!(outcomes.contains(&expected), "{expected:?} never came up");
         }
     }

@@ -212,12 +212,28 @@ impl Mapping {
         // SAFETY: `at` is inside the mapping (assertion).
         let address = unsafe { self.base.add(at) };
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the fixed range lies in address space that `reserve` took for this mapping (assertion above) and that was not
-        // lent to anything yet, since the mapping is still under construction.
+        // SAFETY: the fixed range lies in address space that `reserve` took for this mapping (assertion above). It was not lent to
+        // anything yet, since the mapping is still under construction, or only as what may change at any time (`replace`).
         unsafe {
             mm::mmap(address.as_ptr().cast(), part.bytes, self.protection(), flags, part.fd, part.offset)
         }?;
         Ok(())
+    }
+
+    /// Maps a piece of a region, in whole pages, over what is seen there now. Whoever looks meanwhile sees one or the other.
+    ///
+    /// # Panics
+    /// If it may be written, or is a piece of another, or has no such pages.
+    pub(crate) fn replace(&self, at: usize, part: &Part<'_>) -> io::Result<()> {
+        assert!(self.access == Access::Read && self.whole.is_none(), "a whole mapping that is only looked at");
+        assert!(at.is_multiple_of(PAGE) && part.bytes.is_multiple_of(PAGE), "whole pages");
+        let size = rustix::fs::fstat(part.fd)?.st_size as u64;
+        if part.offset.checked_add(part.bytes as u64).is_none_or(|end| end > size) {
+            return Err(Errno::INVAL);
+        }
+        // What was lent of a mapping that is only looked at are atomics and `Foreign` memory, of which each look may find anything, and
+        // which stays mapped: the kernel puts one page in the place of another in one step.
+        self.fill(at, part)
     }
 
     fn ask_for_huge_pages(&self) {

@@ -63,6 +63,13 @@ impl Connection {
         Ok(Self { fd })
     }
 
+    /// Connects to a socket without a file ([`Expecting`]); does not wait.
+    pub fn connect_to(name: &[u8]) -> io::Result<Self> {
+        let fd = seqpacket(SocketFlags::NONBLOCK)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self { fd })
+    }
+
     /// Who is at the other end: the process that connected, or the one that began to listen. The kernel wrote it down then, and
     /// it cannot be changed.
     pub fn peer(&self) -> io::Result<Peer> {
@@ -159,6 +166,34 @@ pub fn own_user() -> u32 {
 
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+}
+
+/// A socket without a file, of a name that goes away with it: any process of this network namespace may connect, and see the name.
+#[derive(Debug)]
+pub struct Expecting {
+    fd: OwnedFd,
+}
+
+impl Expecting {
+    /// Listens there. A name that somebody has is refused.
+    pub fn bind(name: &[u8]) -> io::Result<Self> {
+        let fd = seqpacket(SocketFlags::NONBLOCK)?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+        rustix::net::listen(&fd, 16)?;
+        Ok(Self { fd })
+    }
+
+    /// Takes the next connection; does not wait for one.
+    pub fn accept(&self) -> io::Result<Connection> {
+        let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC)?;
+        Ok(Connection { fd })
+    }
+}
+
+impl AsFd for Expecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// A server's socket. The file goes away with it.

@@ -7,7 +7,7 @@ use penstock_fabric::items::slot::{Progress, RowGroup, Slot};
 use penstock_fabric::items::waiters::{LINES, Line, Summary, Wanted, announce_then_look};
 use penstock_fabric::layout::{Count, LINE, LaneLayout, ModelLayout, Shared, flags, page, pages};
 use penstock_fabric::memory::ExtentLayout;
-use penstock_fabric::publish::{ChunkHeader, Published, Publisher};
+use penstock_fabric::publish::{ChunkHeader, Numbers, Published, Publisher};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{CAPACITY, Consumer, Producer, Ring};
 use penstock_fabric::sync::{Ordering, OwnedU64};
@@ -127,7 +127,12 @@ fn every_structure_has_its_fields_in_the_order_that_the_page_gives() {
         Publisher::new(header, &mut 0).publish(Published { version: 5, steps: 6 });
     };
     assert_eq!(words(publish), [2, 5, 6]);
-    assert_eq!(rows["ChunkHeader"][2], "u64 sequence, u64 version, u64 steps");
+    let number = |header: &ChunkHeader| {
+        Publisher::new(header, &mut 0).number(Numbers { publication: 7, content: 8 });
+    };
+    assert_eq!(words(number), [1, 0, 0, 7, 8]);
+    let fields = "u64 sequence, u64 version, u64 steps; of a mirror, u64 publication, u64 content";
+    assert_eq!(rows["ChunkHeader"][2], fields);
 }
 
 #[test]
@@ -520,9 +525,16 @@ fn a_handshake_is_as_long_as_the_page_draws_it() {
             bytes
         }),
         (
-            "2 relay (child, server, shard, striping, stripes)",
-            Purpose::Relay { child: 5, server: 6, shard: 2, striping: 4, stripes: Stripes(9) },
-            vec![2, 5, 6, 2, 4, 9],
+            "2 relay (child, server, shard, striping, stripes, an option of 16 bytes: the name where its parent lends to it)",
+            Purpose::Relay {
+                child: 5,
+                server: 6,
+                shard: 2,
+                striping: 4,
+                stripes: Stripes(9),
+                lodging: Some([8; 16]),
+            },
+            [&[2, 5, 6, 2, 4, 9, 1][..], &[8; 16]].concat(),
         ),
         ("3 items (peer, 16 bytes of session)", Purpose::Items { peer, session }, {
             let mut bytes = vec![3, 2, 1, 7];

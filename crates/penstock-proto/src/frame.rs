@@ -177,6 +177,16 @@ pub enum Notice {
     },
     /// The payload is a [`Route`](crate::overlay::Route): how values come to the receiver from now on.
     Route,
+    /// From a worker to another of its host, which [borrows](crate::overlay::lending) the memory that it keeps the tensor's values in:
+    /// what stands there of these chunks is new.
+    Lent {
+        /// The tensor.
+        tensor: TensorId,
+        /// The first chunk.
+        chunk: u32,
+        /// How many, of those that are homed there, from it on.
+        count: u32,
+    },
     /// Nothing but how far the worker's frames were taken. The first frame of every connection is one.
     Taken,
 }
@@ -268,6 +278,7 @@ const EXPECTED: u32 = 10;
 const UPDATE: u32 = 11;
 const WHOLE: u32 = 12;
 const FACTOR: u32 = 13;
+const LENT: u32 = 14;
 
 impl Notice {
     /// Its words.
@@ -307,6 +318,9 @@ impl Notice {
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
             Self::Fetched { tensor, ticket } => [pack(FETCHED, tensor), 0, ticket, 0, 0, 0, 0, 0],
+            Self::Lent { tensor, chunk, count } => {
+                [pack(LENT, tensor), pack(chunk, count), 0, 0, 0, 0, 0, 0]
+            }
             Self::Taken => [pack(TAKEN, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
@@ -346,6 +360,10 @@ impl Notice {
             STATE => Self::State { tensor, chunk },
             FOLDED => Self::Folded { tensor, count: words[2] },
             FETCHED => Self::Fetched { tensor, ticket: words[2] },
+            LENT => {
+                let (chunk, count) = unpack(words[1]);
+                Self::Lent { tensor, chunk, count }
+            }
             TAKEN => Self::Taken,
             got => return Err(FrameError::UnknownKind { got }),
         })
@@ -546,6 +564,7 @@ mod tests {
             Notice::State { tensor: 1, chunk: u32::MAX },
             Notice::Folded { tensor: 9, count: u64::MAX },
             Notice::Fetched { tensor: 0, ticket: 5 },
+            Notice::Lent { tensor: 3, chunk: 7, count: u32::MAX },
             Notice::Taken,
         ] {
             let header = Header::bare(1, 2, Body::Notice(notice));

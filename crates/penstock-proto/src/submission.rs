@@ -22,6 +22,9 @@ pub const NO_TICKET: u64 = 0;
 pub const HELD: usize = 6;
 /// In the place of a publication: the chunks before it were the last.
 pub const NO_MORE: u64 = u64::MAX;
+/// In the place of a publication: nothing is held of the chunk, whatever was sent of it. Who went by another's memory may not have what
+/// stood there.
+pub const LOST: u64 = u64::MAX - 1;
 
 /// What a worker says to a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -159,7 +162,7 @@ pub enum Submission {
         first: u32,
         /// The route's number.
         epoch: u32,
-        /// Of each the publication that it holds, or 0. [`NO_MORE`]: there are no more.
+        /// Of each the publication that it holds, or 0; or [`LOST`]. [`NO_MORE`]: there are no more.
         positions: [u64; HELD],
     },
     /// The last that comes from this worker: it leaves. Everything before it counts.

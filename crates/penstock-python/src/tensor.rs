@@ -82,6 +82,10 @@ impl<'a> Quick<'a, Arc<CoreTensor>> {
     fn staleness(&self) -> u64 {
         self.0.staleness()
     }
+
+    fn is_borrowed(&self) -> bool {
+        self.0.is_borrowed()
+    }
 }
 
 /// A clock or version, the share of the way between two bounds, how busy the busiest link was, and bytes a second of the slowest.
@@ -145,6 +149,11 @@ impl Tensor {
     #[getter]
     fn staleness(&self) -> u64 {
         self.tensor.quick().staleness()
+    }
+
+    #[getter]
+    fn borrowed(&self) -> bool {
+        self.tensor.quick().is_borrowed()
     }
 
     #[getter]

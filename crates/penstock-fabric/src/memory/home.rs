@@ -104,6 +104,11 @@ impl ModelDescriptors {
         self.model.fd()
     }
 
+    /// The model's region.
+    pub fn into_model(self) -> Region {
+        self.model
+    }
+
     /// The optimizer's state, if there is any.
     pub fn state(&self) -> Option<BorrowedFd<'_>> {
         self.state.as_ref().map(Region::fd)
@@ -154,6 +159,28 @@ impl HomeMemory {
     /// The chunks, ascending, as indices over the whole tensor.
     pub fn chunks(&self) -> &[u32] {
         &self.chunks
+    }
+
+    /// The same chunks, of which nothing was published, in another region of this layout, which was given out to no other home of these.
+    ///
+    /// # Panics
+    /// If the optimizer's state, or the value whole, stands beside it.
+    pub fn in_another(&self, model: &Arc<Mapping>) -> Self {
+        assert!(self.state.is_none() && model.len() >= self.layout.model().total(), "a mirror's values alone");
+        Self {
+            shard: self.shard,
+            layout: self.layout,
+            model: Arc::clone(model),
+            state: None,
+            chunks: self.chunks.clone(),
+            locals: self.locals.clone(),
+            sequences: vec![0; self.sequences.len()],
+        }
+    }
+
+    /// Whether optimizer's state, or the value whole, stands beside it.
+    pub fn has_state(&self) -> bool {
+        self.state.is_some()
     }
 
     /// Where a chunk lies in the extent, and so in each lane.

@@ -12,6 +12,7 @@
 //! | [`lane`] | contributions, as the shard and as the worker see them |
 //! | [`worker`] | a tensor as a worker sees it |
 //! | [`state`] | the optimizer's state |
+//! | [`windows`] | where a worker sees what is mirrored: in its own memory, or in that of another worker |
 //! | [`near`] | prefetching |
 
 mod extent;
@@ -21,6 +22,7 @@ mod near;
 mod state;
 #[cfg(test)]
 mod tests;
+mod windows;
 mod worker;
 
 pub use extent::ExtentLayout;
@@ -28,4 +30,5 @@ pub use home::{HomeChunk, HomeMemory, HomeRegions, ModelDescriptors, homes_in};
 pub use lane::{LaneView, OwnLane};
 pub(crate) use near::{bring_near, claim};
 pub use state::{StateMirror, StateView};
+pub use windows::{LendError, Lent, Look, Windows, untouched};
 pub use worker::{Place, ServerPart, ValueCopy, WorkerMemory};

@@ -3,6 +3,7 @@
 use super::extent::ExtentLayout;
 use super::lane::OwnLane;
 use super::state::StateView;
+use super::windows::Windows;
 use crate::layout::{Count, LINE, LaneLayout, ModelLayout};
 use crate::publish::{ChunkHeader, Published, Torn};
 use crate::region::{Access, Mapping, Part};
@@ -29,6 +30,8 @@ pub struct ServerPart {
 pub enum Place {
     /// In regions of its own: the model's, and this worker's lane.
     Own(OwnedFd, OwnedFd),
+    /// The same of a mirror, which may be seen elsewhere later.
+    Windows(OwnedFd, OwnedFd, Arc<Windows>),
     /// In slabs that are mapped already, with others.
     Slabs {
         /// The server's shards.
@@ -56,8 +59,16 @@ struct Tail {
     /// Of a tensor among others: its server's shards, the slab, and where it starts.
     slab: Option<(u32, Arc<Mapping>, usize)>,
     layout: ModelLayout,
-    model: Arc<Mapping>,
+    model: Model,
     lane: Arc<Mapping>,
+}
+
+/// Where progress and headers are seen.
+#[derive(Debug)]
+enum Model {
+    Here(Arc<Mapping>),
+    /// Of each shard's chunks elsewhere, maybe.
+    Windows(Arc<Windows>),
 }
 
 impl WorkerMemory {
@@ -68,13 +79,15 @@ impl WorkerMemory {
         let mut values = Vec::new();
         let mut lanes = Vec::new();
         let mut tails = Vec::new();
+        let mut seats: Vec<(&Arc<Windows>, usize, Arc<Mapping>)> = Vec::new();
         for part in servers {
-            let (model, lane) = match &part.place {
+            let (model, lane, windows) = match &part.place {
                 None => {
                     tails.push(None);
                     continue;
                 }
-                Some(Place::Own(model, lane)) => (model, lane),
+                Some(Place::Own(model, lane)) => (model, lane, None),
+                Some(Place::Windows(model, lane, windows)) => (model, lane, Some(windows)),
                 Some(Place::Slabs { shards, model, lane }) if part.extent.count == cut.chunks() => {
                     let extents = servers.iter().map(|part| part.extent).collect();
                     return Self::in_slabs(cut, layout(part).pooled(*shards), extents, model, lane);
@@ -82,16 +95,23 @@ impl WorkerMemory {
                 Some(Place::Slabs { .. }) => return Err(io::Errno::INVAL),
             };
             let (model_layout, lane_layout) = (layout(part).model(), layout(part).lane());
+            let at: usize = values.iter().map(|part: &Part<'_>| part.bytes).sum();
             values.push(Part { fd: model.as_fd(), offset: 0, bytes: model_layout.data });
             lanes.push(Part { fd: lane.as_fd(), offset: 0, bytes: lane_layout.data });
             let tail = |fd, offset: usize, bytes| Part { fd, offset: offset as u64, bytes };
+            let seen =
+                Mapping::new(&[tail(model.as_fd(), model_layout.data, model_layout.tail())], Access::Read)?;
+            let model = match windows {
+                None => Model::Here(seen),
+                Some(windows) => {
+                    seats.push((windows, at, seen));
+                    Model::Windows(Arc::clone(windows))
+                }
+            };
             tails.push(Some(Tail {
                 slab: None,
                 layout: model_layout,
-                model: Mapping::new(
-                    &[tail(model.as_fd(), model_layout.data, model_layout.tail())],
-                    Access::Read,
-                )?,
+                model,
                 lane: Mapping::new(&[tail(lane.as_fd(), lane_layout.data, lane_layout.tail)], Access::Write)?,
             }));
         }
@@ -99,6 +119,7 @@ impl WorkerMemory {
         let lane = Mapping::new(&lanes, Access::Write)?;
         value.touch()?;
         lane.touch()?;
+        seats.iter().for_each(|(windows, at, tail)| windows.sit(&value, *at, tail));
         let own = OwnLane { mapping: Arc::clone(&lane) };
         let extents = servers.iter().map(|part| part.extent).collect();
         Ok((Self { cut, extents, value, lane, tails }, own))
@@ -122,7 +143,7 @@ impl WorkerMemory {
         let tail = Tail {
             slab: layout.pooled.map(|shards| (shards, Arc::clone(model), *model_at)),
             layout: model_layout,
-            model: piece(model, *model_at, model_layout.data..model_layout.total())?,
+            model: Model::Here(piece(model, *model_at, model_layout.data..model_layout.total())?),
             lane: piece(lane, *lane_at, lane_layout.data..lane_layout.total())?,
         };
         let value = piece(model, *model_at, 0..model_layout.data)?;
@@ -158,8 +179,13 @@ impl WorkerMemory {
     /// Progress of a shard that is home of some of it: version + 1.
     pub fn progress(&self, server: usize, shard: u32) -> Option<u64> {
         let tail = self.tails[server].as_ref()?;
-        // Pairs with the release store in the shard's `progress`: a reader that sees it sees the chunks.
-        Some(tail.model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire))
+        Some(match &tail.model {
+            // Pairs with the release store in the shard's `progress`: a reader that sees it sees the chunks.
+            Model::Here(model) => {
+                model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire)
+            }
+            Model::Windows(windows) => windows.progress(shard),
+        })
     }
 
     /// How many of this worker's chunk contributions a shard has taken.
@@ -169,26 +195,30 @@ impl WorkerMemory {
         Some(tail.lane.peek::<Count>(LaneLayout::folded(shard)).0.load(Ordering::Acquire))
     }
 
-    fn header(&self, chunk: u32) -> &ChunkHeader {
+    /// Looks at a chunk's header; meanwhile its value stays where it is.
+    fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> R) -> R {
         let server = self
             .extents
             .iter()
             .position(|extent| extent.chunks().contains(&chunk))
             .expect("extents cover it");
         let tail = self.tails[server].as_ref().expect("an extent with chunks has regions");
-        tail.model.peek(tail.layout.header(chunk - self.extents[server].first))
+        match &tail.model {
+            Model::Here(model) => look(model.peek(tail.layout.header(chunk - self.extents[server].first))),
+            Model::Windows(windows) => windows.header(chunk, look),
+        }
     }
 
     /// Copies a chunk's value into `out` and says what it got; on [`Torn`], `out` holds nothing of use.
     pub fn read_chunk<'a>(&self, chunk: u32, out: impl Into<ForeignMut<'a>>) -> Result<Published, Torn> {
         let range = self.cut.range(chunk);
         let value = self.value.foreign(range.start as usize..range.end as usize);
-        self.header(chunk).read(|| out.into().copy_from(value))
+        self.header(chunk, |header| header.read(|| out.into().copy_from(value)))
     }
 
     /// The chunk's version + 1, or a later one's; 0 before the first. What is then read of it is not older.
     pub fn chunk_progress(&self, chunk: u32) -> u64 {
-        self.header(chunk).progress()
+        self.header(chunk, ChunkHeader::progress)
     }
 
     /// Copies parts of a chunk's value, each a range of its bytes, to places in `out`, and says what it got; on [`Torn`], there is
@@ -201,16 +231,18 @@ impl WorkerMemory {
     ) -> Result<Published, Torn> {
         let range = self.cut.range(chunk);
         let value = self.value.foreign(range.start as usize..range.end as usize);
-        self.header(chunk).read(|| {
-            for (part, at) in parts {
-                out.part(at..at + part.len()).copy_from(value.part(part));
-            }
+        self.header(chunk, |header| {
+            header.read(|| {
+                for (part, at) in parts {
+                    out.part(at..at + part.len()).copy_from(value.part(part));
+                }
+            })
         })
     }
 
     /// Runs `copy`, which looks at anything that changes with the chunk, and says what it saw.
     pub fn read_beside(&self, chunk: u32, copy: impl FnOnce()) -> Result<Published, Torn> {
-        self.header(chunk).read(copy)
+        self.header(chunk, |header| header.read(copy))
     }
 }
 

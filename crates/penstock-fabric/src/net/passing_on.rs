@@ -8,13 +8,14 @@
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
 use penstock_kernels::codec::Codec;
-use penstock_proto::Rank;
+use penstock_proto::overlay::lending::Lodging;
+use penstock_proto::{Rank, TensorId};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::message::MAX_WORKERS;
 use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::seal::Verifier;
 use smallvec::{SmallVec, smallvec};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +53,12 @@ impl Passed {
         Self(smallvec![(sealing.encode(), seal.into()), (header.encode(), payload.into())])
     }
 
+    /// What is new of a tensor's chunks where a borrower looks itself.
+    fn lent(job: u64, tensor: TensorId, chunk: u32, count: u32) -> Self {
+        let notice = Notice::Lent { tensor, chunk, count };
+        Self(smallvec![(Header::bare(job, 0, Body::Notice(notice)).encode(), Box::default())])
+    }
+
     /// The first word to a child: from now on it is fed.
     fn greeting(job: u64) -> Self {
         Self(smallvec![(Header::bare(job, 0, Body::Notice(Notice::Taken)).encode(), Box::default())])
@@ -67,6 +74,9 @@ struct Child<L> {
     rank: Rank,
     striping: u32,
     stripes: Stripes,
+    /// Where it is lent to, if it is of this host, and the tensors of which it reads what is kept here.
+    lodging: Option<Lodging>,
+    lent: BTreeSet<TensorId>,
     greeted: bool,
     link: L,
     writer: FrameWriter,
@@ -84,6 +94,12 @@ struct Child<L> {
     crowded: Option<Duration>,
     /// More waits than may.
     is_over: bool,
+}
+
+impl<L> Child<L> {
+    fn is_passed(&self, stripe: usize, tensor: TensorId) -> bool {
+        self.greeted && self.stripes.has(stripe) && !self.lent.contains(&tensor)
+    }
 }
 
 impl<L: Link> Child<L> {
@@ -157,7 +173,13 @@ impl<L> Default for Children<L> {
 impl<L: Link> Children<L> {
     /// One comes to be fed these stripes. It has left what it was fed by before, but for other stripes of the same cut: to close that
     /// would look as if this end had failed.
-    pub(super) fn take_in(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
+    pub(super) fn take_in(
+        &mut self,
+        rank: Rank,
+        (striping, stripes): (u32, Stripes),
+        lodging: Option<Lodging>,
+        link: L,
+    ) {
         self.0.retain_mut(|child| {
             // Of a cut that is not known here it waits with one connection, the newest.
             if child.rank == rank && child.striping != striping && !child.greeted {
@@ -184,6 +206,8 @@ impl<L: Link> Children<L> {
                 rank,
                 striping,
                 stripes,
+                lodging,
+                lent: BTreeSet::new(),
                 greeted,
                 link,
                 writer,
@@ -215,15 +239,53 @@ impl<L: Link> Children<L> {
         }
     }
 
-    /// Whether one is fed this stripe.
-    pub(super) fn any_of(&self, stripe: usize) -> bool {
-        self.0.iter().any(|child| child.greeted && child.stripes.has(stripe))
+    /// Whether any is fed something.
+    pub(super) fn any(&self) -> bool {
+        self.0.iter().any(|child| child.greeted && !child.stripes.is_empty())
     }
 
-    /// Passes something of this stripe on.
-    pub(super) fn pass_on(&mut self, stripe: usize, passed: Passed) {
+    /// Whether one of this host, which is lent to there, is fed here.
+    pub(super) fn lodges(&self, lodging: &Lodging) -> bool {
+        self.0.iter().any(|child| child.lodging.as_ref() == Some(lodging))
+    }
+
+    /// It reads a tensor's values where they are kept here from now on; whether it is fed any.
+    pub(super) fn lend(&mut self, lodging: &Lodging, tensor: TensorId) -> bool {
+        let child = self.0.iter_mut().find(|child| child.lodging.as_ref() == Some(lodging));
+        child.map(|child| child.lent.insert(tensor)).is_some()
+    }
+
+    /// How many read a tensor's values here.
+    pub(super) fn borrowers(&self, tensor: TensorId) -> usize {
+        self.0.iter().filter(|child| child.lent.contains(&tensor)).count()
+    }
+
+    /// Chunks of a tensor are new here: those that read them here are told.
+    pub(super) fn show(&mut self, job: u64, stripe: usize, (tensor, chunk, count): (TensorId, u32, u32)) {
+        let told = |child: &&mut Child<L>| {
+            child.greeted && child.stripes.has(stripe) && child.lent.contains(&tensor)
+        };
+        let mut told = self.0.iter_mut().filter(told).peekable();
+        if told.peek().is_none() {
+            return;
+        }
+        let shown = Arc::new(Passed::lent(job, tensor, chunk, count));
+        for child in told {
+            child.queued += shown.bytes();
+            child.is_over |= child.queued > MOST_QUEUED;
+            child.queue.push_back(Arc::clone(&shown));
+        }
+    }
+
+    /// Whether one is fed this stripe of a tensor by frames.
+    pub(super) fn any_of(&self, stripe: usize, tensor: TensorId) -> bool {
+        self.0.iter().any(|child| child.is_passed(stripe, tensor))
+    }
+
+    /// Passes something of this stripe of a tensor on.
+    pub(super) fn pass_on(&mut self, (stripe, tensor): (usize, TensorId), passed: Passed) {
         let passed = Arc::new(passed);
-        for child in self.0.iter_mut().filter(|child| child.greeted && child.stripes.has(stripe)) {
+        for child in self.0.iter_mut().filter(|child| child.is_passed(stripe, tensor)) {
             child.queued += passed.bytes();
             child.is_over |= child.queued > MOST_QUEUED;
             child.queue.push_back(Arc::clone(&passed));
@@ -316,6 +378,8 @@ pub(super) struct Feeder<L> {
     pub(super) since: Option<Duration>,
     /// What it feeds; what another feeds by now, of which it may have something that the other never had to pass on; since when.
     pub(super) stripes: Stripes,
+    /// Whether values stand in memory that it lends, so that it says of some only that they are new.
+    pub(super) lends: bool,
     ending: Stripes,
     ends: Option<Duration>,
     link: L,
@@ -347,8 +411,8 @@ impl<L: Link> Feeder<L> {
         let reader = FrameReader::reading_ahead(read);
         let (greeted, since, seal, readable) = (false, None, Vec::new(), true);
         let (ending, ends) = (Stripes::default(), None);
-        let is_sealed = false;
-        Self { parent, greeted, since, stripes, ending, ends, link, reader, seal, is_sealed, readable }
+        let (is_sealed, lends) = (false, false);
+        Self { parent, greeted, since, stripes, lends, ending, ends, link, reader, seal, is_sealed, readable }
     }
 
     pub(super) fn stripes(&self) -> Stripes {
@@ -415,6 +479,10 @@ impl<L: Link> Feeder<L> {
                     self.seal.clear();
                     self.seal.extend_from_slice(self.reader.payload());
                     return Fed::Part;
+                }
+                // What it says of its own memory nobody else has made, and whoever looks there believes nothing but what it finds.
+                if matches!(header.body, Body::Notice(Notice::Lent { .. })) && self.lends && !self.is_sealed {
+                    return Fed::Frame(header, None);
                 }
                 if !std::mem::take(&mut self.is_sealed) {
                     return Fed::Over("it sent a frame without a seal".to_owned());
@@ -563,7 +631,7 @@ mod tests {
     fn children(links: impl IntoIterator<Item = Memory>) -> Children<Memory> {
         let mut children = Children::default();
         for (rank, link) in (0..).zip(links) {
-            children.take_in(rank, (3, stripes([rank as usize % 2])), link);
+            children.take_in(rank, (3, stripes([rank as usize % 2])), None, link);
         }
         children.greet(JOB, 3);
         children
@@ -603,7 +671,7 @@ mod tests {
         let key = Sealer::new(&[1; 32], SCOPE).key();
         let mut children = children([endless(), endless(), Memory::default()]);
         for chunk in 0..40 {
-            children.pass_on(chunk % 2, sealed(chunk as u32, &[chunk as u8; 1000]));
+            children.pass_on((chunk % 2, 0), sealed(chunk as u32, &[chunk as u8; 1000]));
         }
         children.send();
         for _ in 0..2000 {
@@ -625,7 +693,7 @@ mod tests {
     fn what_a_link_has_taken_and_holds_goes_when_it_can_though_nothing_comes_behind_it() {
         let key = Sealer::new(&[1; 32], SCOPE).key();
         let mut children = children([Memory { room: 50, buffers: true, ..Memory::default() }]);
-        children.pass_on(0, sealed(0, &[1; 1000]));
+        children.pass_on((0, 0), sealed(0, &[1; 1000]));
         children.send();
         assert!(!children.has_work());
         assert!(children.links().all(|(_, interest)| interest.write), "it is waited for");
@@ -646,7 +714,7 @@ mod tests {
         // As a parent would that knows how frames are made.
         forged.0[1] = (value(1, &[6; 100]).encode(), [6; 100].into());
         for passed in [sealed(0, &[1; 100]), forged, sealed(2, &[3; 100])] {
-            children.pass_on(0, passed);
+            children.pass_on((0, 0), passed);
         }
         children.send();
         assert!(heard(&children.0[0].link.went, &key).is_err());
@@ -660,7 +728,7 @@ mod tests {
 
     fn children_of_one(passed: &[Passed]) -> Vec<u8> {
         let mut children = children([endless()]);
-        passed.iter().for_each(|Passed(frames)| children.pass_on(0, Passed(frames.clone())));
+        passed.iter().for_each(|Passed(frames)| children.pass_on((0, 0), Passed(frames.clone())));
         children.send();
         std::mem::take(&mut children.0[0].link.went)
     }
@@ -670,11 +738,11 @@ mod tests {
     fn a_child_of_a_newer_cut_waits_until_that_is_known_here_and_one_of_an_older_cut_gets_nothing_more() {
         let mut children = Children::default();
         for striping in [2, 3, 4] {
-            children.take_in(striping, (striping, stripes([0])), endless());
+            children.take_in(striping, (striping, stripes([0])), None, endless());
         }
         let mut went = |known| {
             children.greet(JOB, known);
-            children.pass_on(0, sealed(0, &[1; 10]));
+            children.pass_on((0, 0), sealed(0, &[1; 10]));
             children.send();
             let went = |child: &mut Child<Memory>| !std::mem::take(&mut child.link.went).is_empty();
             children.0.iter_mut().map(|child| (child.rank, went(child))).collect::<Vec<_>>()
@@ -686,21 +754,21 @@ mod tests {
     #[test]
     fn who_comes_again_for_some_stripes_keeps_what_it_has_of_the_others() {
         let mut children = Children::default();
-        children.take_in(1, (3, stripes([0, 1])), endless());
-        children.take_in(1, (3, stripes([1])), endless());
+        children.take_in(1, (3, stripes([0, 1])), None, endless());
+        children.take_in(1, (3, stripes([1])), None, endless());
         let fed =
             |children: &Children<Memory>| children.0.iter().map(|child| child.stripes).collect::<Vec<_>>();
         assert_eq!(fed(&children), [stripes([0]), stripes([1])]);
-        children.take_in(1, (3, stripes([0])), endless());
+        children.take_in(1, (3, stripes([0])), None, endless());
         assert_eq!(fed(&children), [stripes([1]), stripes([0])]);
-        children.take_in(1, (4, stripes([0])), endless());
+        children.take_in(1, (4, stripes([0])), None, endless());
         assert_eq!(fed(&children), [stripes([0])], "it has left all of the older cut");
     }
 
     #[test]
     fn who_takes_nothing_for_long_is_let_go_and_who_takes_little_is_not() {
         let mut children = children([Memory::default(), endless(), Memory::default()]);
-        children.pass_on(0, sealed(0, &[1; 100_000]));
+        children.pass_on((0, 0), sealed(0, &[1; 100_000]));
         for after in 0..20 {
             children.0.iter_mut().filter(|child| child.rank == 2).for_each(|child| child.link.room = 10);
             children.ready();
@@ -715,7 +783,7 @@ mod tests {
         let mut children = children([Memory::default(), endless()]);
         for after in 0..40 {
             while !children.is_full(stripes([0])) {
-                children.pass_on(0, sealed(0, &[0; 1 << 20]));
+                children.pass_on((0, 0), sealed(0, &[0; 1 << 20]));
             }
             children.0[0].link.room += 10_000;
             children.ready();
@@ -736,11 +804,11 @@ mod tests {
         children.ready();
         assert!(children.send());
         assert_eq!(children.0.len(), 1);
-        children.take_in(1, (3, stripes([1, 2])), endless());
+        children.take_in(1, (3, stripes([1, 2])), None, endless());
         assert_eq!(children.0.len(), 1, "the old connection has a stripe in common with the new one");
-        children.take_in(1, (3, stripes([0])), endless());
+        children.take_in(1, (3, stripes([0])), None, endless());
         assert_eq!(children.0.len(), 2);
-        (0..2000).for_each(|rank| children.take_in(rank, (3, stripes([5])), endless()));
+        (0..2000).for_each(|rank| children.take_in(rank, (3, stripes([5])), None, endless()));
         assert_eq!(children.0.len(), MOST_CHILDREN);
     }
 
@@ -748,10 +816,10 @@ mod tests {
     #[test]
     fn who_waits_for_a_cut_that_is_not_known_here_waits_with_one_connection() {
         let mut children = Children::default();
-        (0..1000).rev().for_each(|striping| children.take_in(1, (striping, stripes([0])), endless()));
+        (0..1000).rev().for_each(|striping| children.take_in(1, (striping, stripes([0])), None, endless()));
         assert_eq!(children.0.len(), 1);
         children.greet(7, 0);
-        assert!(children.any_of(0), "the newest is the one that stays");
+        assert!(children.any_of(0, 0), "the newest is the one that stays");
     }
 
     // A worker that was suspended took its own pause for its children's.
@@ -759,7 +827,7 @@ mod tests {
     fn time_in_which_this_end_did_nothing_is_not_a_childs() {
         for is_told in [false, true] {
             let mut children = children([Memory::default()]);
-            children.pass_on(0, sealed(0, &[0; 1 << 20]));
+            children.pass_on((0, 0), sealed(0, &[0; 1 << 20]));
             children.send();
             children.look(Duration::ZERO);
             if is_told {
@@ -775,7 +843,7 @@ mod tests {
         let mut children = children([Memory::default()]);
         let mut passed = 0;
         while !children.is_full(stripes([0])) {
-            children.pass_on(0, sealed(passed, &[0; 1 << 20]));
+            children.pass_on((0, 0), sealed(passed, &[0; 1 << 20]));
             passed += 1;
             assert!(passed < 20);
         }
@@ -785,7 +853,7 @@ mod tests {
         children.send();
         assert!(!children.is_full(stripes([0])) && !children.has_due());
         children.0[0].link.room = 0;
-        (0..260).for_each(|chunk| children.pass_on(0, sealed(chunk, &[0; 1 << 20])));
+        (0..260).for_each(|chunk| children.pass_on((0, 0), sealed(chunk, &[0; 1 << 20])));
         children.send();
         assert!(children.0.is_empty(), "what the home sends is read whatever waits");
     }

@@ -11,9 +11,11 @@
 //! memory, the simulator in its own. No byte and no frame goes through a pointer to a function of theirs. When to look and what
 //! to wait for is the owner's too, by what is [of interest](RemoteShard::interest) and [due](RemoteShard::has_work) here.
 
+mod borrowing;
 mod parents;
 mod update;
 
+pub use borrowing::Kept;
 pub use parents::{Left, Unreached, Wish};
 pub use update::{Sum, Update};
 
@@ -24,11 +26,11 @@ use super::squeeze::{Squeezer, Squeezing, unpack};
 use super::stream::{Stream, Traffic};
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
-use crate::publish::Published;
+use crate::publish::{Published, Torn};
 use crate::spent::Spent;
 use penstock_kernels::codec::{Codec, Undecodable};
 use penstock_kernels::{Foreign, copy_past_cache};
-use penstock_proto::TensorId;
+use penstock_proto::{Rank, TensorId};
 use penstock_proto::compress::{Compress, Squeezed};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Source};
 use penstock_proto::factors::down::{Named, Shown};
@@ -38,7 +40,7 @@ use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::overlay::Route;
 use penstock_proto::remote::judge;
-use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror};
+use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror, Stands};
 use penstock_proto::seal::Verifier;
 use penstock_proto::submission::Submission;
 use penstock_proto::update::Updates;
@@ -107,6 +109,26 @@ pub trait Mirrored {
     /// Decodes a chunk's new value and state, and publishes the value, likewise.
     fn whole(&mut self, _chunk: u32, _whole: &Value<'_>, _: Published) -> Result<(), Undecodable> {
         unreachable!("values come")
+    }
+
+    /// Whether its values stand in memory that another worker lends.
+    fn is_borrowed(&self) -> bool {
+        false
+    }
+    /// What stands of a chunk in memory that another worker has offered; `None`: nothing so far.
+    fn look_there(&self, _chunk: u32) -> Result<Option<Stands>, Torn> {
+        Ok(None)
+    }
+    /// Its worker sees that memory from now on, if it can; whether it does. Nothing is published here then.
+    fn borrow(&mut self) -> bool {
+        false
+    }
+    /// Its worker sees memory of its own again, with what stood there: of each chunk what was kept, and published here.
+    ///
+    /// # Errors
+    /// It sees neither: why.
+    fn take_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
+        Ok(Vec::new())
     }
 
     /// Decodes a chunk's new value and publishes it. Readers never see a payload that is refused.
@@ -283,6 +305,7 @@ impl<M: Mirrored> Places for Mirrors<M> {
             | Notice::Standing { .. }
             | Notice::Expected { .. }
             | Notice::Route
+            | Notice::Lent { .. }
             | Notice::Taken => None,
         })
     }
@@ -373,6 +396,18 @@ fn carry_out<M: Mirrored>(
     Ok(())
 }
 
+/// Those that read here what was published are told of it.
+fn show<L: Link>(job: u64, effect: &Effect, machine: &Mirror, children: &mut Children<L>) {
+    let new = match *effect {
+        Effect::Publish { tensor, chunk, .. } => (tensor, chunk, 1),
+        Effect::Raise { tensor, chunk, count, .. } => (tensor, chunk, count),
+        _ => return,
+    };
+    if let Some(stripe) = machine.stripe_of(new.0, new.1) {
+        children.show(job, stripe, new);
+    }
+}
+
 /// The connection.
 struct Wire<L> {
     link: L,
@@ -441,6 +476,9 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     place: (usize, usize),
     wishes: Vec<Wish>,
     left: Vec<Left>,
+    /// Whose memory some values stand in; why its worker cannot go on, if that could not be left.
+    lender: Option<Rank>,
+    failed: Option<String>,
     /// When it was last looked at the clock.
     ticked: Duration,
     spent: Option<Arc<Spent>>,
@@ -467,6 +505,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             place: (0, 0),
             wishes: Vec::new(),
             left: Vec::new(),
+            lender: None,
+            failed: None,
             ticked: Duration::ZERO,
             spent: None,
         }
@@ -536,6 +576,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// The connection is given up; another may be made. What was said of parents was said on it.
     pub fn detach(&mut self) {
         self.parents.clear();
+        self.settle_loans();
         self.wishes.clear();
         self.count_place();
         self.seal.clear();
@@ -661,6 +702,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Takes a submission. What it names was declared.
     pub fn submit(&mut self, submission: Submission) {
+        // Behind it the others go on without this one, and its lender's memory with them.
+        if submission == Submission::Leave {
+            self.take_leave();
+        }
         self.machine.submit(submission);
     }
 
@@ -740,9 +785,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if matches!(effect, Effect::Publish { .. } | Effect::Raise { .. })
             && !seal.is_empty()
             && let Some(stripe) = machine.stripe(&notice)
-            && children.any_of(stripe)
+            && let Some(tensor) = effect.tensor()
+            && children.any_of(stripe, tensor)
         {
-            children.pass_on(stripe, Passed::new(mirrors.job, seal, header, wire.reader.payload()));
+            children.pass_on((stripe, tensor), Passed::new(mirrors.job, seal, header, wire.reader.payload()));
         }
         if notice != Notice::Seal {
             seal.clear();
@@ -753,8 +799,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        let Mirrors { tensors, shown, .. } = mirrors;
-        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))
+        let Mirrors { job, tensors, shown, .. } = mirrors;
+        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))?;
+        show(*job, &effect, machine, children);
+        Ok(())
     }
 
     // Sending

@@ -44,6 +44,7 @@ mod frugal;
 mod improve;
 mod instead;
 mod judging;
+pub mod lending;
 mod limits;
 mod lines;
 mod pass;

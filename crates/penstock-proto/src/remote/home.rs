@@ -20,7 +20,7 @@ use crate::outbox::{Inbox, OutOfOrder};
 use crate::overlay::{Direct, MAX_STRIPES, Stripes};
 use crate::peer::PeerId;
 use crate::shard::Shard;
-use crate::submission::{NO_MORE, NO_TICKET, Submission, UNDECIDED};
+use crate::submission::{LOST, NO_MORE, NO_TICKET, Submission, UNDECIDED};
 use crate::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -491,6 +491,11 @@ impl Subscriber {
             let is_fed = !self.feeding.is_of_these(epoch) || self.feeding.is_unsure(home.stripe(id, local));
             let chunk = &mut self.known(id).chunks[local];
             let published = home.publication(id, local);
+            if position == LOST {
+                (chunk.sent, chunk.seen, chunk.unsure) = (0, 0, is_fed);
+                self.settle(id, local, home);
+                continue;
+            }
             // More than was ever published is a lie, of which nothing is believed.
             if position > published.sequence {
                 continue;

@@ -4,9 +4,11 @@
 //! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes
 //! on where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
+mod borrowed;
 mod effect;
 mod passed;
 
+pub use borrowed::Stands;
 pub use effect::{Broken, Effect};
 pub use passed::Fault;
 
@@ -22,7 +24,7 @@ use crate::numbered::Numbered;
 use crate::outbox::Outbox;
 use crate::overlay::{Digests, Route, Stripes};
 use crate::progress::Progress;
-use crate::submission::{HELD, NO_MORE, NO_TICKET, Submission};
+use crate::submission::{HELD, LOST, NO_MORE, NO_TICKET, Submission};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -99,6 +101,10 @@ struct Mirrored {
     digests: Digests,
     /// Tickets that wait for what others bring.
     returning: Returning,
+    /// Whether its values stand in memory that another worker lends; and of chunks whose value the home sent nevertheless, or that were
+    /// lost with that memory, the publication from which on it is right again: the home believes that more is held of them than is.
+    borrowed: bool,
+    lost: BTreeMap<usize, u64>,
 }
 
 /// What was asked for of one chunk by itself.
@@ -268,6 +274,9 @@ impl Mirrored {
         self.digests.count(local, version, content);
         self.returning.holds(local, Holding { content, version });
         self.fresh[local] = true;
+        if !self.lost.is_empty() && !self.borrowed {
+            self.lost.remove(&local);
+        }
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
@@ -287,8 +296,8 @@ impl Mirrored {
     /// What is held of some chunks from this one on.
     fn held_from(&self, start: usize, tensor: TensorId, epoch: u32) -> Submission {
         let mut positions = [NO_MORE; HELD];
-        for (position, held) in positions.iter_mut().zip(&self.positions[start..]) {
-            *position = *held;
+        for (local, position) in (start..self.chunks.len()).zip(&mut positions) {
+            *position = if self.lost.contains_key(&local) { LOST } else { self.positions[local] };
         }
         Submission::Holds { tensor, first: self.chunks[start], epoch, positions }
     }
@@ -444,6 +453,8 @@ impl Mirror {
             contents,
             digests,
             returning: Returning::default(),
+            borrowed: false,
+            lost: BTreeMap::new(),
         };
         self.tensors.insert(id, mirrored);
     }
@@ -463,6 +474,7 @@ impl Mirror {
         self.lag.clear();
         for (_, mirrored) in self.tensors.iter_mut() {
             mirrored.positions.fill(0);
+            mirrored.lost.clear();
             mirrored.returning.clear();
         }
     }
@@ -610,7 +622,7 @@ impl Mirror {
                 }
                 return Ok(Effect::Nothing);
             }
-            Notice::Taken | Notice::Seal | Notice::Route | Notice::Factor { .. } => {
+            Notice::Taken | Notice::Seal | Notice::Route | Notice::Factor { .. } | Notice::Lent { .. } => {
                 return Ok(Effect::Nothing);
             }
         };
@@ -621,6 +633,10 @@ impl Mirror {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
                 if version > MAX_CLOCK {
                     return Err(Broken::TooNew { chunk, version });
+                }
+                if mirrored.borrowed {
+                    mirrored.sent_nevertheless(local, version, publication, content);
+                    return Ok(Effect::Nothing);
                 }
                 let was = mirrored.versions[local];
                 // It has come by another way, or something newer has.
@@ -659,6 +675,10 @@ impl Mirror {
                 Ok(Effect::Whole { tensor, chunk, version, steps, progress })
             }
             Notice::Raised { tensor, chunk, count, version, steps, contents } => {
+                if mirrored.borrowed {
+                    mirrored.raised_nevertheless(chunk, count, version, contents);
+                    return Ok(Effect::Nothing);
+                }
                 // Something newer has come by another way.
                 if is_routed && mirrored.contents(chunk, count).is_some_and(|held| held != contents) {
                     return Ok(Effect::Nothing);
@@ -684,6 +704,7 @@ impl Mirror {
             | Notice::Factor { .. }
             | Notice::Standing { .. }
             | Notice::Expected { .. }
+            | Notice::Lent { .. }
             | Notice::Route => Ok(Effect::Nothing),
         }
     }

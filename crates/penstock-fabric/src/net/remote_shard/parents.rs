@@ -3,10 +3,10 @@
 use super::super::frames::Places;
 use super::super::link::{Interest, Link};
 use super::super::passing_on::{Fed, Feeder, Passed};
-use super::{Mirrored, Mirrors, Over, RemoteShard, Submitter, Value, carry_out, decompressed};
+use super::{Mirrored, Mirrors, Over, RemoteShard, Submitter, Value, carry_out, decompressed, show};
 use crate::spent::Spent;
 use penstock_kernels::codec::Codec;
-use penstock_proto::Rank;
+use penstock_proto::{Rank, TensorId};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
@@ -63,6 +63,7 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
             {
                 Ok(None)
             }
+            Body::Notice(Notice::Lent { .. }) if header.is_bare() => Ok(None),
             Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
                 self.0.place(header).map(Some)
             }
@@ -110,8 +111,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let before = self.machine.way().map(|before| (before.striping, before.parents()));
         let (cut_before, named_before) = before.unwrap_or_default();
         let fed_before = named_before.or(self.machine.fed());
+        if cut_before != striping {
+            self.take_back();
+        }
         self.machine.route(route);
-        self.children.greet(self.mirrors.job, striping);
+        self.greet();
         if cut_before == striping {
             self.leave(fed_before.without(named), Fault::Nobodys);
         } else {
@@ -182,10 +186,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Another worker comes to be fed these stripes.
     pub fn child_came(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
-        self.children.take_in(rank, (striping, stripes), link);
-        if let Some(route) = self.machine.way() {
-            self.children.greet(self.mirrors.job, route.striping);
-        }
+        self.lodger_came(rank, (striping, stripes), None, link);
     }
 
     /// Those that feed these stripes feed them no more.
@@ -196,12 +197,14 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Leaves the parents of these stripes, and says so.
     fn leave(&mut self, stripes: Stripes, fault: Fault) {
         self.forget(stripes);
+        self.settle_loans();
         self.machine.stray(stripes, fault);
     }
 
     /// A parent feeds no more, by its fault or not.
     fn lost(&mut self, at: usize, what: String, fault: impl FnOnce(Rank) -> Fault) {
         let Feeder { parent, stripes, .. } = self.parents.remove(at);
+        self.settle_loans();
         let route = self.machine.way();
         let names = |stripe: &usize| {
             let feed = route.and_then(|route| route.feeds.get(*stripe));
@@ -238,6 +241,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                         let mut feeder = self.parents.remove(at);
                         self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
                         feeder.greeted = true;
+                        self.settle_loans();
                         self.machine.hand_over(feeder.stripes);
                         at = self.parents.len();
                         self.parents.push(feeder);
@@ -247,6 +251,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     Fed::Over(why) => break Some((why, true)),
                     Fed::Frame(header, codec) => {
                         (taken, busy) = (taken + 1, true);
+                        if let Some((tensor, chunk, count)) = self.borrowed_by(&header) {
+                            if let Err(what) = self.look_at(tensor, chunk, count) {
+                                break Some((what, true));
+                            }
+                            continue;
+                        }
                         if let Err(what) = self.take_passed(at, &header, codec) {
                             self.detach();
                             return (busy, Some(Over::Broke(what)));
@@ -263,6 +273,20 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             busy = true;
         }
         (busy, None)
+    }
+
+    /// Which chunks a parent's frame says are new where they are borrowed, if it is about such.
+    fn borrowed_by(&self, header: &Header) -> Option<(TensorId, u32, u32)> {
+        let Body::Notice(notice) = header.body else { return None };
+        let new = match notice {
+            Notice::Lent { tensor, chunk, count } | Notice::Raised { tensor, chunk, count, .. } => {
+                (tensor, chunk, count)
+            }
+            Notice::Value { tensor, chunk, .. } => (tensor, chunk, 1),
+            _ => return None,
+        };
+        let is_lent = matches!(notice, Notice::Lent { .. });
+        (is_lent || self.machine.is_borrowed(new.0)).then_some(new)
     }
 
     /// Takes a frame of the home that a parent has passed on.
@@ -289,18 +313,20 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let payload = feeder.payload();
         if is_news
-            && let Some(stripe) = machine.stripe(&notice)
-            && children.any_of(stripe)
+            && let Some((stripe, tensor)) = machine.stripe_and_tensor(&notice)
+            && children.any_of(stripe, tensor)
         {
-            children.pass_on(stripe, Passed::new(mirrors.job, feeder.seal(), header, payload));
+            children.pass_on((stripe, tensor), Passed::new(mirrors.job, feeder.seal(), header, payload));
         }
         let spent = spent.as_deref();
         let payload = Spent::on_if(spent, Layer::Decode, || {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        let Mirrors { tensors, shown, .. } = mirrors;
-        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))
+        let Mirrors { job, tensors, shown, .. } = mirrors;
+        carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))?;
+        show(*job, &effect, machine, children);
+        Ok(())
     }
 
     /// Leaves parents whose values are late, and lets children go that take nothing, as of a moment of the owner's clock.

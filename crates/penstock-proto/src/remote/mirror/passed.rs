@@ -80,17 +80,26 @@ impl Mirror {
         }
     }
 
-    /// Tells the home what is held of those chunks for which a ticket has been waiting for long.
-    fn tell_overdue(&mut self, now: Duration) {
-        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
+    /// Tells the home what is held of those chunks for which a ticket has been waiting for long. Stripes of which that stands in a
+    /// lender's memory, where nothing that the home sends can be written: these are late.
+    fn tell_overdue(&mut self, now: Duration) -> Stripes {
+        let mut late = Stripes::default();
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else {
+            return late;
+        };
         for &tensor in &self.keeping {
             let Some(mirrored) = self.tensors.get_mut(tensor) else { continue };
             let Some(overdue) = mirrored.returning.overdue(now) else { continue };
+            if mirrored.borrowed {
+                late = overdue.keys().fold(late, |late, &local| late.with(mirrored.digests.stripe(local)));
+                continue;
+            }
             let starts: BTreeSet<usize> = overdue.keys().map(|local| local / HELD * HELD).collect();
             for start in starts {
                 self.outbox.submit(mirrored.held_from(start, tensor, epoch), 1);
             }
         }
+        late
     }
 
     /// Nothing more is taken of these stripes for now, as what is fed here has not taken what came: no parent is late meanwhile.
@@ -232,6 +241,17 @@ impl Mirror {
         let (Notice::Value { tensor, chunk, .. } | Notice::Raised { tensor, chunk, .. }) = *notice else {
             return None;
         };
+        self.stripe_of(tensor, chunk)
+    }
+
+    /// The same, and whose it is.
+    pub fn stripe_and_tensor(&self, notice: &Notice) -> Option<(usize, TensorId)> {
+        let (Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = *notice else { return None };
+        Some((self.stripe(notice)?, tensor))
+    }
+
+    /// The stripe of a chunk.
+    pub fn stripe_of(&self, tensor: TensorId, chunk: u32) -> Option<usize> {
         let mirrored = self.tensors.get(tensor)?;
         let local = mirrored.chunks.binary_search(&chunk).ok()?;
         Some(mirrored.digests.stripe(local))
@@ -259,7 +279,7 @@ impl Mirror {
         if !doubtful.is_empty() {
             self.tell_doubtful(doubtful.and(self.fed));
         }
-        self.tell_overdue(now);
+        let overdue = self.tell_overdue(now);
         let Self { lag, route, tensors, .. } = self;
         let depth = |stripe: usize| {
             route.as_ref().and_then(|route| route.feeds.get(stripe)).map_or(1, |feed| feed.depth)
@@ -267,7 +287,7 @@ impl Mirror {
         let held =
             |tensor, stripe: usize| tensors.get(tensor).and_then(|it| it.digests.of(stripe)).unwrap_or(0);
         let judged = lag.judge(now, held);
-        let late = lag.look(now, depth, held);
+        let late = lag.look(now, depth, held).or(overdue);
         for (epoch, parent, is_its) in judged {
             let parent = if is_its { parent } else { NOBODY };
             self.tell(Submission::Strayed { epoch, stripes: Stripes::default(), parent });

@@ -4,7 +4,7 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::doors::Doors;
-use super::proxy::{self, Command, RemoteHome};
+use super::proxy::{self, Command, Credentials, Lendable, RemoteHome};
 use super::{Channel, Introduction, Link, Newcomer, Outlets, Wire, judge, lock};
 use crate::options::Options;
 use crate::thread::{self, Wakeup};
@@ -17,7 +17,9 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use penstock_fabric::layout::{flags, page};
-use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
+use penstock_fabric::memory::{
+    ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror, Windows,
+};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Region, Writers};
@@ -249,6 +251,7 @@ impl Link {
                 fate: Arc::clone(fate),
                 doors: doors.clone(),
                 verifier,
+                credentials: Credentials { secret, session },
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
             if let Some(doors) = &doors {
@@ -325,10 +328,14 @@ impl Link {
             let what = "its shards are homes of other chunks than it says".to_owned();
             return Err(Error::Protocol { server, what });
         }
-        let (homes, lanes, place) = if pooled {
-            lock(&self.wire.slabs).mirror(layout.pooled(shards), &shard_of.into(), shards)?
+        let is_tree = terms.propagation.is_unasked() && terms.updates.is_none();
+        let lends = is_tree && self.proxies.iter().all(|proxy| proxy.lends);
+        let (homes, lanes, place, lendable) = if pooled {
+            let (homes, lanes, place) =
+                lock(&self.wire.slabs).mirror(layout.pooled(shards), &shard_of.into(), shards)?;
+            (homes, lanes, place, None)
         } else {
-            Self::mirror_alone(layout, &shard_of, shards)?
+            Self::mirror_alone(layout, &shard_of, shards, lends)?
         };
         let mut remotes = Vec::new();
         for ((proxy, home), lane) in self.proxies.iter().zip(homes).zip(lanes) {
@@ -336,8 +343,8 @@ impl Link {
             let remote = Arc::new(RemoteHome { chunks, is_fresh, ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                let (home, terms) = (Box::new(home), Arc::clone(terms));
-                proxy.send(Command::Declare { id, home, lane, remote, terms });
+                let (home, terms, lendable) = (Box::new(home), Arc::clone(terms), lendable.clone());
+                proxy.send(Command::Declare { id, home, lane, remote, terms, lendable });
             }
         }
         Ok((place, remotes))
@@ -348,15 +355,21 @@ impl Link {
         layout: ExtentLayout,
         shard_of: &[u32],
         shards: u32,
-    ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place), Error> {
+        lends: bool,
+    ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place, Option<Lendable>), Error> {
         let made = || Error::system("make a tensor's memory");
         let (homes, model) =
             HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(shard_of, shards);
         let (lanes, region) = LaneView::new("penstock-lane", layout.lane(), shards).map_err(made())?;
         let copied = Error::system::<std::io::Error>("copy a descriptor");
-        let model = model.model().try_clone_to_owned().map_err(&copied)?;
-        let region = region.fd().try_clone_to_owned().map_err(&copied)?;
-        Ok((homes, lanes, Place::Own(model, region)))
+        let seen = model.model().try_clone_to_owned().map_err(&copied)?;
+        let lane = region.fd().try_clone_to_owned().map_err(&copied)?;
+        if !lends {
+            return Ok((homes, lanes, Place::Own(seen, lane), None));
+        }
+        let windows = Arc::new(Windows::new(layout, shard_of, shards));
+        let place = Place::Windows(seen, lane, Arc::clone(&windows));
+        Ok((homes, lanes, place, Some(Lendable { windows, region: Arc::new(model.into_model()) })))
     }
 
     /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room

@@ -221,6 +221,14 @@ impl Tensor {
         self.staleness.load(Ordering::Relaxed)
     }
 
+    /// Whether all of the value is read in memory that other workers of this host lend, for now.
+    pub fn is_borrowed(&self) -> bool {
+        let borrows = |home: &HomeShard| {
+            home.remote.as_ref().is_some_and(|remote| remote.borrows.load(Ordering::Relaxed))
+        };
+        !self.homes.is_empty() && self.homes.iter().all(borrows)
+    }
+
     fn progress(&self, home: &HomeShard) -> u64 {
         self.memory.progress(home.server, home.shard).expect("a home has chunks")
     }

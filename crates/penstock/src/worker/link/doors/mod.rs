@@ -12,7 +12,7 @@ mod children;
 mod dialing;
 
 use super::lock;
-use super::proxy::Command;
+use super::proxy::{Command, Name};
 use crate::options::Options;
 use crate::server::StartError;
 use crate::thread::Teller;
@@ -49,6 +49,8 @@ pub(in crate::worker::link) struct Request {
     pub(in crate::worker::link) stripes: Stripes,
     /// This worker's rank.
     pub(in crate::worker::link) child: Rank,
+    /// Where the parent lends to it, if it is of this host.
+    pub(in crate::worker::link) lodging: Option<Name>,
     /// How many parents its proxy is to have.
     pub(in crate::worker::link) parents: usize,
 }

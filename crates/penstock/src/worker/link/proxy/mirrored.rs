@@ -2,18 +2,43 @@
 
 use super::RemoteHome;
 use super::bypass::Share;
-use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView, StateMirror};
-use penstock_fabric::net::remote_shard::{self, Update, Value};
-use penstock_fabric::publish::Published;
+use penstock_fabric::memory::{
+    HomeChunk, HomeMemory, LaneView, LendError, Lent, Look, StateMirror, Windows, untouched,
+};
+use penstock_fabric::net::remote_shard::{self, Kept, Update, Value};
+use penstock_fabric::publish::{Numbers, Published, Torn};
+use penstock_fabric::region::{Mapping, Region};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Foreign, SumRoom};
 use penstock_proto::encoding::Agreed;
+use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::factors::{LowRank, Standing};
+use penstock_proto::frame::{Body, Notice};
+use penstock_proto::remote::mirror::Stands;
 use penstock_proto::travel::Terms;
 use penstock_proto::update::Updates;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Looks at a chunk that is being written in a lender's memory, before it is given up: each copies it, and lets others run between. A
+/// lender that lives has written it by then.
+const LOOKS: usize = 64;
+
+/// What it takes to be lent, and to be seen elsewhere: a region of its own, and where its worker sees what is mirrored there.
+#[derive(Debug, Clone)]
+pub(in crate::worker) struct Lendable {
+    pub(in crate::worker) windows: Arc<Windows>,
+    pub(in crate::worker) region: Arc<Region>,
+}
+
+/// What is seen in another worker's memory.
+struct Loan {
+    lent: Lent,
+    /// Where it goes back to, which takes no memory before.
+    spare: Region,
+}
 
 /// Where the chunks of one tensor are mirrored that a shard is home of.
 pub(super) struct Mirrored {
@@ -28,6 +53,12 @@ pub(super) struct Mirrored {
     pub(super) share: Share,
     /// Where updates are decoded, where those come.
     pub(super) sum: SumRoom,
+    /// Where its worker sees it, if that may be elsewhere; the region that it is mirrored in, unless it is borrowed; what another worker
+    /// has offered, and what is borrowed.
+    windows: Option<Arc<Windows>>,
+    own: Option<Arc<Region>>,
+    offer: Option<Lent>,
+    loan: Option<Loan>,
 }
 
 impl Mirrored {
@@ -49,6 +80,95 @@ impl Mirrored {
             terms,
             share: Share::new(bytes),
             sum: SumRoom::default(),
+            windows: None,
+            own: None,
+            offer: None,
+            loan: None,
+        }
+    }
+
+    /// The same of what may be lent, and borrowed.
+    pub(super) fn lending(mut self, lendable: Option<Lendable>) -> Self {
+        if let Some(Lendable { windows, region }) = lendable {
+            (self.windows, self.own) = (Some(windows), Some(region));
+        }
+        self
+    }
+
+    /// The region that it is mirrored in, and its bytes, if it may be lent now.
+    pub(super) fn lendable(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        let region = self.own.as_ref()?;
+        Some((region.fd(), region.mapping().len() as u64))
+    }
+
+    /// Another worker offers its own; whether that is of use.
+    pub(super) fn offer(&mut self, fd: OwnedFd) -> Result<bool, LendError> {
+        let Some(windows) = &self.windows else { return Ok(false) };
+        self.offer = Some(Lent::new(fd, windows.layout())?);
+        Ok(true)
+    }
+
+    /// Whether one does, which is not borrowed.
+    pub(super) fn is_offered(&self) -> bool {
+        self.offer.is_some()
+    }
+
+    /// What was offered is of no use any more.
+    pub(super) fn decline(&mut self) {
+        self.offer = None;
+    }
+
+    fn tail(region: &Region, windows: &Windows) -> Result<Arc<Mapping>, LendError> {
+        let layout = windows.layout().model();
+        let tail = region.mapping().piece(layout.data..layout.total());
+        tail.ok_or(LendError::System { what: "find a region's headers", errno: rustix::io::Errno::INVAL })
+    }
+
+    /// Has the worker see what is offered. On an error it sees its own.
+    fn move_out(&mut self, lent: Lent, windows: &Windows, own: &Region) -> Result<(), LendError> {
+        windows.count_pieces()?;
+        let spare = untouched("penstock-mirror", windows.layout())?;
+        let own_tail = Self::tail(own, windows)?;
+        if let Err(error) = windows.switch(self.shard, lent.fd(), Arc::clone(lent.tail()), || {}) {
+            // What had been switched is put back: it was there a moment ago.
+            windows.switch(self.shard, own.fd(), own_tail, || {})?;
+            return Err(error);
+        }
+        self.home = self.home.in_another(spare.mapping());
+        self.loan = Some(Loan { lent, spare });
+        Ok(())
+    }
+}
+
+/// Copies what stands of a chunk there, and publishes it here; what was kept, with the sequence that it had.
+fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32) -> (Option<u64>, Kept) {
+    for _ in 0..LOOKS {
+        let mut place = home.chunk(chunk);
+        place.header.begin();
+        match lent.copy(chunk, place.seen) {
+            Ok(Some((sequence, published, numbers))) => {
+                place.header.number(numbers);
+                place.header.publish(published);
+                return (Some(sequence), Kept::Whole(stands(published, numbers)));
+            }
+            Ok(None) => break,
+            Err(Torn) => std::thread::yield_now(),
+        }
+    }
+    // Nobody reads it before the home has sent it.
+    home.header(chunk).begin();
+    (None, Kept::Lost(lent.last_version(chunk).min(MAX_CLOCK)))
+}
+
+fn stands(published: Published, Numbers { publication, content }: Numbers) -> Stands {
+    Stands { version: published.version, steps: published.steps, publication, content }
+}
+
+impl Drop for Mirrored {
+    fn drop(&mut self) {
+        // Whatever its worker still looks at stays as it is.
+        if self.loan.is_some() {
+            let _ = remote_shard::Mirrored::take_back(self);
         }
     }
 }
@@ -157,7 +277,64 @@ impl remote_shard::Mirrored for Mirrored {
         Ok(())
     }
 
+    fn is_borrowed(&self) -> bool {
+        self.loan.is_some()
+    }
+
+    fn look_there(&self, chunk: u32) -> Result<Option<Stands>, Torn> {
+        let lent = self.loan.as_ref().map(|loan| &loan.lent).or(self.offer.as_ref());
+        let look: Option<Look> = lent.map_or(Ok(None), |lent| lent.look(chunk))?;
+        Ok(look.map(|(_, published, numbers)| stands(published, numbers)))
+    }
+
+    fn borrow(&mut self) -> bool {
+        let Some(windows) = self.windows.clone().filter(|windows| windows.is_seated()) else { return false };
+        let (Some(lent), Some(own)) = (self.offer.take(), self.own.take()) else { return false };
+        match self.move_out(lent, &windows, &own) {
+            Ok(()) => {
+                self.remote.borrows.store(true, Ordering::Relaxed);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "values of a worker of this host are kept here once more");
+                self.own = Some(own);
+                false
+            }
+        }
+    }
+
+    fn take_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
+        self.offer = None;
+        let (Some(Loan { lent, spare }), Some(windows)) = (self.loan.take(), self.windows.clone()) else {
+            return Ok(Vec::new());
+        };
+        self.remote.borrows.store(false, Ordering::Relaxed);
+        let Self { home, shard, .. } = self;
+        let chunks = home.chunks().to_vec();
+        let mut kept: Vec<_> = chunks.iter().map(|&chunk| (chunk, keep(&lent, home, chunk))).collect();
+        let tail = Self::tail(&spare, &windows);
+        let switched = tail.and_then(|tail| {
+            windows.switch(*shard, spare.fd(), tail, || {
+                // Nobody reads there any more: whatever was read by now is not newer than this.
+                for (chunk, kept) in &mut kept {
+                    if kept.0.is_none_or(|sequence| !lent.is_still(*chunk, sequence)) {
+                        *kept = keep(&lent, home, *chunk);
+                    }
+                }
+                let version = |kept: &Kept| match *kept {
+                    Kept::Whole(Stands { version, .. }) | Kept::Lost(version) => version,
+                };
+                let least = kept.iter().map(|(_, (_, kept))| version(kept) + 1).min().unwrap_or(0);
+                home.progress().0.store(least, Ordering::Release);
+            })
+        });
+        self.own = Some(Arc::new(spare));
+        switched.map_err(|error| format!("it could not go back from another worker's memory: {error}"))?;
+        Ok(kept.into_iter().map(|(chunk, (_, kept))| (chunk, kept)).collect())
+    }
+
     fn publish(&mut self, chunk: u32, value: &Value<'_>, published: Published) -> Result<(), Undecodable> {
+        debug_assert!(self.loan.is_none(), "nothing is published where values are borrowed");
         let mut place = self.home.chunk(chunk);
         place.header.begin();
         let decoded = if !value.codec.is_verbatim() && value.header.base() == Base::Zeros {
@@ -171,7 +348,12 @@ impl remote_shard::Mirrored for Mirrored {
             value.decode(place.seen)
         };
         match decoded {
-            Ok(()) => place.header.publish(published),
+            Ok(()) => {
+                if let Body::Notice(Notice::Value { publication, content, .. }) = value.header.body {
+                    place.header.number(Numbers { publication, content });
+                }
+                place.header.publish(published);
+            }
             Err(refused) => {
                 place.header.leave();
                 return Err(refused);

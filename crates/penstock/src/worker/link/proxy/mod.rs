@@ -6,6 +6,7 @@
 //! hears, over any link, is in [`remote_shard`](penstock_fabric::net::remote_shard).
 
 mod bypass;
+mod lending;
 mod mirrored;
 #[cfg(test)]
 mod rig;
@@ -20,6 +21,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use crate::worker::link::doors::{Doors, Request};
 use crate::worker::link::lock;
+use lending::{Lodging, Lodgers};
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
@@ -30,9 +32,10 @@ use penstock_fabric::net::remote_shard::{Left, Limits, Looked, Over, RemoteShard
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
+use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
-use penstock_proto::overlay::{Parent, Stripes};
+use penstock_proto::overlay::{Parent, Pass, Stripes};
 use penstock_proto::pressure::Flow;
 use penstock_proto::seal::Verifier;
 use penstock_proto::travel::Terms;
@@ -55,6 +58,9 @@ const FRAMES: usize = 32;
 const TICKS_APART: Duration = Duration::from_millis(20);
 /// Time from one question to the connection, what it has carried, to the next.
 const FLOWS_APART: Duration = Duration::from_millis(10);
+
+pub(in crate::worker) use mirrored::Lendable;
+pub(in crate::worker::link) use lending::{Credentials, Name};
 
 /// What a tensor and the proxy of one of its homes tell each other.
 #[derive(Debug, Default)]
@@ -79,6 +85,8 @@ pub(in crate::worker) struct RemoteHome {
     pub(in crate::worker) is_sent: AtomicBool,
     /// Whether the lane's address was given to somebody who may write there at any time.
     pub(in crate::worker) lent: AtomicBool,
+    /// Whether the value is read in another worker's memory.
+    pub(in crate::worker) borrows: AtomicBool,
 }
 
 impl RemoteHome {
@@ -99,6 +107,8 @@ pub(super) enum Command {
         remote: Arc<RemoteHome>,
         /// How its chunks travel.
         terms: Arc<Terms>,
+        /// What it takes to lend it, or to borrow another's.
+        lendable: Option<Lendable>,
     },
     /// Where its state goes.
     State {
@@ -110,6 +120,8 @@ pub(super) enum Command {
         rank: Rank,
         striping: u32,
         stripes: Stripes,
+        /// Where it would be lent to, if it is of this host.
+        lodging: Option<Name>,
         stream: Stream,
     },
     /// A connection to a parent that this proxy has asked for, or why there is none.
@@ -138,6 +150,8 @@ struct Progress {
 pub(super) struct Handle {
     thread: thread::Handle<Command>,
     progress: Arc<Progress>,
+    /// Whether what it mirrors may be lent.
+    pub(super) lends: bool,
 }
 
 impl thread::Command for Command {
@@ -192,6 +206,8 @@ pub(super) struct Setup {
     pub(super) doors: Option<Arc<Doors>>,
     /// By what the shard's values are known that others pass on; `None`: its server's key is none.
     pub(super) verifier: Option<Verifier>,
+    /// By what it knows its children, and is known by its parents.
+    pub(super) credentials: Credentials,
 }
 
 /// Starts a proxy; the descriptor is what it is woken with.
@@ -212,12 +228,20 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         remote,
         orders: Orders {
             shard: setup.shard,
+            server: setup.server,
+            credentials: setup.credentials,
             inbox,
             drains: Vec::new(),
             wished: Vec::new(),
             doors: setup.doors.clone(),
+            declared: 0,
+            lodgers: Lodgers::default(),
             running: true,
         },
+        lodging: None,
+        borrow_at: None,
+        loans_ready: false,
+        next_loans: Instant::now(),
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         progress: Arc::clone(&progress),
@@ -228,8 +252,9 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         place: Vec::new(),
         setup,
     };
+    let lends = proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
     thread.start(name, move || proxy.run())?;
-    Ok((Handle { thread, progress }, rung))
+    Ok((Handle { thread, progress, lends }, rung))
 }
 
 struct Proxy {
@@ -247,13 +272,24 @@ struct Proxy {
     /// The route of which it was last looked who feeds it, and who does.
     routed: Option<u32>,
     place: Vec<Option<Rank>>,
+    /// Where a parent of this host lends to it; when it is next looked whether what it has offered is new enough.
+    lodging: Option<Lodging>,
+    borrow_at: Option<Instant>,
+    /// Whether something may be said of loans; when it is next looked, whatever is known.
+    loans_ready: bool,
+    next_loans: Instant,
 }
 
 /// What a proxy is told, and what it has been told so far.
 struct Orders {
     /// The shard, among those of its server.
     shard: u32,
+    server: u32,
+    credentials: Credentials,
     inbox: Inbox<Command>,
+    /// Tensors that were declared, and those that they are lent to.
+    declared: usize,
+    lodgers: Lodgers,
     /// Who is to be told that everything was taken.
     drains: Vec<Sender<()>>,
     /// Parents that the doors were asked to dial.
@@ -270,21 +306,27 @@ impl Orders {
         }
         while let Some(command) = self.inbox.next() {
             match command {
-                Command::Declare { id, home, lane, remote: told, terms } => {
-                    remote.declare(id, Mirrored::new(self.shard, *home, lane, told, terms));
+                Command::Declare { id, home, lane, remote: told, terms, lendable } => {
+                    self.declared += 1;
+                    let mirrored = Mirrored::new(self.shard, *home, lane, told, terms);
+                    remote.declare(id, mirrored.lending(lendable));
                 }
                 Command::State { id, state } => {
                     if let Some(mirrored) = remote.tensor_mut(id) {
                         mirrored.state = Some(state);
                     }
                 }
-                Command::Child { rank, striping, stripes, stream } => {
+                Command::Child { rank, striping, stripes, lodging, stream } => {
                     if let Some(doors) = &self.doors {
                         doors.uplink().watch(&stream, To::Child(rank));
                     }
                     let (shard, stripes_fed) = (self.shard, numbers(stripes));
                     tracing::info!(shard, child = rank, stripes = stripes_fed, "this worker feeds another");
-                    remote.child_came(rank, (striping, stripes), stream);
+                    remote.lodger_came(rank, (striping, stripes), lodging, stream);
+                    if let Some(name) = lodging {
+                        let Credentials { secret, session } = &self.credentials;
+                        self.lodgers.add(name, Pass::new(session, self.server, rank).secret(secret));
+                    }
                 }
                 Command::Parent { epoch, rank, stripes, stream } => {
                     let asked =
@@ -342,6 +384,8 @@ impl Proxy {
                 patience = Patience::at_sockets(&crowd);
             }
         }
+        // What views show from now on is this process's own.
+        self.remote.take_back();
     }
 
     fn fail(&mut self, reason: String) {
@@ -416,6 +460,7 @@ impl Proxy {
             Some(Over::Broke(what)) => self.fail(format!("it broke the protocol: {what}")),
         }
         busy |= looked;
+        busy |= self.see_to_loans(busy);
         self.see_to_others();
         if busy {
             let (taken, submitted) = self.remote.progress();
@@ -431,12 +476,10 @@ impl Proxy {
 
     /// Has parents dialed that the shard has named, and leaves those that are late.
     fn see_to_others(&mut self) {
-        if self.setup.doors.is_some() {
-            self.note_place();
-        }
         let Some(doors) = &self.setup.doors else { return };
         let now = Instant::now();
         doors.uplink().look(now);
+        self.note_place();
         if now >= self.next_tick && self.remote.awaits() {
             self.next_tick = now + TICKS_APART;
             self.remote.tick(now - self.since);
@@ -447,6 +490,8 @@ impl Proxy {
         }
         let parents = self.remote.parents_named();
         for wish in self.remote.take_wishes() {
+            let lodging = self.lodge(&wish);
+            let Some(doors) = &self.setup.doors else { return };
             let Wish { epoch, striping, ref parent, stripes } = wish;
             doors.dial(Request {
                 server: self.setup.server,
@@ -458,6 +503,7 @@ impl Proxy {
                 striping,
                 stripes,
                 child: self.setup.rank,
+                lodging,
                 parents,
             });
             self.orders.wished.retain(|before| before.stripes.and(stripes).is_empty());
@@ -484,6 +530,70 @@ impl Proxy {
         };
         let parents = by.into_iter().map(of).collect::<Vec<_>>().join("; ");
         tracing::info!(server, shard, stripes, parents, "who feeds this worker which stripes");
+    /// Where a parent that is wished for is to lend, if it is of this host and feeds everything.
+    fn lodge(&mut self, wish: &Wish) -> Option<Name> {
+        let doors = self.setup.doors.as_ref()?;
+        let is_here = doors.address().ip().to_canonical() == wish.parent.address.ip().to_canonical();
+        if !is_here || wish.stripes != self.remote.stripes() {
+            return None;
+        }
+        for id in self.lodging.take().into_iter().flat_map(|before| before.offered) {
+            self.remote.tensor_mut(id).into_iter().for_each(Mirrored::decline);
+        }
+        match Lodging::open(wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
+            Ok(lodging) => {
+                let name = lodging.name();
+                self.lodging = Some(lodging);
+                Some(name)
+            }
+            Err(error) => {
+                let lender = wish.parent.rank;
+                tracing::warn!(lender, %error, "values of a worker of this host are kept here once more");
+                None
+            }
+        }
+    }
+
+    /// Lends and borrows; whether anything was done.
+    fn see_to_loans(&mut self, was_busy: bool) -> bool {
+        let Self { remote, orders, lodging, borrow_at, .. } = self;
+        let now = Instant::now();
+        // A look at each socket costs a system call. One that says something is seen when nothing else is to be done, or soon.
+        let looks = std::mem::take(&mut self.loans_ready) || self.next_loans <= now;
+        let mut busy = false;
+        if looks {
+            self.next_loans = now + TICKS_APART;
+            busy |= orders.lodgers.look(remote, orders.declared);
+        }
+        if let Some(what) = remote.take_failed() {
+            let what = what.clone();
+            self.setup.fate.fail(JobFailure::WorkerLost {
+                rank: self.setup.rank,
+                loss: Loss::Failed { what },
+            });
+            self.orders.running = false;
+            return true;
+        }
+        let Some(lodging) = lodging else { return busy };
+        let came = looks && lodging.look(remote);
+        busy |= came;
+        if lodging.offered.is_empty() {
+            *borrow_at = None;
+            return busy;
+        }
+        if came || was_busy {
+            borrow_at.get_or_insert(if came { now } else { now + TICKS_APART });
+        }
+        if borrow_at.is_some_and(|at| at <= now) {
+            *borrow_at = None;
+            if lodging.borrow(remote) {
+                // What was mirrored here is given up.
+                orders.lodgers.clear();
+                let (server, shard, lender) = (self.setup.server, self.setup.shard, lodging.lender());
+                tracing::info!(server, shard, lender, "a worker of this host lends its copy of the values");
+            }
+        }
+        busy
     }
 
     /// Asks the connection what it has carried, if that was not done just now: a system call.
@@ -524,11 +634,21 @@ impl Proxy {
             flags.set(PollFlags::OUT, interest.write);
             fds.push(PollFd::new(link, flags));
         }
+        let loans_at = fds.len();
+        for (fd, flags) in lending::fds(self.lodging.as_ref(), &self.orders.lodgers) {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
         let longest = if self.remote.awaits() { longest.min(TICKS_APART) } else { longest };
+        let longest = match self.borrow_at {
+            Some(at) => longest.min(at.saturating_duration_since(Instant::now())),
+            None => longest,
+        };
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
-        let others = fds[2..].iter().any(|fd| !fd.revents().is_empty());
+        let others = fds[2..loans_at].iter().any(|fd| !fd.revents().is_empty());
+        let loans = fds[loans_at..].iter().any(|fd| !fd.revents().is_empty());
         drop(fds);
+        self.loans_ready |= loans;
         if others {
             self.remote.links_ready();
         }
@@ -566,7 +686,6 @@ mod tests {
     use penstock_fabric::net::stream::Stream;
     use penstock_fabric::region::Mapping;
     use penstock_proto::encoding::Agreed;
-    use penstock_proto::error::JobFailure;
     use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, PLAIN_BINDING, ServerHandshake, Verdict, verdict};
     use penstock_proto::message::Secret;
     use penstock_proto::peer::PeerId;

@@ -1,0 +1,260 @@
+//! Where a worker sees a server's part of a value that is mirrored: in memory of its own process, or in that of another worker of the
+//! host, which lends it. Each shard's chunks are seen where that shard's proxy says, and may be seen elsewhere at any time.
+//!
+//! The value keeps its address: pages of the other region are mapped over those that were seen there. So what was handed out shows
+//! whatever is shown now, and whoever switches sees to it that this is the same to the bit, or newer where it may be newer.
+//!
+//! - **W-1** What a reader gets of a chunk is of one publication, wherever it stands: header and value are read under a lock that
+//!   switching takes for itself.
+//! - **W-2** No reader gets an older version behind a switch: back from a lender's memory, what stands there is copied under that lock,
+//!   and every earlier reader has left by then.
+
+use super::extent::ExtentLayout;
+use crate::layout::{Count, ModelLayout};
+use crate::publish::{ChunkHeader, Numbers, Published, Torn};
+use crate::region::{Access, Mapping, Part, Region, Writers};
+use crate::sync::Ordering;
+use penstock_kernels::Foreign;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+/// Pieces of mappings that all switching of this process may leave behind, at most. The kernel allows a process some 65,000 in all, and
+/// going back must not fail for want of them.
+const MOST_PIECES: usize = 16 * 1024;
+/// Those that may be there by now.
+static PIECES: AtomicUsize = AtomicUsize::new(0);
+
+/// Why something is not lent or borrowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LendError {
+    /// The system says no.
+    #[error("{what}: {errno}")]
+    System {
+        /// What it was asked for.
+        what: &'static str,
+        /// What it said.
+        errno: Errno,
+    },
+    /// This process has as many pieces of mappings as it may have for this.
+    #[error("it would take {more} pieces of mappings more than the {MOST_PIECES} that there may be")]
+    Pieces {
+        /// How many.
+        more: usize,
+    },
+    /// What came is no region of that tensor.
+    #[error("expected a region of {expected} bytes that cannot shrink, got {got} bytes, seals {seals:#x}")]
+    NoRegion {
+        /// Of the tensor.
+        expected: u64,
+        /// What came.
+        got: u64,
+        /// Its seals.
+        seals: u32,
+    },
+}
+
+fn system(what: &'static str) -> impl Fn(Errno) -> LendError {
+    move |errno| LendError::System { what, errno }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Where the worker has mapped the value, and at which byte of it the extent begins.
+    seat: Option<(Weak<Mapping>, usize)>,
+    /// By shard: progress and headers.
+    tails: Vec<Arc<Mapping>>,
+}
+
+/// Where the chunks of one extent are seen, shard by shard.
+#[derive(Debug)]
+pub struct Windows {
+    layout: ExtentLayout,
+    shard_of: Box<[u32]>,
+    /// By shard: bytes of the values that are its chunks', in whole pages.
+    runs: Box<[Vec<Range<usize>>]>,
+    seen: RwLock<Seen>,
+    /// Pieces that were counted for it.
+    counted: AtomicUsize,
+}
+
+impl Windows {
+    /// For an extent in a region of its own, whose chunks these shards are homes of.
+    pub fn new(layout: ExtentLayout, shard_of: &[u32], shards: u32) -> Self {
+        assert!(layout.pooled.is_none(), "pages are not shared with other tensors");
+        let end = layout.model().data;
+        let mut runs = vec![Vec::<Range<usize>>::new(); shards as usize];
+        for (&shard, chunk) in shard_of.iter().zip(layout.extent.first..) {
+            let Range { start, end: to } = layout.value(chunk);
+            // Chunks are whole pages, but for the last, which has the rest of its page to itself.
+            let to = if chunk + 1 == layout.extent.first + layout.extent.count { end } else { to };
+            let runs = &mut runs[shard as usize];
+            match runs.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = to,
+                None => runs.push(start..to),
+            }
+        }
+        let (shard_of, runs) = (shard_of.into(), runs.into());
+        Self { layout, shard_of, runs, seen: RwLock::default(), counted: AtomicUsize::new(0) }
+    }
+
+    /// How the extent lies in each region.
+    pub fn layout(&self) -> ExtentLayout {
+        self.layout
+    }
+
+    /// The worker has mapped the value, in which this extent begins at a byte; where its progress and headers are for now.
+    pub(super) fn sit(&self, value: &Arc<Mapping>, at: usize, tail: &Arc<Mapping>) {
+        let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
+        seen.seat = Some((Arc::downgrade(value), at));
+        seen.tails = vec![Arc::clone(tail); self.runs.len()];
+    }
+
+    /// Whether the worker has mapped it.
+    pub fn is_seated(&self) -> bool {
+        self.seen.read().unwrap_or_else(PoisonError::into_inner).seat.is_some()
+    }
+
+    /// Counts what switching this may take; refused where that is too much.
+    pub fn count_pieces(&self) -> Result<(), LendError> {
+        let all: usize = self.runs.iter().map(Vec::len).sum();
+        if self.counted.load(Ordering::Relaxed) > 0 || all < 2 {
+            return Ok(());
+        }
+        // Each may split what stands around it.
+        let more = 2 * all;
+        let add = |before: usize| before.checked_add(more).filter(|&after| after <= MOST_PIECES);
+        if PIECES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
+            return Err(LendError::Pieces { more });
+        }
+        // Of two shards that count at once one may have counted for nothing.
+        if self.counted.swap(more, Ordering::Relaxed) > 0 {
+            PIECES.fetch_sub(more, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn at<R>(&self, shard: u32, look: impl FnOnce(&Mapping) -> R) -> R {
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        look(&seen.tails[shard as usize])
+    }
+
+    /// Progress of a shard: version + 1.
+    pub(super) fn progress(&self, shard: u32) -> u64 {
+        // Pairs with the release store in the `progress` of whoever writes there.
+        self.at(shard, |tail| tail.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire))
+    }
+
+    /// Looks at a chunk's header, and meanwhile its value is seen where that says.
+    pub(super) fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> R) -> R {
+        let index = chunk - self.layout.extent.first;
+        let at = self.layout.model().header(index);
+        self.at(self.shard_of[index as usize], |tail| look(tail.peek(at)))
+    }
+
+    /// From now on a shard's chunks are seen in this region, with this tail, which is part of it. `last` runs when no reader is there any
+    /// more, and before the next comes. On an error some may be seen there, and whoever called has to switch again.
+    pub fn switch(
+        &self,
+        shard: u32,
+        to: BorrowedFd<'_>,
+        tail: Arc<Mapping>,
+        last: impl FnOnce(),
+    ) -> Result<(), LendError> {
+        let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
+        last();
+        // A worker that has gone sees nothing.
+        if let Some((value, at)) = seen.seat.as_ref().and_then(|(value, at)| Some((value.upgrade()?, at))) {
+            for run in &self.runs[shard as usize] {
+                let part = Part { fd: to, offset: run.start as u64, bytes: run.len() };
+                value.replace(at + run.start, &part).map_err(system("map a region over another"))?;
+            }
+        }
+        if let Some(place) = seen.tails.get_mut(shard as usize) {
+            *place = tail;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        PIECES.fetch_sub(self.counted.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// A region that another worker of this host lends: to be looked at. It may write there at any time, honestly or not.
+#[derive(Debug)]
+pub struct Lent {
+    layout: ExtentLayout,
+    fd: OwnedFd,
+    mapping: Arc<Mapping>,
+    tail: Arc<Mapping>,
+}
+
+/// What was read of a chunk there, with the sequence that its header had then.
+pub type Look = (u64, Published, Numbers);
+
+impl Lent {
+    /// Maps a region that came. Refused is what is not as long as a region of this layout is, or could be made shorter under the mapping.
+    pub fn new(fd: OwnedFd, layout: ExtentLayout) -> Result<Self, LendError> {
+        let model = layout.model();
+        let expected = model.total() as u64;
+        let got = rustix::fs::fstat(&fd).map_err(system("ask for a region's size"))?.st_size as u64;
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("ask for a region's seals"))?;
+        if got != expected || !seals.contains(SealFlags::SHRINK) {
+            return Err(LendError::NoRegion { expected, got, seals: seals.bits() });
+        }
+        let part = Part { fd: fd.as_fd(), offset: 0, bytes: model.total() };
+        let mapping = Mapping::new(&[part], Access::Read).map_err(system("map a region that is lent"))?;
+        let tail = mapping.piece(model.data..model.total()).ok_or(system("map a region's headers")(Errno::INVAL))?;
+        Ok(Self { layout, fd, mapping, tail })
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Progress and headers.
+    pub fn tail(&self) -> &Arc<Mapping> {
+        &self.tail
+    }
+
+    fn header(&self, chunk: u32) -> &ChunkHeader {
+        self.tail.peek(self.layout.model().header(chunk - self.layout.extent.first))
+    }
+
+    /// What stands there of a chunk; `None`: nothing was published.
+    pub fn look(&self, chunk: u32) -> Result<Option<Look>, Torn> {
+        self.header(chunk).numbers()
+    }
+
+    /// Whether a chunk is as it was when its header had that sequence.
+    pub fn is_still(&self, chunk: u32, sequence: u64) -> bool {
+        self.header(chunk).sequence() == sequence
+    }
+
+    /// The version that it last wrote, or was writing.
+    pub fn last_version(&self, chunk: u32) -> u64 {
+        self.header(chunk).last_version()
+    }
+
+    /// Copies a chunk's value and says what it is; what it has not published is none. On [`Torn`] there is nothing of use in `out`.
+    pub fn copy(&self, chunk: u32, out: &mut [u8]) -> Result<Option<Look>, Torn> {
+        let value: Foreign<'_> = self.mapping.foreign(self.layout.value(chunk));
+        let Some(look) = self.look(chunk)? else { return Ok(None) };
+        penstock_kernels::ForeignMut::from(out).copy_from(value);
+        // Pairs with the release fence in `begin`: who has seen a byte that was written since sees the sequence that was stored before.
+        crate::sync::fence(Ordering::Acquire);
+        if self.is_still(chunk, look.0) { Ok(Some(look)) } else { Err(Torn) }
+    }
+}
+
+/// A region for an extent's values that nobody has touched: it takes no memory until something is written there.
+pub fn untouched(name: &str, layout: ExtentLayout) -> Result<Region, LendError> {
+    Region::untouched(name, layout.model().total(), Writers::Maker).map_err(system("make a region"))
+}

@@ -1,0 +1,196 @@
+//! Values that stand in memory which another worker of the host lends: its parent of all stripes. That says which chunks are new, and
+//! whoever borrows looks there; nothing of them comes by the connection.
+//!
+//! A worker that feeds others does not borrow, as it has no frames to pass on. It goes back to memory of its own, in which then stands
+//! what was seen, before it leaves that parent, leaves the job, or loses its own connection to the home: so whatever it says of what it
+//! holds is so.
+
+use super::super::link::Link;
+use super::{Mirrored, RemoteShard, Submitter};
+use crate::doorbell::single_chunks;
+use penstock_proto::frame::Notice;
+use penstock_proto::overlay::Stripes;
+use penstock_proto::overlay::lending::Lodging;
+use penstock_proto::remote::mirror::{Effect, Stands};
+use penstock_proto::{Rank, TensorId};
+
+/// What was taken back of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// This.
+    Whole(Stands),
+    /// Nothing: its lender was in the middle of a write, of this version or the one before.
+    Lost(u64),
+}
+
+impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
+    /// Another worker comes to be fed these stripes, of this host: it reads there what it can be lent.
+    pub fn lodger_came(
+        &mut self,
+        rank: Rank,
+        (striping, stripes): (u32, Stripes),
+        lodging: Option<Lodging>,
+        link: L,
+    ) {
+        self.children.take_in(rank, (striping, stripes), lodging, link);
+        self.greet();
+    }
+
+    /// Greets those that wait for that. Who borrows passes nothing on, until another route has come.
+    pub(super) fn greet(&mut self) {
+        if let Some(route) = self.machine.way().filter(|_| self.lender.is_none()) {
+            self.children.greet(self.mirrors.job, route.striping);
+        }
+    }
+
+    /// Whether one that is lent to there is fed here.
+    pub fn lodges(&self, lodging: &Lodging) -> bool {
+        self.children.lodges(lodging)
+    }
+
+    /// It reads a tensor's values where they are mirrored here from now on; whether it is fed here.
+    pub fn lend(&mut self, lodging: &Lodging, tensor: TensorId) -> bool {
+        self.children.lend(lodging, tensor)
+    }
+
+    /// How many read a tensor's values here.
+    pub fn borrowers(&self, tensor: TensorId) -> usize {
+        self.children.borrowers(tensor)
+    }
+
+    /// Tensors that are declared.
+    pub fn tensors(&self) -> impl Iterator<Item = (TensorId, &M)> {
+        self.mirrors.tensors.iter()
+    }
+
+    /// Who lends, if one does.
+    pub fn lender(&self) -> Option<Rank> {
+        self.lender
+    }
+
+    /// All stripes of the route.
+    pub fn stripes(&self) -> Stripes {
+        Stripes::first(self.machine.way().map_or(0, |route| route.feeds.len()))
+    }
+
+    /// Whether this parent feeds all stripes.
+    pub fn is_fed_by(&self, rank: Rank) -> bool {
+        let all = self.stripes();
+        let feeds = |feeder: &super::Feeder<L>| {
+            feeder.greeted && feeder.parent.rank == rank && all.without(feeder.stripes).is_empty()
+        };
+        !all.is_empty() && self.parents.iter().any(feeds)
+    }
+
+    /// Whether a tensor may be borrowed of this parent as soon as what stands there is new enough.
+    pub fn may_borrow(&self, id: TensorId, rank: Rank) -> bool {
+        self.lender.is_none_or(|lender| lender == rank)
+            && !self.children.any()
+            && self.is_fed_by(rank)
+            && self.machine.may_borrow(id)
+    }
+
+    /// Reads a tensor's values where this parent has offered them, unless something older stands there, or it is being written; whether
+    /// it does.
+    pub fn borrow(&mut self, id: TensorId, rank: Rank) -> bool {
+        if !self.may_borrow(id, rank) {
+            return false;
+        }
+        let Some(mirrored) = self.mirrors.tensors.get_mut(id) else { return false };
+        let looks = mirrored.chunks().iter().map(|&chunk| Some((chunk, mirrored.look_there(chunk).ok()??)));
+        let Some(looks) = looks.collect::<Option<Vec<_>>>() else { return false };
+        if !self.machine.is_reached(id, looks) || !mirrored.borrow() {
+            return false;
+        }
+        self.machine.borrow(id, true);
+        self.lender = Some(rank);
+        self.parents.iter_mut().filter(|feeder| feeder.parent.rank == rank).for_each(|feeder| feeder.lends = true);
+        // What was written between. An error comes again at the next look.
+        let _ = self.look_at(id, 0, u32::MAX);
+        true
+    }
+
+    /// Looks at what stands of chunks where they are borrowed, which is news; how the lender broke the protocol, if it did.
+    pub(super) fn look_at(&mut self, id: TensorId, first: u32, count: u32) -> Result<(), String> {
+        let Self { machine, mirrors, submitter, .. } = self;
+        let Some(mirrored) = mirrors.tensors.get_mut(id).filter(|mirrored| mirrored.is_borrowed()) else {
+            return Ok(());
+        };
+        let (mut news, mut risen) = (false, false);
+        let start = mirrored.chunks().partition_point(|&homed| homed < first);
+        let end = mirrored.chunks().len().min(start.saturating_add(count as usize));
+        for place in start..end {
+            let chunk = mirrored.chunks()[place];
+            // One that is being written is said to be new again behind that.
+            let Ok(Some(stands)) = mirrored.look_there(chunk) else { continue };
+            let effect = machine.found(id, chunk, stands).map_err(|broken| broken.to_string())?;
+            let Effect::Publish { tensor, chunk, version, steps, progress } = effect else { continue };
+            let Stands { publication, content, .. } = stands;
+            let notice = Notice::Value { tensor, chunk, version, steps, publication, base: 0, content };
+            machine.brought(&notice, mirrored.bytes(chunk).unwrap_or(0) as u64);
+            (news, risen) = (true, risen | progress.is_some());
+        }
+        if let Some(ticket) = machine.take_returned(id) {
+            mirrored.fetched(ticket);
+            (news, risen) = (true, true);
+        }
+        if risen {
+            submitter.tell(id + 1);
+        }
+        if news {
+            submitter.tell(single_chunks(id + 1));
+        }
+        Ok(())
+    }
+
+    /// Goes back to memory of its own if its lender feeds it no more.
+    pub(super) fn settle_loans(&mut self) {
+        if self.lender.is_some_and(|lender| !self.is_fed_by(lender)) {
+            self.take_back();
+        }
+    }
+
+    /// Goes back to memory of its own, in which then stands what was seen in its lender's, or newer.
+    pub fn take_back(&mut self) {
+        if self.lender.take().is_none() {
+            return;
+        }
+        let Self { machine, mirrors, submitter, failed, .. } = self;
+        for (id, mirrored) in mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed()) {
+            match mirrored.take_back() {
+                Err(what) => *failed = Some(what),
+                Ok(kept) => {
+                    for (chunk, kept) in kept {
+                        let version = match kept {
+                            Kept::Whole(stands) if machine.found(id, chunk, stands).is_ok() => continue,
+                            // It says what no honest lender does: the home sends it again.
+                            Kept::Whole(_) => 0,
+                            Kept::Lost(version) => version,
+                        };
+                        machine.lose(id, chunk, version);
+                    }
+                }
+            }
+            machine.borrow(id, false);
+            if let Some(ticket) = machine.take_returned(id) {
+                mirrored.fetched(ticket);
+            }
+            submitter.tell(id + 1);
+            submitter.tell(single_chunks(id + 1));
+        }
+        self.parents.iter_mut().for_each(|feeder| feeder.lends = false);
+        self.greet();
+    }
+
+    /// The worker leaves the job: what its views show then is its own, and stays.
+    pub(super) fn take_leave(&mut self) {
+        let lender = self.lender;
+        self.take_back();
+        self.parents.retain(|feeder| lender != Some(feeder.parent.rank));
+    }
+
+    /// Why its worker cannot go on, if it cannot.
+    pub fn take_failed(&mut self) -> Option<String> {
+        self.failed.take()
+    }
+}
