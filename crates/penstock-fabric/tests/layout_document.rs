@@ -453,6 +453,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
         ("whole", Notice::Whole { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, content: 15 }),
         ("factor", Notice::Factor { tensor: 7, name: Named { writer: 8, turn: 9 }, rank: 13, at: 10 }),
         ("seal", Notice::Seal),
+        ("lent", Notice::Lent { tensor: 7, chunk: 8, count: 13 }),
         ("standing", Notice::Standing { tensor: 7, stripe: 8, digest: 9 }),
         ("route", Notice::Route),
         (

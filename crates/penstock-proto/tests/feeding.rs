@@ -6,7 +6,7 @@ use penstock_proto::frame::Notice;
 use penstock_proto::overlay::{Direct, Feed, Parent, Pass, Route, Stripes, Striping, WHOLE};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Event, Owing, Publication, Subscriber, Subscribers, tell};
-use penstock_proto::remote::mirror::{Effect, Fault, Mirror};
+use penstock_proto::remote::mirror::{Effect, Fault, Mirror, Stands};
 use penstock_proto::shard::Shard;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::{Rank, TensorId};
@@ -87,6 +87,8 @@ struct Reader {
     contents: BTreeMap<(u32, u64), u64>,
     /// Values that it was sent by the home.
     values: usize,
+    /// What stands of each chunk in its memory, for who borrows that.
+    stands: Vec<Option<Stands>>,
     /// Tickets that have not come back: the last that was drawn, and what stood at the home of each chunk when it took the fetch.
     tickets: u64,
     open: BTreeMap<u64, Vec<(u64, u64)>>,
@@ -107,7 +109,8 @@ impl Reader {
         let held = vec![(0, 0); CHUNKS];
         let (to_mirror, contents) = (VecDeque::new(), BTreeMap::new());
         let (tickets, open) = (NO_TICKET, BTreeMap::new());
-        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0, tickets, open }
+        let stands = vec![None; CHUNKS];
+        Self { rank, mirror, subscriber, to_mirror, held, contents, values: 0, stands, tickets, open }
     }
 
     /// Publishes what came. A difference that is against something else is caught here.
@@ -122,8 +125,13 @@ impl Reader {
                 assert!(!against, "{notice:?} onto {held:?}");
                 assert!(*content >= held.0 && version >= held.1);
                 *held = (*content, version);
+                let Notice::Value { publication, steps, content, .. } = *notice else { unreachable!() };
+                self.stands[*chunk as usize] = Some(Stands { version, steps, publication, content });
             }
             (_, Effect::Raise { chunk, count, version, .. }) => {
+                for stands in self.stands[chunk as usize..(chunk + count) as usize].iter_mut().flatten() {
+                    stands.version = version;
+                }
                 for held in &mut self.held[chunk as usize..(chunk + count) as usize] {
                     assert!(version >= held.1);
                     held.1 = version;
@@ -159,6 +167,8 @@ struct Rig {
     readers: Readers,
     /// What the parent passes on, while the child stands there.
     link: Option<VecDeque<Notice>>,
+    /// Whether the child reads in its parent's memory. The home sends it what it cannot write then.
+    borrows: bool,
     epoch: u32,
 }
 
@@ -181,7 +191,7 @@ impl Rig {
         let home = Home { published, striping, by_trees: true };
         let readers = Readers([PARENT, CHILD].map(Reader::new));
         let (machine, overlay) = (Shard::new(2), Direct::default());
-        let mut rig = Self { home, machine, overlay, readers, link: None, epoch: 0 };
+        let mut rig = Self { home, machine, overlay, readers, link: None, borrows: false, epoch: 0 };
         for rank in [PARENT, CHILD] {
             let fetch = Submission::Fetch { tensor: W, state: false, version: 0, ticket: NO_TICKET };
             rig.readers.0[rank as usize].mirror.submit(fetch);
@@ -244,6 +254,10 @@ impl Rig {
                 reader.mirror.hear(taken, &Notice::Route, |_| 0).unwrap();
                 reader.mirror.route(route);
                 if !before.without(named).is_empty() {
+                    if rank == CHILD {
+                        self.give_back(None);
+                    }
+                    let reader = &mut self.readers.0[rank as usize];
                     self.link = None;
                     reader.mirror.stray(before.without(named), Fault::Nobodys);
                 } else if self.link.is_some() && rank == CHILD {
@@ -255,9 +269,55 @@ impl Rig {
     }
 
     fn pass_on(&mut self, notice: Notice) {
-        if let (Some(link), Notice::Value { .. } | Notice::Raised { .. }) = (&mut self.link, notice) {
-            link.push_back(notice);
+        let (Some(link), Notice::Value { .. } | Notice::Raised { .. }) = (&mut self.link, notice) else { return };
+        link.push_back(match notice {
+            Notice::Value { tensor, chunk, .. } if self.borrows => Notice::Lent { tensor, chunk, count: 1 },
+            Notice::Raised { tensor, chunk, count, .. } if self.borrows => Notice::Lent { tensor, chunk, count },
+            other => other,
+        });
+    }
+
+    /// The child reads in its parent's memory from now on, if it may.
+    fn borrow(&mut self) {
+        let Readers([parent, child]) = &mut self.readers;
+        let stands: Option<Vec<_>> = (0..).zip(&parent.stands).map(|(chunk, it)| Some((chunk, (*it)?))).collect();
+        let stands_there = |mirror: &Mirror| stands.clone().is_some_and(|stands| mirror.is_reached(W, stands));
+        if self.link.is_some() && child.mirror.may_borrow(W) && stands_there(&child.mirror) {
+            child.mirror.borrow(W, true);
+            self.borrows = true;
+            self.look(0, CHUNKS as u32);
         }
+    }
+
+    /// The child looks there.
+    fn look(&mut self, chunk: u32, count: u32) {
+        let Readers([parent, child]) = &mut self.readers;
+        for (chunk, stands) in (0..).zip(&parent.stands).skip(chunk as usize).take(count as usize) {
+            let stands = stands.unwrap();
+            let was = child.held[chunk as usize];
+            assert!(stands.content >= was.0 && stands.version >= was.1, "nothing falls");
+            child.mirror.found(W, chunk, stands).unwrap();
+            child.held[chunk as usize] = (stands.content, stands.version);
+            child.contents.insert((chunk, stands.publication), stands.content);
+        }
+        if let Some(ticket) = child.mirror.take_returned(W) {
+            child.returned(ticket);
+        }
+    }
+
+    /// The child goes back to memory of its own, with what stood there, but for a chunk that was being written.
+    fn give_back(&mut self, torn: Option<usize>) {
+        if !std::mem::take(&mut self.borrows) {
+            return;
+        }
+        self.look(0, CHUNKS as u32);
+        let child = &mut self.readers.0[CHILD as usize];
+        if let Some(torn) = torn {
+            let version = child.held[torn].1;
+            child.mirror.lose(W, torn as u32, version);
+            child.held[torn] = (0, version);
+        }
+        child.mirror.borrow(W, false);
     }
 
     /// The child connects to its parent, if the home has named it.
@@ -272,6 +332,7 @@ impl Rig {
 
     /// The child loses its parent, and with it what is under way.
     fn lose(&mut self) {
+        self.give_back(None);
         if self.link.take().is_some() {
             let mirror = &mut self.readers.0[CHILD as usize].mirror;
             mirror.stray(Stripes::first(1), Fault::Its(PARENT));
@@ -280,6 +341,7 @@ impl Rig {
 
     /// Another parent takes the place of the child's, and passes on what comes to it from then on.
     fn hand_over(&mut self) {
+        self.give_back(None);
         if self.link.is_some() {
             self.link = Some(VecDeque::new());
             let mirror = &mut self.readers.0[CHILD as usize].mirror;
@@ -296,6 +358,18 @@ impl Rig {
 
     fn take_passed(&mut self) -> bool {
         let Some(notice) = self.link.as_mut().and_then(VecDeque::pop_front) else { return false };
+        let new = match notice {
+            Notice::Lent { chunk, count, .. } | Notice::Raised { chunk, count, .. } => (chunk, count),
+            Notice::Value { chunk, .. } => (chunk, 1),
+            other => panic!("nobody passes on {other:?}"),
+        };
+        if self.borrows {
+            self.look(new.0, new.1);
+            return true;
+        }
+        if matches!(notice, Notice::Lent { .. }) {
+            return true;
+        }
         let child = &mut self.readers.0[CHILD as usize];
         let effect = child.mirror.hear_passed(&notice);
         child.take(&notice, effect);
@@ -589,8 +663,49 @@ fn a_tensor_that_not_all_have_asked_for_goes_to_each_from_the_home() {
     rig.end();
 }
 
+#[test]
+fn what_the_home_sends_to_one_that_borrows_is_not_held_before_it_stands_there() {
+    let mut rig = Rig::attached();
+    rig.borrow();
+    assert!(rig.borrows);
+    // It is sent something nevertheless, as if it had said that it lacks it.
+    rig.publish(2, true);
+    let holds = Submission::Holds { tensor: W, first: 0, epoch: 1, positions: [1; 6] };
+    let at_home = (&rig.machine, &mut rig.overlay);
+    let child = &mut rig.readers.0[CHILD as usize];
+    child.subscriber.ask(PeerId::worker(CHILD), &holds, false, at_home, &rig.home).unwrap();
+    child.fetch();
+    while rig.submit(CHILD) | rig.say(CHILD) | rig.hear(CHILD) {}
+    let child = &rig.readers.0[CHILD as usize];
+    assert_eq!((child.held[2].1, child.open.len()), (1, 1), "the ticket waits until it stands there");
+    // It never does, as the parent has gone. The home believes that it has sent it.
+    rig.lose();
+    rig.settle();
+    assert_eq!(rig.readers.0[CHILD as usize].held[2].1, 2);
+    rig.end();
+}
+
+#[test]
+fn what_was_being_written_where_it_was_borrowed_is_sent_whole_and_nothing_else_is() {
+    let mut rig = Rig::attached();
+    rig.borrow();
+    rig.publish(0, true);
+    rig.publish(1, true);
+    rig.settle();
+    assert_eq!(rig.readers.0[CHILD as usize].held[1].1, 2);
+    let before = rig.readers.0[CHILD as usize].values;
+    rig.give_back(Some(1));
+    rig.lose();
+    rig.settle();
+    let child = &rig.readers.0[CHILD as usize];
+    assert_eq!((child.values - before, child.held[1].1), (1, 2));
+    rig.end();
+}
+
 #[derive(Debug, Clone)]
 enum Step {
+    Borrow,
+    GiveBack(usize),
     Publish(usize, bool),
     Route(bool),
     Attach,
@@ -610,6 +725,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..CHUNKS, any::<bool>()).prop_map(|(local, changes)| Step::Publish(local, changes)),
         1 => any::<bool>().prop_map(Step::Route),
         2 => Just(Step::Attach),
+        2 => Just(Step::Borrow),
+        1 => (0..2 * CHUNKS).prop_map(Step::GiveBack),
         1 => Just(Step::Lose),
         1 => Just(Step::HandOver),
         1 => Just(Step::Drop),
@@ -633,6 +750,14 @@ proptest! {
                 Step::Publish(local, changes) => rig.publish(local, changes),
                 Step::Route(by_parent) => rig.route(by_parent),
                 Step::Attach => rig.attach(),
+                Step::Borrow => rig.borrow(),
+                // Some chunk was being written, or none. It leaves that parent then.
+                Step::GiveBack(torn) => {
+                    if rig.borrows {
+                        rig.give_back((torn < CHUNKS).then_some(torn));
+                        rig.lose();
+                    }
+                }
                 Step::Lose => rig.lose(),
                 Step::HandOver => rig.hand_over(),
                 // A parent that loses something: it never got it, or is no honest one.

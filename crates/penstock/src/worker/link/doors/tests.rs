@@ -70,7 +70,8 @@ impl Worker {
     fn wish(&self, epoch: u32, parent: SocketAddr, stripes: Stripes) -> Request {
         let pass = Pass::new(&session_of(1), 2, 0);
         let (server, shard, rank, address) = (2, 1, 1, parent);
-        Request { server, shard, epoch, rank, address, pass, striping: 9, stripes, child: 0, parents: 1 }
+        let (striping, child, parents, lodging) = (9, 0, 1, Some([6; 16]));
+        Request { server, shard, epoch, rank, address, pass, striping, stripes, child, lodging, parents }
     }
 }
 
@@ -102,7 +103,7 @@ fn knock_showing(
 }
 
 fn relay(child: Rank, server: u32, shard: u32) -> Purpose {
-    Purpose::Relay { child, server, shard, striping: 9, stripes: stripes(5) }
+    Purpose::Relay { child, server, shard, striping: 9, stripes: stripes(5), lodging: None }
 }
 
 #[test]
@@ -111,10 +112,12 @@ fn a_child_that_dials_its_parent_is_led_to_the_proxy_that_it_names_and_each_hear
         let given = [("security", security)];
         let (child, parent) = (worker(0, &given), worker(1, &given));
         child.doors.dial(child.wish(7, parent.doors.address(), stripes(5)));
-        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), stream: mut theirs } = parent.told()
+        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), lodging, stream: mut theirs } =
+            parent.told()
         else {
             panic!("{security}: not a child")
         };
+        assert_eq!(lodging, Some([6; 16]), "and where it would be lent to");
         let Command::Parent { epoch: 7, rank: 1, stripes: Stripes(5), stream: Ok(mut ours) } = child.told()
         else {
             panic!("{security}: not its parent")
@@ -154,7 +157,7 @@ fn nobody_comes_in_who_is_no_child_of_the_same_job() {
         (relay(0, 3, 1), "is sent nothing by shard 1 of server 3"),
         (relay(0, 2, 0), "is sent nothing by shard 0 of server 2"),
         (relay(1, 2, 1), "feeds others, and some stripes"),
-        (Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0) }, "some stripes"),
+        (Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0), lodging: None }, "some stripes"),
     ] {
         let refusal = refused(purpose);
         assert!(matches!(&refusal, Refusal::Malformed { what } if what.contains(said)), "{refusal}");

@@ -164,14 +164,6 @@ fn stands(published: Published, Numbers { publication, content }: Numbers) -> St
     Stands { version: published.version, steps: published.steps, publication, content }
 }
 
-impl Drop for Mirrored {
-    fn drop(&mut self) {
-        // Whatever its worker still looks at stays as it is.
-        if self.loan.is_some() {
-            let _ = remote_shard::Mirrored::take_back(self);
-        }
-    }
-}
 
 impl Mirrored {
     /// Factors of this rank, as the tensor puts them in place of the server's extent.

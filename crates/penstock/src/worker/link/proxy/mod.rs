@@ -724,12 +724,13 @@ mod tests {
             fate: Arc::clone(&fate),
             doors: None,
             verifier: None,
+            credentials: Credentials { secret: SECRET, session: [0; 16] },
         };
         let (proxy, _) = start(setup).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
         let home = Box::new(home);
         let (done, works) = channel();
-        proxy.send(Command::Declare { id: W, home, lane, remote, terms });
+        proxy.send(Command::Declare { id: W, home, lane, remote, terms, lendable: None });
         proxy.send(Command::Drain { done });
         let far = Far { listener, fate, seen, proxy };
         loop {
