@@ -71,6 +71,7 @@ pub fn all() -> Vec<Seeds> {
         Notice::Factor { tensor: 1, name: Named { writer: 2, turn: 3 }, rank: 4, at: 5 },
         Notice::Seal,
         Notice::Standing { tensor: 1, stripe: 2, digest: 3 },
+        Notice::Lent { tensor: 1, chunk: 2, count: 3 },
         Notice::Route,
     ] {
         frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());

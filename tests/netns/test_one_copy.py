@@ -1,6 +1,6 @@
 """
-Workers of one host read one copy of what is broadcast: what that saves, and that whoever lends it may die, hang or
-leave without anybody else losing a bit, or a view changing that was handed out.
+Workers of one host read one copy of what is broadcast: what that saves, and that whoever lends it may die,
+hang or leave without anybody else losing a bit, or a view changing that was handed out.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def sharing(folder: Path, **options: str) -> Iterator[Sharing]:
         made.end()
 
 
-@pytest.mark.parametrize(("shards", "tree", "servers"), [("1", "chain", [0]), ("2", "striped:2", [0]), ("2", "chain", [0, 3])])
+@pytest.mark.parametrize(
+    ("shards", "tree", "servers"), [("1", "chain", [0]), ("2", "striped:2", [0]), ("2", "chain", [0, 3])]
+)
 def test_workers_of_a_host_keep_one_copy_and_only_one_is_sent_it(
     tmp_path: Path, make_testbed: MakeTestbed, shards: str, tree: str, servers: list[int]
 ) -> None:
@@ -134,7 +136,7 @@ def test_whoever_lends_may_go_while_others_hold_views_and_none_of_them_loses_a_b
     tmp_path: Path, make_testbed: MakeTestbed, how: str
 ) -> None:
     testbed = make_testbed(hosts=2, rate="1gbit")
-    with sharing(tmp_path, on_worker_loss="continue", lease="4s") as one:
+    with sharing(tmp_path, on_worker_loss="continue", lease="3") as one:
         one.begin(testbed, [0], [1, 1, 1])
         one.settle(range(3), [1, 2])
         one.run(2, range(3))
@@ -149,9 +151,6 @@ def test_whoever_lends_may_go_while_others_hold_views_and_none_of_them_loses_a_b
             lender.popen.wait()
         for borrower in (1, 2):
             assert one.ask(borrower, "held") == ["True"]
-        if how == "hang":
-            # The others are done in time, though one that has to push stands still: its lease ends.
-            pass
         one.run(4, [1, 2])
         one.settle([1, 2], [2])
         one.run(2, [1, 2])
@@ -193,7 +192,7 @@ def test_a_forked_child_sees_no_zeros_whatever_its_parent_borrows_or_gives_back(
 
 def test_out_of_step_no_version_falls_when_a_lender_goes(tmp_path: Path, make_testbed: MakeTestbed) -> None:
     testbed = make_testbed(hosts=2, rate="1gbit")
-    with sharing(tmp_path, on_worker_loss="continue", lease="4s") as one:
+    with sharing(tmp_path, on_worker_loss="continue", lease="3") as one:
         one.begin(testbed, [0], [1, 1, 1], "ssp:2")
         one.settle(range(3), [1, 2])
         one.run(10, range(3))

@@ -1,6 +1,6 @@
 """
-A worker that does what it is told, a line each on standard input, and says what came of it; every element of every
-version is compared with what arithmetic says it is.
+A worker that does what it is told, a line each on standard input, and says what came of it; every element of
+every version is compared with what arithmetic says it is.
 
     sharing.py ELEMENTS [CONSISTENCY]
 
@@ -99,7 +99,8 @@ for line in sys.stdin:
             copy = view.copy()
             print("holds", flush=True)
         case ["held"]:
-            assert view is not None and copy is not None
+            assert view is not None
+            assert copy is not None
             print(f"held {np.array_equal(view, copy)}", flush=True)
         case ["memory"]:
             print("memory", *memory(), flush=True)

@@ -533,7 +533,9 @@ impl Proxy {
     /// Where a parent that is wished for is to lend, if it is of this host and feeds everything.
     fn lodge(&mut self, wish: &Wish) -> Option<Name> {
         let doors = self.setup.doors.as_ref()?;
-        let is_here = doors.address().ip().to_canonical() == wish.parent.address.ip().to_canonical();
+        let [here, there] = [doors.address(), wish.parent.address].map(|at| at.ip().to_canonical());
+        // Behind loopback each worker stands for a host, as in the plan: those in between feed others.
+        let is_here = here == there && !here.is_loopback();
         if !is_here || wish.stripes != self.remote.stripes() {
             return None;
         }
