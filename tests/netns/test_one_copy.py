@@ -111,6 +111,7 @@ def test_workers_of_a_host_keep_one_copy_and_only_one_is_sent_it(
     with sharing(tmp_path, shards=shards, tree=tree) as one, Traffic(testbed) as traffic:
         one.begin(testbed, servers, [1, 1, 2, 1, 2])
         one.settle(everyone, [1, 3, 4])
+        one.run(1, everyone)
         for borrower in (1, 3, 4):
             kept, seen = one.memory(borrower)
             assert kept < KIB // 50, "none of its own"

@@ -29,7 +29,14 @@ elements = int(sys.argv[1])
 consistency = sys.argv[2] if len(sys.argv) > 2 else "bsp"
 job = ps.init()
 start = np.arange(elements, dtype=np.float32) % 1000
-w = job.tensor("w", value=start, optimizer=ps.SGD(1.0), consistency=consistency, propagation="broadcast")
+w = job.tensor(
+    "w",
+    value=start,
+    optimizer=ps.SGD(1.0),
+    consistency=consistency,
+    propagation="broadcast",
+    reduce="sum",
+)
 expected = start.copy()
 done = 0
 view: np.ndarray | None = None
