@@ -168,9 +168,7 @@ const HEAD: &str = "hosts  shape                      time ms   half ms    ratio
 
 /// An outcome, as lines of a table: of the last version, or of all where a worker was in trouble or a plan was made anew, and who has left it.
 pub fn lines(hosts: u32, outcome: &Outcome) -> String {
-    let Outcome { shape, prediction, held, troubled, left, blamed, .. } = outcome;
-    let shown = if troubled.is_some() { &held[..] } else { &held[held.len().saturating_sub(1)..] };
-    let Outcome { shape, prediction, held, troubled, left, moved } = outcome;
+    let Outcome { shape, prediction, held, troubled, left, blamed, moved, .. } = outcome;
     let shown =
         if troubled.is_some() || *moved > 0 { &held[..] } else { &held[held.len().saturating_sub(1)..] };
     let mut lines: Vec<String> = Vec::new();

@@ -71,6 +71,7 @@ impl Rig {
             core: None,
             flags: Flags::new().unwrap(),
             reports: sender,
+            uplink: Arc::new(crate::uplink::Uplink::at_rest()),
             control: Arc::new(Shared::new().unwrap()),
             spent: Arc::default(),
             uplink: Arc::new(crate::uplink::Uplink::at_rest()),
