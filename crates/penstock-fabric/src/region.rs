@@ -225,7 +225,10 @@ impl Mapping {
     /// # Panics
     /// If it may be written, or is a piece of another, or has no such pages.
     pub(crate) fn replace(&self, at: usize, part: &Part<'_>) -> io::Result<()> {
-        assert!(self.access == Access::Read && self.whole.is_none(), "a whole mapping that is only looked at");
+        assert!(
+            self.access == Access::Read && self.whole.is_none(),
+            "a whole mapping that is only looked at"
+        );
         assert!(at.is_multiple_of(PAGE) && part.bytes.is_multiple_of(PAGE), "whole pages");
         let size = rustix::fs::fstat(part.fd)?.st_size as u64;
         if part.offset.checked_add(part.bytes as u64).is_none_or(|end| end > size) {

@@ -318,9 +318,7 @@ impl Notice {
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
             Self::Fetched { tensor, ticket } => [pack(FETCHED, tensor), 0, ticket, 0, 0, 0, 0, 0],
-            Self::Lent { tensor, chunk, count } => {
-                [pack(LENT, tensor), pack(chunk, count), 0, 0, 0, 0, 0, 0]
-            }
+            Self::Lent { tensor, chunk, count } => [pack(LENT, tensor), pack(chunk, count), 0, 0, 0, 0, 0, 0],
             Self::Taken => [pack(TAKEN, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }

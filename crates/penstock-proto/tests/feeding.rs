@@ -269,10 +269,14 @@ impl Rig {
     }
 
     fn pass_on(&mut self, notice: Notice) {
-        let (Some(link), Notice::Value { .. } | Notice::Raised { .. }) = (&mut self.link, notice) else { return };
+        let (Some(link), Notice::Value { .. } | Notice::Raised { .. }) = (&mut self.link, notice) else {
+            return;
+        };
         link.push_back(match notice {
             Notice::Value { tensor, chunk, .. } if self.borrows => Notice::Lent { tensor, chunk, count: 1 },
-            Notice::Raised { tensor, chunk, count, .. } if self.borrows => Notice::Lent { tensor, chunk, count },
+            Notice::Raised { tensor, chunk, count, .. } if self.borrows => {
+                Notice::Lent { tensor, chunk, count }
+            }
             other => other,
         });
     }
@@ -280,8 +284,10 @@ impl Rig {
     /// The child reads in its parent's memory from now on, if it may.
     fn borrow(&mut self) {
         let Readers([parent, child]) = &mut self.readers;
-        let stands: Option<Vec<_>> = (0..).zip(&parent.stands).map(|(chunk, it)| Some((chunk, (*it)?))).collect();
-        let stands_there = |mirror: &Mirror| stands.clone().is_some_and(|stands| mirror.is_reached(W, stands));
+        let stands: Option<Vec<_>> =
+            (0..).zip(&parent.stands).map(|(chunk, it)| Some((chunk, (*it)?))).collect();
+        let stands_there =
+            |mirror: &Mirror| stands.clone().is_some_and(|stands| mirror.is_reached(W, stands));
         if self.link.is_some() && child.mirror.may_borrow(W) && stands_there(&child.mirror) {
             child.mirror.borrow(W, true);
             self.borrows = true;

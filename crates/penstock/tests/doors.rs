@@ -106,7 +106,8 @@ fn only_workers_on_other_hosts_that_want_trees_have_doors_and_these_close_with_t
 fn a_server_passes_nothing_on_for_another_and_says_so() {
     let _alone = alone();
     let (_service, address) = service();
-    let relay = Purpose::Relay { child: 0, server: 0, shard: 0, striping: 1, stripes: Stripes(1), lodging: None };
+    let relay =
+        Purpose::Relay { child: 0, server: 0, shard: 0, striping: 1, stripes: Stripes(1), lodging: None };
     let alone = train(address);
     let (_service, address) = service();
     let told = enter(address, "evil", EVIL, relay);

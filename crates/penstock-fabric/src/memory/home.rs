@@ -166,7 +166,10 @@ impl HomeMemory {
     /// # Panics
     /// If the optimizer's state, or the value whole, stands beside it.
     pub fn in_another(&self, model: &Arc<Mapping>) -> Self {
-        assert!(self.state.is_none() && model.len() >= self.layout.model().total(), "a mirror's values alone");
+        assert!(
+            self.state.is_none() && model.len() >= self.layout.model().total(),
+            "a mirror's values alone"
+        );
         Self {
             shard: self.shard,
             layout: self.layout,

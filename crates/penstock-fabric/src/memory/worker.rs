@@ -181,9 +181,7 @@ impl WorkerMemory {
         let tail = self.tails[server].as_ref()?;
         Some(match &tail.model {
             // Pairs with the release store in the shard's `progress`: a reader that sees it sees the chunks.
-            Model::Here(model) => {
-                model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire)
-            }
+            Model::Here(model) => model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire),
             Model::Windows(windows) => windows.progress(shard),
         })
     }

@@ -8,12 +8,12 @@
 use super::frames::{FrameReader, FrameWriter, Outgoing, Places, Step};
 use super::link::{Got, Interest, Link, Segment};
 use penstock_kernels::codec::Codec;
-use penstock_proto::overlay::lending::Lodging;
-use penstock_proto::{Rank, TensorId};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::message::MAX_WORKERS;
+use penstock_proto::overlay::lending::Lodging;
 use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::seal::Verifier;
+use penstock_proto::{Rank, TensorId};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, IoSliceMut};

@@ -112,7 +112,8 @@ pub fn proves(pass: &Secret, end: End, lodging: &Lodging, nonce: &Nonce, proof: 
 
 /// The abstract name of a borrower's socket.
 pub fn socket_name(lodging: &Lodging) -> Vec<u8> {
-    let hex = lodging.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|half| b"0123456789abcdef"[half as usize]);
+    let hex =
+        lodging.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|half| b"0123456789abcdef"[half as usize]);
     b"penstock-borrower-".iter().copied().chain(hex).collect()
 }
 

@@ -104,7 +104,10 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         self.machine.borrow(id, true);
         self.lender = Some(rank);
-        self.parents.iter_mut().filter(|feeder| feeder.parent.rank == rank).for_each(|feeder| feeder.lends = true);
+        self.parents
+            .iter_mut()
+            .filter(|feeder| feeder.parent.rank == rank)
+            .for_each(|feeder| feeder.lends = true);
         // What was written between. An error comes again at the next look.
         let _ = self.look_at(id, 0, u32::MAX);
         true

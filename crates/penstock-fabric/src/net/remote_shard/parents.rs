@@ -6,13 +6,13 @@ use super::super::passing_on::{Fed, Feeder, Passed};
 use super::{Mirrored, Mirrors, Over, RemoteShard, Submitter, Value, carry_out, decompressed, show};
 use crate::spent::Spent;
 use penstock_kernels::codec::Codec;
-use penstock_proto::{Rank, TensorId};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::mirror::{Effect, Fault};
 use penstock_proto::seal::Verifier;
+use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -74,7 +74,6 @@ impl Rig {
             uplink: Arc::new(crate::uplink::Uplink::at_rest()),
             control: Arc::new(Shared::new().unwrap()),
             spent: Arc::default(),
-            uplink: Arc::new(crate::uplink::Uplink::at_rest()),
         };
         let (shard, thread) = shard::start(setup).unwrap();
         let bytes = 4 * ELEMENTS.iter().sum::<usize>() as u64;

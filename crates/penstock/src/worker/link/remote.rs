@@ -17,9 +17,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use penstock_fabric::layout::{flags, page};
-use penstock_fabric::memory::{
-    ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror, Windows,
-};
+use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror, Windows};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Region, Writers};

@@ -157,7 +157,10 @@ fn nobody_comes_in_who_is_no_child_of_the_same_job() {
         (relay(0, 3, 1), "is sent nothing by shard 1 of server 3"),
         (relay(0, 2, 0), "is sent nothing by shard 0 of server 2"),
         (relay(1, 2, 1), "feeds others, and some stripes"),
-        (Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0), lodging: None }, "some stripes"),
+        (
+            Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0), lodging: None },
+            "some stripes",
+        ),
     ] {
         let refusal = refused(purpose);
         assert!(matches!(&refusal, Refusal::Malformed { what } if what.contains(said)), "{refusal}");

@@ -11,8 +11,8 @@ use penstock_fabric::region::{Mapping, Region};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Foreign, SumRoom};
-use penstock_proto::encoding::Agreed;
 use penstock_proto::clock::MAX_CLOCK;
+use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::{LowRank, Standing};
 use penstock_proto::frame::{Body, Notice};
 use penstock_proto::remote::mirror::Stands;
@@ -163,7 +163,6 @@ fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32) -> (Option<u64>, Kept) {
 fn stands(published: Published, Numbers { publication, content }: Numbers) -> Stands {
     Stands { version: published.version, steps: published.steps, publication, content }
 }
-
 
 impl Mirrored {
     /// Factors of this rank, as the tensor puts them in place of the server's extent.

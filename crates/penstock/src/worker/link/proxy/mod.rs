@@ -21,7 +21,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use crate::worker::link::doors::{Doors, Request};
 use crate::worker::link::lock;
-use lending::{Lodging, Lodgers};
+use lending::{Lodgers, Lodging};
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
@@ -59,8 +59,8 @@ const TICKS_APART: Duration = Duration::from_millis(20);
 /// Time from one question to the connection, what it has carried, to the next.
 const FLOWS_APART: Duration = Duration::from_millis(10);
 
-pub(in crate::worker) use mirrored::Lendable;
 pub(in crate::worker::link) use lending::{Credentials, Name};
+pub(in crate::worker) use mirrored::Lendable;
 
 /// What a tensor and the proxy of one of its homes tell each other.
 #[derive(Debug, Default)]
@@ -530,6 +530,8 @@ impl Proxy {
         };
         let parents = by.into_iter().map(of).collect::<Vec<_>>().join("; ");
         tracing::info!(server, shard, stripes, parents, "who feeds this worker which stripes");
+    }
+
     /// Where a parent that is wished for is to lend, if it is of this host and feeds everything.
     fn lodge(&mut self, wish: &Wish) -> Option<Name> {
         let doors = self.setup.doors.as_ref()?;
@@ -569,10 +571,9 @@ impl Proxy {
         }
         if let Some(what) = remote.take_failed() {
             let what = what.clone();
-            self.setup.fate.fail(JobFailure::WorkerLost {
-                rank: self.setup.rank,
-                loss: Loss::Failed { what },
-            });
+            self.setup
+                .fate
+                .fail(JobFailure::WorkerLost { rank: self.setup.rank, loss: Loss::Failed { what } });
             self.orders.running = false;
             return true;
         }
