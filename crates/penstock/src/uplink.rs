@@ -102,7 +102,7 @@ impl Uplink {
 
     /// What is known.
     pub(crate) fn measured(&self) -> Option<Measured> {
-        self.inner().gauge.measured()
+        self.inner().gauge.measured(self.since.elapsed())
     }
 
     /// What one server is to be told now, if anything.

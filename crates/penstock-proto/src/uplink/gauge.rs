@@ -20,8 +20,9 @@ const BASIS: (u64, Duration) = (2 << 20, Duration::from_millis(50));
 const SPAN: Duration = Duration::from_millis(250);
 /// After so long, or between twice as long and that, a rate is forgotten for newer ones.
 const LATELY: Duration = Duration::from_secs(10);
-/// Of the time between two looks, how much is all of it.
+/// Of the time between two looks, how much is all of it; and how coarse the kernel's counts of time are.
 const THROUGHOUT: f64 = 0.9;
+const TICK: Duration = Duration::from_millis(10);
 /// Hosts that pieces are kept for that went to them alone.
 const MOST_ALONE: usize = 64;
 
@@ -87,8 +88,11 @@ impl Greatest {
         }
     }
 
-    fn get(&self) -> Option<(f64, Option<Rank>)> {
-        let both = [self.now, self.before].into_iter().flatten();
+    /// As of this time: what nothing has borne out for long is not known any more.
+    fn get(&self, now: Duration) -> Option<(f64, Option<Rank>)> {
+        let age = now.saturating_sub(self.since);
+        let [newest, older] = [self.now.filter(|_| age <= 2 * LATELY), self.before.filter(|_| age <= LATELY)];
+        let both = [newest, older].into_iter().flatten();
         both.max_by(|one, other| one.0.total_cmp(&other.0))
     }
 }
@@ -150,7 +154,7 @@ impl Gauge {
         let (went, came) = std::mem::take(&mut self.span);
         // It does not tell what the uplink has, but that it has no less.
         if went.bytes >= BASIS.0
-            && let Some((rate, _)) = self.sends.get()
+            && let Some((rate, _)) = self.sends.get(now)
             && went.rate() > rate
         {
             self.sends.note(went.rate(), None, now);
@@ -162,9 +166,9 @@ impl Gauge {
         }
     }
 
-    /// What is known, if anything is.
-    pub fn measured(&self) -> Option<Measured> {
-        let (sends, takes) = (self.sends.get(), self.takes.get());
+    /// What is known as of this time, if anything is.
+    pub fn measured(&self, now: Duration) -> Option<Measured> {
+        let (sends, takes) = (self.sends.get(now), self.takes.get(now));
         if sends.is_none() && takes.is_none() {
             return None;
         }
@@ -199,8 +203,9 @@ impl Looked {
             let To::Child(rank) = now.to else { continue };
             let busy = now.busy.saturating_sub(before.busy).min(elapsed);
             let held = now.held.saturating_sub(before.held).min(busy);
-            // What has gone before the end may have waited for others' bytes at the receiver, while this end was idle.
-            if before.waits && now.waits && went > 0 && busy - held >= elapsed.mul_f64(THROUGHOUT) {
+            // What has gone before the end may have waited for others' bytes at the receiver, while this end was idle. That nothing was
+            // confirmed meanwhile is no reason: a link that loses much stands still for long.
+            if before.waits && now.waits && busy + TICK - held >= elapsed.mul_f64(THROUGHOUT) {
                 let alone = at_work.is_none_or(|to| to == Some(rank));
                 at_work = Some(alone.then_some(rank));
             }
@@ -268,7 +273,7 @@ mod tests {
         }
 
         fn sends(&self) -> Option<(u64, Option<Rank>)> {
-            let measured = self.gauge.measured().filter(|measured| measured.sends > 0)?;
+            let measured = self.gauge.measured(self.now).filter(|measured| measured.sends > 0)?;
             Some(((measured.sends + MB / 2) / MB, measured.to))
         }
     }
@@ -359,7 +364,7 @@ mod tests {
             host.all[0].received += MB;
             host.look_later(ms(20));
         }
-        let measured = host.gauge.measured().unwrap();
+        let measured = host.gauge.measured(host.now).unwrap();
         assert_eq!((measured.sends, measured.takes / MB), (0, 50));
     }
 
@@ -382,7 +387,7 @@ mod tests {
                     (number, Carried { to, sent, received, busy, held, waits })
                 });
                 gauge.look(now, all);
-                if let Some(measured) = gauge.measured() {
+                if let Some(measured) = gauge.measured(now) {
                     prop_assert_eq!(measured, measured.sane());
                 }
             }

@@ -58,8 +58,15 @@ impl Known {
             return Err(Unknown::To(to));
         }
         let said = self.said.entry(rank).or_insert(Said { measured: None, until: 0, times: 0, slow: false });
-        said.measured = Some(measured.sane());
-        said.until = now + (KEPT_MS << said.times.min(MOST_DOUBLED));
+        let mut measured = measured.sane();
+        match said.measured {
+            // It has not sent lately, as one that feeds nobody has not: what it said before counts for as long as it would have.
+            Some(Measured { sends, to, .. }) if measured.sends == 0 && sends > 0 => {
+                (measured.sends, measured.to) = (sends, to);
+            }
+            _ => said.until = now + (KEPT_MS << said.times.min(MOST_DOUBLED)),
+        }
+        said.measured = Some(measured);
         Ok(())
     }
 
@@ -68,9 +75,10 @@ impl Known {
         self.own = own;
     }
 
-    /// It has left.
+    /// It has left, and whoever comes in its place may stand elsewhere: what others have said of sending to it counts no more.
     pub fn leave(&mut self, rank: Rank) {
         self.said.remove(&rank);
+        self.said.retain(|_, said| said.measured.is_none_or(|measured| measured.to != Some(rank)));
     }
 
     /// What was said long ago counts no more: who was slow then has another chance.
@@ -122,11 +130,15 @@ pub fn rates(links: &[(Measured, Option<f64>)], parents: usize) -> Vec<f64> {
     known.iter().zip(&slow).map(beside).collect()
 }
 
-/// What a host has whose link nobody knows: what half of all that are known have no more than, or what the server has, which sends to all.
-/// However much one says that it has, the usual is none the more.
+/// Workers whose links have to be known until they say by themselves what is usual among them.
+const ENOUGH: usize = 3;
+
+/// What a host has whose link nobody knows: what half of all workers that are known have no more than; while these are few, what the
+/// server has, if that is more.
 fn usual(known: &[Option<f64>]) -> f64 {
-    let own = known.last().copied().flatten();
-    let mut all: Vec<f64> = known.iter().copied().flatten().collect();
+    let (own, workers) = known.split_last().map_or((None, known), |(own, workers)| (*own, workers));
+    let mut all: Vec<f64> = workers.iter().copied().flatten().collect();
+    let own = own.filter(|_| all.len() < ENOUGH);
     all.sort_by(f64::total_cmp);
     let middle = all.get(all.len().saturating_sub(1) / 2).copied();
     middle.into_iter().chain(own).reduce(f64::max).unwrap_or(1.0)
@@ -136,7 +148,7 @@ fn usual(known: &[Option<f64>]) -> f64 {
 /// that one takes.
 fn is_one_of_many(links: &[(Measured, Option<f64>)], to: Rank, rate: f64, parents: usize) -> bool {
     let takes = links.get(to as usize).map_or(0.0, |(receiver, _)| receiver.takes as f64);
-    parents > 1 && rate * APART >= takes / parents as f64
+    parents > 1 && rate * APART >= takes / parents as f64 && takes > rate * APART
 }
 
 /// What a host takes at most, if two senders that sent to nobody else have found so and it has not taken more.
@@ -146,7 +158,7 @@ fn slow_receiver(links: &[(Measured, Option<f64>)], place: usize) -> Option<f64>
     let most = sent.iter().copied().reduce(f64::max)?;
     let agree = sent.iter().filter(|rate| is_about(**rate, most)).count();
     let takes = links[place].0.takes as f64;
-    (agree > 1 && (takes <= most || is_about(takes, most))).then_some(most)
+    (agree > 1 && takes > 0.0 && (takes <= most || is_about(takes, most))).then_some(most)
 }
 
 #[cfg(test)]

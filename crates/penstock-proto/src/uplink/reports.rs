@@ -17,7 +17,7 @@ pub struct Reports {
 impl Reports {
     /// What it is to be told now, if anything: what has changed by more than a quarter, or was said long ago and holds.
     pub fn due(&mut self, now: Duration, gauge: &Gauge) -> Option<Measured> {
-        let measured = gauge.measured()?;
+        let measured = gauge.measured(now)?;
         if let Some((at, news, before)) = self.told {
             let since = now.saturating_sub(at);
             let is_same = before.to == measured.to

@@ -3,6 +3,8 @@
 /// Milliseconds from one look at other plans to the next, at least; twice as many after each new plan, so many times.
 const APART_MS: u64 = 10_000;
 const MOST_DOUBLED: u32 = 6;
+/// Looks that find nothing better are further apart each time, so many times: for many hosts one takes long.
+const MOST_LOOKS_DOUBLED: u32 = 3;
 /// After so long without a new plan it is as at first, in milliseconds.
 const CALM_MS: u64 = 1_800_000;
 const _: () = assert!(APART_MS << MOST_DOUBLED < CALM_MS);
@@ -13,6 +15,8 @@ pub struct Turns {
     next: u64,
     times: u32,
     last: u64,
+    /// Looks since then, for nothing.
+    looks: u32,
 }
 
 impl Turns {
@@ -23,7 +27,8 @@ impl Turns {
 
     /// There was a look, and all stays as it is.
     pub fn looked(&mut self, now: u64) {
-        self.next = self.next.max(now + APART_MS);
+        self.next = self.next.max(now + (APART_MS << self.looks.min(MOST_LOOKS_DOUBLED)));
+        self.looks += 1;
     }
 
     /// There is a new plan because of rates.
@@ -32,7 +37,7 @@ impl Turns {
             self.times = 0;
         }
         self.next = now + (APART_MS << self.times.min(MOST_DOUBLED));
-        (self.times, self.last) = (self.times + 1, now);
+        (self.times, self.last, self.looks) = (self.times + 1, now, 0);
     }
 }
 
@@ -56,5 +61,10 @@ mod tests {
         turns.moved(now);
         turns.looked(now);
         assert!(!turns.is_time(now + APART_MS - 1) && turns.is_time(now + APART_MS));
+        for apart in [2, 4, 8, 8] {
+            now += 100 * APART_MS;
+            turns.looked(now);
+            assert!(!turns.is_time(now + apart * APART_MS - 1) && turns.is_time(now + apart * APART_MS));
+        }
     }
 }

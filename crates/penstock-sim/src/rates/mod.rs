@@ -558,8 +558,9 @@ impl<'a> Run<'a> {
 
     /// Whether another plan is better, with what is known of links.
     fn weigh(&mut self) -> Result<(), Failure> {
-        let now = self.net.borrow().now / 1_000_000;
-        if self.scenario.rates == Rates::Measured && self.trees.weigh(self.gauge.measured(), now)? {
+        let now = self.net.borrow().now;
+        let measured = self.gauge.measured(Duration::from_nanos(now));
+        if self.scenario.rates == Rates::Measured && self.trees.weigh(measured, now / 1_000_000)? {
             self.reroute()?;
         }
         Ok(())

@@ -155,6 +155,8 @@ pub(super) struct Trees {
     rates: Rates,
     /// When it was last asked what the time is.
     now: u64,
+    /// Whether the plan that is waited for is made for the sake of rates alone.
+    weighing: bool,
 }
 
 /// What a worker wants, judged.
@@ -190,6 +192,7 @@ impl Trees {
             anew: false,
             rates: Rates::default(),
             now: 0,
+            weighing: false,
         }
     }
 
@@ -345,6 +348,7 @@ impl Trees {
         // One at a time: what has changed since that one began is planned for behind it.
         if self.awaited.is_none() && std::mem::take(&mut self.anew) {
             let planning = self.begin();
+            self.weighing = false;
             self.make_or_put_off(planning);
             self.changed = false;
         }
@@ -373,7 +377,9 @@ impl Trees {
     pub(super) fn weigh(&mut self, now: u64) {
         self.now = now;
         self.rates.fed_by(self.routes.shares.len() * self.servers as usize);
-        if self.planned.is_none() || self.awaited.is_some() || self.anew || !self.rates.is_time(now) {
+        // What has changed is planned for first: what stands may have lost a host just now.
+        let waits = self.awaited.is_some() || self.anew || self.changed;
+        if self.planned.is_none() || waits || !self.rates.is_time(now) {
             return;
         }
         let hosts = self.hosts();
@@ -382,6 +388,7 @@ impl Trees {
         }
         let planning = self.begin();
         let standing = self.standing(&planning.hosts);
+        self.weighing = true;
         self.make_or_put_off(Planning { standing, ..planning });
     }
 
@@ -408,7 +415,8 @@ impl Trees {
     /// It is not made there: what it was for is planned when something changes next.
     pub(super) fn not_made(&mut self) {
         if self.awaited.take().is_some() {
-            self.anew = true;
+            // Where links alone were the reason, what stands goes on.
+            self.anew |= !std::mem::take(&mut self.weighing);
         }
     }
 
