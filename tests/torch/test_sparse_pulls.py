@@ -411,6 +411,100 @@ def test_a_row_that_there_is_not_and_a_table_that_is_used_otherwise_are_errors(j
     step(model, optimizer, 1)
 
 
+@pytest.mark.parametrize("overlap", ["auto", False])
+@pytest.mark.parametrize("how", ["functional", "forward", "ahead"])
+def test_a_sparse_gradient_of_rows_that_the_layer_did_not_pull_is_refused_before_anything_is_sent(
+    job: ps.Job, how: str, overlap: Any
+) -> None:
+    words = nn.Embedding(9, 1, sparse=True)
+    nn.init.ones_(words.weight)
+    model = nn.ModuleDict({"dense": nn.Linear(1, 1), "words": words})
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = distribute(model, rule, job=job, sparse_pull=True, overlap=overlap)
+
+    def otherwise(rows: Any) -> Any:
+        if how == "ahead":
+            optimizer.prefetch(model["words"], rows)
+        if how == "forward":
+            return model["words"].forward(rows)
+        return nn.functional.embedding(rows, model["words"].weight, sparse=True)
+
+    def loss(found: Any) -> Any:
+        return model["dense"](found**2).sum()
+
+    for _ in range(2):
+        before = model.state_dict()
+        refused = pytest.raises(OptionError, match=r"names row 3, which was not pulled")
+        with refused as error:
+            loss(otherwise(torch.tensor([3]))).backward()
+        assert "call the layer, as layer(x)" in error.value.hint
+        # Nor where the gradient is put there by hand, or the error was caught.
+        with refused:
+            optimizer.step()
+        model["words"].weight.grad = torch.autograd.grad(
+            loss(otherwise(torch.tensor([3]))), model["words"].weight
+        )[0]
+        with refused:
+            optimizer.step()
+        after = model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        # A gradient that is thrown away counts no more.
+        optimizer.zero_grad()
+        loss(model["words"](torch.tensor([3, 4]))).backward()
+        # What the layer has pulled may be read otherwise.
+        loss(otherwise(torch.tensor([4]))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_all_that_the_layer_may_be_used_for_goes_on_as_with_a_whole_table(job: ps.Job) -> None:
+    class Both(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Embedding(20, 3, sparse=True, padding_idx=0)
+            self.tied = nn.Embedding(20, 3, sparse=True)
+            self.tied.weight = self.one.weight
+            self.bags = nn.EmbeddingBag(20, 3, sparse=True, mode="sum")
+            nn.init.constant_(self.one.weight, 0.5)
+            nn.init.constant_(self.bags.weight, 0.25)
+
+        def forward(self, rows: Any) -> Any:
+            again = torch.utils.checkpoint.checkpoint(self.tied, rows + 1, use_reentrant=False)
+            return (self.one(rows) * again).sum() + (self.bags(rows) ** 2).sum()
+
+    pairs = []
+    for rows in (False, True):
+        model = Both()
+        pairs.append(
+            distribute(
+                model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, sparse_pull=rows, overlap=False
+            )
+        )
+    for model, optimizer in pairs:
+        batches = [torch.tensor([[0, 3, 3]]), torch.tensor([[5, 0, 7]]), torch.tensor([[3, 1, 2]])]
+        for number in range(3):
+            optimizer.zero_grad(set_to_none=number != 1)
+            if model is pairs[1][0]:
+                optimizer.prefetch(model.bags, batches[0])
+            for batch in batches:
+                model(batch).backward()
+            # A look at all between a forward and its backward pass.
+            loss = model(batches[1])
+            with optimizer.exact():
+                pass
+            loss.backward()
+            optimizer.step()
+        # A gradient that stays for one more step, a step of no rows, and one without a gradient.
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.zeros(0, 1, dtype=torch.int64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+    states = [model.state_dict() for model, _ in pairs]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_rows_are_not_read_between_the_gradients_leaving_and_the_step(job: ps.Job) -> None:
     model, optimizer = table(job, overlap=1)
     step(model, optimizer, 1)

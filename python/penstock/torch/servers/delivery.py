@@ -297,7 +297,7 @@ class Delivery:
         if self._learns:
             self._lessons = max(self._lessons, LEARNING_STEPS)
         parameter = shared.parameter
-        before, after = (lambda _: self._before(shared)), (lambda _: self._after(shared))
+        before, after = (lambda part: self._before(shared, part)), (lambda _: self._after(shared))
         shared.handles.append(parameter.register_hook(before))
         shared.handles.append(parameter.register_post_accumulate_grad_hook(after))
         earlier = self._all.get(id(parameter))
@@ -338,8 +338,12 @@ class Delivery:
         """
         return self._looks and (not self._alone or self._lessons > 0)
 
-    def _before(self, shared: Shared) -> None:
-        """A gradient was computed. Backward is about to add it, or `torch.autograd.grad` to return it."""
+    def _before(self, shared: Shared, part: torch.Tensor) -> None:
+        """
+        A gradient was computed, `part`. Backward is about to add it, or `torch.autograd.grad` to return it.
+        """
+        if isinstance(shared.transfer, RowsTransfer) and not self._is_over(shared):
+            shared.transfer.computed(part)
         if self._check and not self._alone and not self._is_over(shared):
             shared.look()
         if (
@@ -362,6 +366,8 @@ class Delivery:
                 "pass overlap=False to `ps.torch.distribute`, or the number of backward passes per step "
                 "if that is always the same",
             )
+        if isinstance(shared.transfer, RowsTransfer):
+            shared.transfer.refuse_unpulled()
         shared.additions += 1
         if self._check and not self._alone and shared.additions % LOOK_EVERY == 0:
             self._look_for_steps(shared)
@@ -475,6 +481,14 @@ class Delivery:
                 self._look_at(shared)
         if self._watches and not self._alone and not self._told_of_others:
             self._look_for_others()
+        # Before the first of them is sent.
+        for shared in self:
+            gradient = shared.parameter.grad
+            if gradient is None or shared.left or self._is_over(shared):
+                continue
+            if isinstance(shared.transfer, RowsTransfer):
+                shared.check()
+                shared.transfer.prepare(sendable(gradient, shared.name, shared.parameter.dtype))
         for shared in self:
             if shared.left or shared.parameter.grad is None:
                 continue

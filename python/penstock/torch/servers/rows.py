@@ -14,7 +14,8 @@ them into the parameter. All other rows are of an earlier step, and nobody reads
 | the script, inside `with optimizer.exact():` and after the job | likewise, in the parameter |
 | the script otherwise, as `layer.weight` | rows of different steps |
 
-A gradient that is dense was computed of another use of the table, in which unread rows were read: an error.
+A gradient that is dense, or names rows that were not pulled when it was computed, is of another use of the
+table, in which rows of earlier steps were read: an error.
 """
 
 from __future__ import annotations
@@ -179,6 +180,12 @@ class RowsTransfer:
         """Whether all of them are."""
         self.loaded = False
         """Whether a load has written to the parameter since."""
+        self._earlier: torch.Tensor | None = None
+        """Which rows were those of the step before `exact()` read all: graphs over them hold behind it."""
+        self._is_exact = False
+        """Whether it was for `exact()` that all was read."""
+        self._unpulled: int | None = None
+        """A row that the gradient has of another use of the table."""
         self._coming: tuple[torch.Tensor, torch.Tensor, Future[Any]] | None = None
         """Rows that were asked for ahead, where they are filled in, and what tells that they are."""
         self.left: Callable[[], bool] = lambda: False
@@ -191,12 +198,47 @@ class RowsTransfer:
         raise self._of_another_use(gradient)
 
     def send(self, gradient: torch.Tensor, *, held: bool = False) -> None:
-        """Contributes what it names; a dense one is refused."""
+        """Contributes what it names; one of another use of the table is refused."""
+        self.prepare(gradient)
+        self._inner.send(gradient, held=held)
+
+    def prepare(self, gradient: torch.Tensor) -> None:
+        """What `send` does before it sends anything. Raises OptionError for one of another use."""
         if gradient.layout is torch.strided:
             raise self._of_another_use(gradient)
+        if gradient._nnz():
+            self.refuse_unpulled()
         # Behind the push it would be the next step's rows that come.
         self._arrive()
-        self._inner.send(gradient, held=held)
+
+    def computed(self, part: torch.Tensor) -> None:
+        """Notes if a part of the gradient, as it is computed, names rows that its layer did not pull."""
+        before = self._parameter.grad
+        if before is None or (before.layout is torch.sparse_coo and not before._nnz()):
+            self._unpulled = None  # that was thrown away
+        if self._whole or part.layout is not torch.sparse_coo or not part._nnz():
+            return
+        # Now, and not when it leaves: it may stay for later steps, and rows that were asked for ahead and
+        # have not arrived are not what was read.
+        named = part._indices()[0].cpu()
+        unknown = named[~self._known()[named]]
+        if unknown.numel():
+            self._unpulled = int(unknown[0])
+
+    def _known(self) -> torch.Tensor:
+        """Which rows the layer has pulled since the last step."""
+        return self._fresh if self._earlier is None else self._fresh | self._earlier
+
+    def refuse_unpulled(self) -> None:
+        """Raises OptionError if the gradient has rows of another use of the table."""
+        if self._unpulled is not None:
+            raise OptionError(
+                f"the gradient of `{self.name}` names row {self._unpulled}, which was not pulled since the "
+                "last step(): the table was read otherwise than by a call of its layer, or before that step, and "
+                "what was read may be of any earlier one",
+                "call the layer, as layer(x), behind each step(), and not layer.forward(x) or F.embedding(x, "
+                "layer.weight); or leave it out of sparse_pull (sparse_pull=False): it is pulled whole",
+            )
 
     def _of_another_use(self, gradient: torch.Tensor) -> OptionError:
         return OptionError(
@@ -223,6 +265,11 @@ class RowsTransfer:
         del seen  # it has what was published
         # The bytes change behind autograd's back: a backward through the old value must be noticed as usual.
         torch.autograd.graph.increment_version(into)
+        if exact:
+            self._earlier = torch.ones_like(self._fresh) if self._whole else self._known().clone()
+        elif not self._is_exact:
+            self._earlier = None
+        self._is_exact = exact
         self._forget()
         if exact:
             self._read_whole(into, moves=moves, exact=True)
