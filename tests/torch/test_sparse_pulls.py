@@ -331,6 +331,90 @@ def test_rows_that_the_script_changes_are_noticed_and_published_if_they_are_whol
     assert model.state_dict()["weight"][49, 0] == 146
 
 
+def counted(weight: Any) -> None:
+    weight.clamp_(min=0.5)
+
+
+def uncounted(weight: Any) -> None:
+    weight.data.clamp_(min=0.5)
+
+
+def replaced(weight: Any) -> None:
+    weight.data = weight.data.clamp(min=0.5)
+
+
+@pytest.mark.parametrize("change", [counted, uncounted, replaced])
+@pytest.mark.parametrize("who", ["layer", "ahead", "step", "exact", "copy", "close"])
+def test_what_a_script_writes_into_a_table_is_refused_where_the_servers_rows_would_replace_it(
+    change: Any, who: str
+) -> None:
+    with ps.init(deadline=20) as job:
+        model, optimizer = table(job)
+        step(model, optimizer, 3)
+        step(model, optimizer, 3, 4)
+        # Row 3 is 0 in the parameter, as it was pulled for the last step.
+        with torch.no_grad():
+            change(model.weight)
+        held = model.weight.detach().clone()
+        if who == "close":
+            with pytest.warns(UserWarning, match="the script has written to `model/weight` since"):
+                job.close()
+            assert torch.equal(model.weight, held)
+            return
+
+        def loses() -> None:
+            if who == "layer":
+                model(torch.tensor([4, 3]))
+            elif who == "ahead":
+                optimizer.prefetch(model, torch.tensor([3]))
+                model(torch.tensor([9]))
+            elif who == "step":
+                # Of what torch has not counted the step loses nothing: row 3 stays as it is.
+                model(torch.tensor([4]) if change is counted else torch.tensor([3]))
+                optimizer.step()
+            elif who == "exact":
+                with optimizer.exact():
+                    pass
+            else:
+                copy.deepcopy(model)
+
+        for _ in range(2):
+            with pytest.raises(OptionError, match=r"`model\S*/?weight` was changed outside of step") as error:
+                loses()
+            assert torch.equal(model.weight[3], held[3])
+        assert "puts back the servers' values" in error.value.hint
+        model.load_state_dict(model.state_dict())
+        for one in range(2):
+            assert torch.all(model(torch.tensor([3])) == -1 - one)
+            step(model, optimizer, 3)
+        with optimizer.exact(), torch.no_grad():
+            change(model.weight)
+            optimizer.publish()
+        assert torch.all(model(torch.tensor([3])) == 0.5)
+        step(model, optimizer, 3)
+        # An error in the block has what was changed there be replaced, as of a whole parameter.
+        with pytest.raises(KeyError), optimizer.exact(), torch.no_grad():
+            change(model.weight)
+            raise KeyError
+        assert torch.all(model(torch.tensor([3])) == -0.5)
+
+
+def test_what_is_put_back_or_moved_bit_for_bit_is_no_change_of_a_table(job: ps.Job) -> None:
+    model, optimizer = table(job)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([3])).sum().backward()
+        # As SAM does.
+        with torch.no_grad():
+            before = model.weight.clone()
+            model.weight.add_(1)
+            model(torch.tensor([3]))
+            model.weight.copy_(before)
+        optimizer.step()
+        model.weight.data = model.weight.data.clone()
+        assert torch.all(model(torch.tensor([3, 8])) == torch.tensor([[0.0 - number], [1.0]]))
+
+
 def test_a_load_into_a_part_must_be_published_and_one_that_names_no_table_leaves_it(job: ps.Job) -> None:
     model = nn.ModuleDict({"words": nn.Embedding(9, 2, sparse=True), "out": nn.Linear(2, 1)})
     nn.init.zeros_(model["words"].weight)

@@ -21,7 +21,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -30,7 +30,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.is_contiguous() and other.is_contiguous() and one.device.type == "cpu":
         return not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
-    integers = _INTEGERS[one.element_size()]
+    integers = INTEGERS[one.element_size()]
     return torch.equal(one.detach().view(integers), other.detach().view(integers))
 
 

@@ -127,10 +127,11 @@ class Shared:
         Whether nobody has changed the parameter since it was read. With `check`, where all of its bits are
         known, they decide: what a script has changed and put back is unchanged.
         """
-        if not self.transfer.received(self.parameter):
-            return False
-        knows_all = check and (not isinstance(self.transfer, RowsTransfer) or self.transfer.is_whole)
-        return knows_all or self.is_untouched
+        if isinstance(self.transfer, RowsTransfer):
+            same = self.transfer.unchanged()
+        else:
+            same = self.transfer.received(self.parameter)
+        return same and (check or self.is_untouched)
 
     @property
     def sends_to(self) -> Tensor:

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     from .optimizer import DistributedOptimizer
 
 
+INSIDE_EXACT = (
+    "on every worker: model.load_state_dict(model.state_dict()) puts back the servers' values; then change "
+    "and publish inside `with optimizer.exact():`. Or load all of the model"
+)
+"""What helps where a parameter was changed that lacks something."""
+
+
 def exact_of(shared: Shared) -> torch.Tensor:
     """The servers' value of a parameter in a new tensor, on its device and in its order of elements."""
     held = shared.parameter.detach()

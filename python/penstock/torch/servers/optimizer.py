@@ -61,8 +61,8 @@ from .attendance import Attendance
 from .bits import same_bits, sum_of
 from .clipping import Clipping, check_limit
 from .delivery import Delivery, Shared, cut_short
-from .exact import Saved, SavesExact, ToldOfEvaluations, ToldOfSaves
-from .rows import ReadsRows, RowsTransfer, Tables
+from .exact import INSIDE_EXACT, Saved, SavesExact, ToldOfEvaluations, ToldOfSaves
+from .rows import ReadsRows, RowsTransfer, Tables, changed_outside
 from .rules import (
     HOOKS,
     OWN_FLAGS,
@@ -738,7 +738,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_part_of_flush()
         self._delivery.check()
         self._delivery.refuse_between("a look at exact parameters")
-        self._refuse_changes()
+        # All of them are about to be overwritten.
+        self._refuse_changes(all_rows=True)
         filled = [shared for shared in self._shared.values() if shared.lacks]
         try:
             self._pull_all(filled, exact=True)
@@ -901,6 +902,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull_all()
             # A load passes whole.
             self._have_seen_all(self._shared.values())
+            for shared in self._shared.values():
+                if isinstance(shared.transfer, RowsTransfer):
+                    shared.transfer.accept()
             self._keep_copies()
             # Who steps by hand and publishes does not train alone.
             self._delivery.forget_changes()
@@ -1577,10 +1581,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             stacklevel=4,
         )
 
-    def _refuse_changes(self) -> None:
+    def _refuse_changes(self, *, all_rows: bool = False) -> None:
         """
         Raises OptionError if a parameter is not what was read from the servers last. Without the check, if it
-        was loaded with a part of the model.
+        was loaded with a part of the model. With `all_rows`, rows of tables are looked at that were not read
+        for this step, whether or not torch has counted a write.
         """
         if self.job.closed:
             return
@@ -1591,7 +1596,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"part `{self._loaded}` of the model has loaded a state: the servers do not know of "
                     "that, and their values would replace it",
-                    _INSIDE_EXACT
+                    INSIDE_EXACT
                     if any(shared.lacks for shared in self._shared.values())
                     else "call optimizer.publish(), on every worker, after a load into a part",
                 )
@@ -1600,17 +1605,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if (sent := self._flushed.get(shared)) is not None:
                 # The servers may have stepped it by now.
                 same = sum_of(shared.parameter) == sent.given
+            elif all_rows and isinstance(shared.transfer, RowsTransfer):
+                same = shared.transfer.unchanged()
             else:
                 same = shared.transfer.received(shared.parameter)
             if not same:
                 # It may as well be the servers' value that has changed.
                 self._refuse_cut()
-                raise OptionError(
-                    f"parameter `{shared.name}` was changed outside of step(): the servers do not know of "
-                    "that, and their value would replace it",
+                raise changed_outside(
+                    shared.name,
                     "put back what it held and call flush() again, or end the job and start from a checkpoint"
                     if self._flushed
-                    else _INSIDE_EXACT
+                    else INSIDE_EXACT
                     if any(shared.lacks for shared in self._shared.values())
                     else "call optimizer.publish(), on every worker, after such a change",
                 )
@@ -1635,13 +1641,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _keep_copies(self) -> None:
         if self._check:
             self._copies = {id(one): one.detach().clone() for _, one in self._others()}
-
-
-_INSIDE_EXACT = (
-    "on every worker: model.load_state_dict(model.state_dict()) puts back the servers' values; then change "
-    "and publish inside `with optimizer.exact():`. Or load all of the model"
-)
-"""What helps where a parameter was changed that lacks something."""
 
 
 class _Load(NamedTuple):

@@ -15,7 +15,8 @@ them into the parameter. All other rows are of an earlier step, and nobody reads
 | the script otherwise, as `layer.weight` | rows of different steps |
 
 A gradient that is dense, or names rows that were not pulled when it was computed, is of another use of the
-table, in which rows of earlier steps were read: an error.
+table, in which rows of earlier steps were read: an error. With `check`, so are rows that the script has
+written to, where the servers' would replace them: of each row a checksum is kept.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from ...exceptions import JobClosed, OptionError
 from ...tensor import Tensor
 from ..copies import Ours
 from .bits import converted, same_bits
+from .exact import INSIDE_EXACT
+from .row_sums import RowSums
 from .transfer import Seen, Transfer
 
 LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -131,6 +134,15 @@ def changes_rows(name: str) -> OptionError:
     )
 
 
+def changed_outside(name: str, hint: str = INSIDE_EXACT) -> OptionError:
+    """That the script has written to a parameter, whose value the servers have."""
+    return OptionError(
+        f"parameter `{name}` was changed outside of step(): the servers do not know of that, and their value "
+        "would replace it",
+        hint,
+    )
+
+
 def tables_asked(asked: object) -> bool | tuple[str, ...]:
     """What `sparse_pull` says, alike however it is said; raises OptionError if it is none that it may be."""
     if isinstance(asked, bool):
@@ -176,6 +188,12 @@ class RowsTransfer:
         """These rows."""
         self._values: list[torch.Tensor] = []
         """What they held, with `check`."""
+        self._sums = RowSums(parameter.detach()) if check else None
+        """Of each row, what it held when this, or a publication, wrote to it last."""
+        self._torn: torch.Tensor | None = None
+        """Rows that are being written to, and whose sums are not noted yet."""
+        self._seen = self._place()
+        """Where the parameter was, and its version, when no row was other than that."""
         self._whole = False
         """Whether all of them are."""
         self.loaded = False
@@ -234,8 +252,8 @@ class RowsTransfer:
         if self._unpulled is not None:
             raise OptionError(
                 f"the gradient of `{self.name}` names row {self._unpulled}, which was not pulled since the "
-                "last step(): the table was read otherwise than by a call of its layer, or before that step, and "
-                "what was read may be of any earlier one",
+                "last step(): the table was read otherwise than by a call of its layer, or before that step, "
+                "and what was read may be of any earlier one",
                 "call the layer, as layer(x), behind each step(), and not layer.forward(x) or F.embedding(x, "
                 "layer.weight); or leave it out of sparse_pull (sparse_pull=False): it is pulled whole",
             )
@@ -270,9 +288,22 @@ class RowsTransfer:
         elif not self._is_exact:
             self._earlier = None
         self._is_exact = exact
+        was_whole = self._whole
         self._forget()
         if exact:
             self._read_whole(into, moves=moves, exact=True)
+        elif was_whole:
+            self.accept()
+        self._seen = self._place()
+
+    def _place(self) -> tuple[int, int]:
+        return self._parameter.data_ptr(), self._parameter._version
+
+    def accept(self) -> None:
+        """What the parameter holds is what the servers know of."""
+        if self._sums is not None and self._sums.fits(self._parameter):
+            self._sums.note_all(self._parameter.detach())
+        self._torn, self._seen = None, self._place()
 
     def _forget(self) -> None:
         if self._coming is not None:
@@ -295,6 +326,8 @@ class RowsTransfer:
             return True
         if self.left() or self._tensor._job._core.closed:
             return False
+        if not self.unchanged():
+            raise changed_outside(self.name)
         with torch.inference_mode(False), torch.no_grad():
             # A step may come between this and the next look: what is compared is a copy.
             self._read_whole(self._parameter, moves=True, exact=False)
@@ -395,18 +428,54 @@ class RowsTransfer:
 
     def _take(self, places: torch.Tensor, values: torch.Tensor) -> None:
         data = self._parameter.data
+        sums = self._sums if self._sums is not None and self._sums.fits(data) else None
+        if sums is not None:
+            self._mend_torn(sums)
+            if sums.changed(data, places):
+                raise changed_outside(self.name)
+            self._torn = places
         # By `data`: rows that were read since the step stay as they are, and so do graphs over them.
-        data.index_copy_(0, places.to(data.device), values.to(data.device))
+        values = values.to(data.device)
+        data.index_copy_(0, places.to(data.device), values)
         self._fresh[places] = True
         self._places.append(places)
         if self._check:
-            self._values.append(values.to(data.device))
+            self._values.append(values)
+        if sums is not None:
+            sums.note(places, values)
+            self._torn = None
 
     def received(self, value: torch.Tensor) -> bool:
-        """Compares the rows that were read since the last step; of others nothing is known."""
+        """Compares the rows that were read since the last step, and all where torch has counted a write."""
         if self.loaded:
             return False
-        return self._inner.received(value) if self._whole else self._compare(value, same_bits)
+        if self._whole:
+            return self._inner.received(value)
+        return self._compare(value, same_bits) and (self._place() == self._seen or self.unchanged())
+
+    def unchanged(self) -> bool:
+        """Compares all rows."""
+        if self.loaded:
+            return False
+        if self._whole:
+            return self._inner.received(self._parameter)
+        if self._sums is None:
+            return True
+        place, table = self._place(), self._parameter.detach()
+        if not self._sums.fits(table):
+            return False
+        self._mend_torn(self._sums)
+        if self._sums.any_changed(table):
+            return False
+        self._seen = place
+        return True
+
+    def _mend_torn(self, sums: RowSums) -> None:
+        """Notes what an interrupted write has left."""
+        if self._torn is not None:
+            data = self._parameter.data
+            sums.note(self._torn, data.index_select(0, self._torn.to(data.device)))
+            self._torn = None
 
     def converted(self, value: torch.Tensor) -> bool:
         """Whether these rows are what was read, in another type, or back from one."""
