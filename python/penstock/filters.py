@@ -359,7 +359,7 @@ class OwnFilter(ABC):
         Called once for each push, of the sum of its parts if it has some (`more=True`), on the thread that
         pushes; for a flush it is not called. Once more if meanwhile another thread has pushed a part, or has
         called `Job.clock`; and a push may fail after it. So it is better to keep nothing from one call to the
-        next. It must not push the same tensor.
+        next. It may not call `Job.clock`, nor push, flush or load the same tensor: those raise OptionError.
 
         Parameters
         ----------

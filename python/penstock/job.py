@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from . import _core, filters
+from . import _core, filters, own
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, Pending
 from .compress import Compress, check_compress
@@ -172,6 +172,7 @@ class Job(Sealed):
         "_core",
         "_firsts",
         "_gathering",
+        "_has_own_filters",
         "_line",
         "_pushes",
         "_tables",
@@ -191,6 +192,8 @@ class Job(Sealed):
         self._unsent: set[str] = set()
         # Those of which it was told that an exact value lacks what a filter of pushes holds back.
         self._told: set[str] = set()
+        # Whether one has a filter that the program brings.
+        self._has_own_filters = False
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._gathering = Gathering()
@@ -579,8 +582,8 @@ class Job(Sealed):
             The error of an asynchronous push of this iteration. The iteration is not completed; the next call
             tries again, and raises the error of the next push that failed, if any.
         OptionError
-            It was called from the callback of an asynchronous call that it would have to wait for. The job is
-            as it was.
+            It was called from the callback of an asynchronous call that it would have to wait for, or in the
+            `send` of a filter (`ps.OwnFilter`). The job is as it was.
         DeadlineExceeded
             A push of another thread was in progress all the time. The iteration is not completed.
         JobClosed
@@ -591,6 +594,8 @@ class Job(Sealed):
         >>> job.clock()
         1
         """
+        if self._has_own_filters:
+            own.refuse_inside(self, "job.clock()")
         if self._pushes:
             self._settle()
         # Before the clock: where warnings are errors, the next call would be a second one.

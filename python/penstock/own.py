@@ -5,11 +5,16 @@ The core computes what is due, without changing anything; the program's code say
 core contributes that and carries the rest in one step, unless something else is due by then. So the program's
 code runs under no lock, may raise and may take its time, and whatever ends a push before that step changes
 nothing.
+
+Another thread may change what is due meanwhile: then the code runs again. What it changes itself it would
+change each time: so it may not complete the iteration, nor push, flush or load the tensor that it filters.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -21,7 +26,25 @@ from .limit import Limit
 
 if TYPE_CHECKING:
     from .filters import OwnFilter
+    from .job import Job
     from .tensor import Tensor
+
+
+def refuse_inside(of: Tensor | Job, call: str) -> None:
+    """Raises OptionError if the filter of this tensor, or of one of this job, makes the `call`."""
+    # The stack knows, whatever signal handlers have raised; a note that somebody must take back may stay.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is push.__code__:
+            tensor = frame.f_locals["tensor"]
+            if tensor is of or tensor._job is of:
+                raise OptionError(
+                    f"the filter of `{tensor.name}` called {call} in its `send`, which would change what it "
+                    "was asked for, again and again",
+                    f"call {call} outside of `send`, which only says what is sent; nothing of this push was "
+                    "sent, and what is held back is as it was",
+                )
+        frame = frame.f_back
 
 
 def push(

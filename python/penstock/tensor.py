@@ -103,6 +103,8 @@ class Tensor(Sealed):
         self._stable = core.stable(None)
         push = None if filters is None else filters.push
         self._own = push if isinstance(push, OwnFilter) else None
+        if self._own is not None:
+            job._has_own_filters = True
         # Whether a `pushpull` may be one call of the core.
         self._direct = self._stable and self._own is None
         self._model: Array | None = None
@@ -289,6 +291,8 @@ class Tensor(Sealed):
             The optimizer's settings were changed to invalid values.
         JobClosed
             The job has ended, or this worker was removed from it.
+        OptionError
+            The tensor's own filter called it in its `send`, or something else that is refused there.
         ShapeError, DtypeError, NonFiniteError
             Likewise of what the `send` of the tensor's own filter (`ps.OwnFilter`) returned. What it raises
             comes through as it is. What is held back, and parts in the lane, are as they were.
@@ -306,6 +310,8 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
+        if self._own is not None:
+            own.refuse_inside(self, "push")
         factors = grad if isinstance(grad, Factors) else None
         sparse = None if factors is not None or self._is_dense(grad) else sparse_of(grad)
         if self._own is not None and not more:
@@ -415,6 +421,8 @@ class Tensor(Sealed):
         >>> m.push_factors_async(np.ones((300, 1), np.float32), np.ones((1, 200), np.float32)).result()
         0
         """
+        if self._own is not None:
+            own.refuse_inside(self, "push_factors_async")
         return self._job._submit_push(self._push, Factors(u, v), self._optimizer._packed, more, timeout)
 
     def flush(self, *, timeout: float | None = None) -> int | None:
@@ -477,6 +485,8 @@ class Tensor(Sealed):
 
     def _send_held_back(self, limit: Limit[float | None]) -> int | None:
         """The part of a flush that is a push, if there is one."""
+        if self._own is not None:
+            own.refuse_inside(self, "flush")
         self._job._await_pushes(limit)
         try:
             stamp = self._core.flush(self._optimizer._packed, limit.left())
@@ -778,6 +788,8 @@ class Tensor(Sealed):
         >>> w.push_async(np.ones(3, dtype=np.float32)).result()
         0
         """
+        if self._own is not None:
+            own.refuse_inside(self, "push_async")
         return self._job._submit_push(self._push, grad, self._optimizer._packed, more, timeout)
 
     def pull_async(
@@ -844,6 +856,8 @@ class Tensor(Sealed):
         >>> w.pushpull_async(np.ones(3, dtype=np.float32)).result()
         array([1., 1., 1.], dtype=float32)
         """
+        if self._own is not None:
+            own.refuse_inside(self, "pushpull_async")
         return self._job._submit_push(self._pushpull, grad, self._optimizer._packed, out, slack, timeout)
 
     def optimizer_state(self, *, timeout: float | None = None) -> dict[str, Array]:
@@ -945,6 +959,8 @@ class Tensor(Sealed):
         >>> w.load(value=np.zeros(3, dtype=np.float32))
         """
         pieces, steps = self._pieces(value, state, step)
+        if self._own is not None:
+            own.refuse_inside(self, "load")
         limit = Limit(timeout)
         what = f"load of `{self.name}` (every worker calls it)"
         self._job._await_pushes(limit)

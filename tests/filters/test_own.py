@@ -408,10 +408,65 @@ def test_parts_are_filtered_once_as_their_sum(job: ps.Job) -> None:
     assert w.pull().tolist() == [2.25, 6.25]
 
 
+def elsewhere(call: Callable[[], Any]) -> None:
+    """Another thread makes the call meanwhile."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda job, w: job.clock(),
+        lambda job, w: w.push([1, 1]),
+        lambda job, w: w.push(ps.Sparse([1], [1]), more=True),
+        lambda job, w: w.pushpull([1, 1]),
+        lambda job, w: w.push_async([1, 1], more=True).result(),
+        lambda job, w: w.pushpull_async([1, 1]),
+        lambda job, w: w.flush(),
+        lambda job, w: w.load(value=[1, 1]),
+        lambda job, w: job.clock() if w.held_back else None,
+    ],
+)
+@pytest.mark.parametrize("way", ["push", "more", "async"])
+def test_what_would_change_what_is_due_is_refused_in_send(job: ps.Job, call: Any, way: str) -> None:
+    calls = [call]
+    w = job.tensor("w", shape=2, filter=push(Sends(lambda due, _: (calls and calls[0](job, w), due)[1])))
+    if way == "more":
+        w.push([1, 2], more=True)
+    stats = job.stats()
+    with pytest.raises(OptionError, match="the filter of `w` called") as error:
+        w.push_async([1, 2]).result() if way == "async" else w.push() if way == "more" else w.push([1, 2])
+    assert "outside of `send`" in error.value.hint
+    assert job.stats()["pushes"] == stats["pushes"]
+    assert job.iteration == 0
+    assert w.held_back == (0.0, 0)
+    # It can be made again, and another tensor may be pushed there.
+    other = job.tensor("other", shape=2)
+    calls[0] = lambda job, w: other.push([1, 1])
+    w.push() if way == "more" else w.push([1, 2])
+    assert w.pull().tolist() == [1, 2]
+    calls.clear()
+    if way == "async":
+        with pytest.raises(OptionError):
+            job.clock()  # which says once what an asynchronous push raised
+    assert job.clock() == 1
+
+
+def test_filters_that_push_each_others_tensors_are_refused(job: ps.Job) -> None:
+    one = job.tensor("one", shape=2, filter=push(Sends(lambda due, _: (other.push([1, 1]), due)[1])))
+    other = job.tensor("other", shape=2, filter=push(Sends(lambda due, clock: (one.push([1, 1]), due)[1])))
+    for w in (one, other):
+        with pytest.raises(OptionError, match=f"the filter of `{w.name}` called push"):
+            w.push([1, 2])
+    assert job.stats()["pushes"] == 0
+
+
 def test_one_whose_iteration_ends_meanwhile_begins_again_with_the_next(job: ps.Job) -> None:
     def make(due: Array, clock: int) -> Array:
         if clock == 0:
-            job.clock()
+            elsewhere(job.clock)
         return due / 2
 
     mine = Sends(make)
@@ -422,9 +477,9 @@ def test_one_whose_iteration_ends_meanwhile_begins_again_with_the_next(job: ps.J
     assert w.held_back.elements == 2
     job.clock()
     # Parts are those of their iteration, and lost with it.
-    mine._make = lambda due, clock: (job.clock(), due)[1] if clock == 2 else due
+    mine._make = lambda due, clock: (elsewhere(job.clock), due)[1] if clock == 2 else due
     w.push([1, 1], more=True)
-    with pytest.warns(UserWarning, match="more=True"), pytest.raises(OptionError):
+    with pytest.warns(UserWarning, match="more=True"), pytest.raises(OptionError, match="lane"):
         w.push()
     assert w.held_back.elements == 2
 
@@ -432,7 +487,7 @@ def test_one_whose_iteration_ends_meanwhile_begins_again_with_the_next(job: ps.J
 def test_a_part_that_comes_meanwhile_is_in_the_sum(job: ps.Job) -> None:
     def make(due: Array, _: int) -> Array:
         if len(mine._seen) == 1:
-            w.push([1, 1], more=True)
+            elsewhere(lambda: w.push([1, 1], more=True))
         return due
 
     mine = Sends(make)
@@ -443,7 +498,9 @@ def test_a_part_that_comes_meanwhile_is_in_the_sum(job: ps.Job) -> None:
 
 
 def test_a_flush_that_comes_meanwhile_is_the_iterations_push(job: ps.Job) -> None:
-    w = job.tensor("w", shape=2, filter=push(Sends(lambda due, clock: (clock and w.flush(), due * 0)[1])))
+    w = job.tensor(
+        "w", shape=2, filter=push(Sends(lambda due, clock: (clock and elsewhere(w.flush), due * 0)[1]))
+    )
     w.push([2, 4])
     job.clock()
     with pytest.raises(AlreadyPushed):

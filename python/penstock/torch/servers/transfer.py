@@ -10,7 +10,7 @@ With `check`, it is also known whether the script has changed them since:
 | a gradient that is filtered | a copy: the lane will have what is sent of it | memory, and writing it |
 | a parameter, under BSP, that is sent in `step()` | the value, which stands still until then | nothing |
 | any other parameter | a copy, made when it was read | memory, and writing it |
-| a table of which only rows are read | those rows, as they were read; of others checksums | memory for them, 8 bytes a row |
+| rows of a table | them, as they were read; others, checksums | memory for them, 8 bytes a row |
 
 A value of which something is held back, or that is broadcast out of step, changes at a flush: it is copied.
 """
