@@ -178,6 +178,7 @@ class Job(Sealed):
         "_tables",
         "_tensors",
         "_told",
+        "_told_of_loads",
         "_unsent",
     )
     _set_by: ClassVar[Mapping[str, str]] = {
@@ -192,6 +193,8 @@ class Job(Sealed):
         self._unsent: set[str] = set()
         # Those of which it was told that an exact value lacks what a filter of pushes holds back.
         self._told: set[str] = set()
+        # And that a load of the value leaves it.
+        self._told_of_loads: set[str] = set()
         # Whether one has a filter that the program brings.
         self._has_own_filters = False
         # Those that the program holds.

@@ -25,7 +25,7 @@ from .first import Deed, checksum
 from .limit import Limit
 from .optim import Optimizer
 from .sparse import gathered, sparse_of
-from .unsent import warn_of_lacking
+from .unsent import warn_of_kept, warn_of_lacking
 
 if TYPE_CHECKING:
     from . import _core
@@ -912,6 +912,8 @@ class Tensor(Sealed):
         """
         Overwrite the value, the optimizer's state or both. Collective: every worker calls it, and rank 0's
         arguments count. What a worker has written into its lane and not pushed is gone: `push()` refuses it.
+        What a filter of pushes holds back stays, and the next push adds it to the new value: `flush` before.
+        If this worker holds back any, it warns, once.
 
         Parameters
         ----------
@@ -970,6 +972,9 @@ class Tensor(Sealed):
                 "call push() first, which sends it, or load after the next clock, which drops it",
             )
 
+        if -1 in pieces or (self._job.rank and not pieces):
+            self._tell_of_kept()
+
         def says() -> int:
             return checksum(
                 (steps, *(part for slot in sorted(pieces) for part in (slot, _as_buffer(pieces[slot]))))
@@ -978,6 +983,13 @@ class Tensor(Sealed):
         deed = Deed(what, lambda: self._write(pieces, steps), says, self._core.loaded)
         self._job._firsts.do(self._job._core, deed, limit.left())
 
+    def _tell_of_kept(self) -> None:
+        """Warns, once, of what this worker's filter of pushes will add to the value that is loaded."""
+        held = HeldBack(*self._core.held_back())
+        if held.elements and self._name not in self._job._told_of_loads:
+            self._job._told_of_loads.add(self._name)
+            warn_of_kept({self._name: held}, 3)
+
     def _write(self, pieces: dict[int, Array], steps: int | None) -> None:
         # The caller's time does not count here: used up between two pieces it left the tensor with one of
         # them only.
@@ -985,7 +997,12 @@ class Tensor(Sealed):
             return
         if steps is None:
             steps = self._core.steps(None)
-        for slot, data in (pieces or {-1: self.pull(exact=True)}).items():
+        if not pieces:
+            # Not by `pull`: that would tell the script of what it did not ask for.
+            value = np.empty(self._shape, self._dtype)
+            self._core.pull_whole(_as_buffer(value), None, None)
+            pieces = {-1: value}
+        for slot, data in pieces.items():
             self._core.load(slot, _as_buffer(data), steps, None)
 
     def _pieces(

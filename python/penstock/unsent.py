@@ -46,6 +46,18 @@ def warn_of_lacking(who: str, held: Mapping[str, HeldBack], stacklevel: int) -> 
     )
 
 
+def warn_of_kept(held: Mapping[str, HeldBack], stacklevel: int) -> None:
+    """
+    Warns that values are loaded, and that what this worker holds back of these tensors will be added to them.
+    The stack's levels count from the caller.
+    """
+    warnings.warn(
+        "What filters of pushes hold back stays where values are loaded, and the next pushes add it to them: "
+        f"{_counted(held)} of this worker's; call flush() on every worker before a load or a publication",
+        stacklevel=stacklevel + 1,
+    )
+
+
 def _counted(held: Mapping[str, HeldBack]) -> str:
     elements = sum(one.elements for one in held.values())
     norm = math.hypot(*(one.norm for one in held.values()))

@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 
 NONE = "What filters of pushes hold back is not in"
+STAYS = "What filters of pushes hold back stays where values are loaded"
 LOST = "What filters of pushes hold back is lost"
 TOP = ps.Filters(push=ps.TopK(0.125))
 
@@ -95,6 +96,44 @@ def test_states_and_exact_parameters_in_torch_tell_once() -> None:
                 warnings.simplefilter("error")
                 model.state_dict()
             optimizer.flush()
+
+
+def test_a_load_and_a_publication_tell_once_what_the_next_pushes_add_to_them(job: ps.Job) -> None:
+    torch = pytest.importorskip("torch")
+    w = job.tensor("w", shape=8, filter=TOP)
+    w.push(np.ones(8, np.float32))
+    job.clock()
+    with pytest.warns(UserWarning, match=rf"^{STAYS}.*: 7 elements of `w`.*; call flush\(\) on") as told:
+        w.load(value=np.zeros(8, np.float32))
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        w.load(value=np.zeros(8, np.float32))
+        v = job.tensor("v", shape=8, filter=TOP, optimizer=ps.Adam())
+        v.push(np.ones(8, np.float32))
+        # The value stays.
+        v.load(step=3)
+        v.flush()
+        v.load(value=np.zeros(8, np.float32))
+    job.clock()
+    assert w.flush() is not None
+    saved = torch.nn.Linear(4, 3).state_dict()
+    for loads in (lambda model, _: model.load_state_dict(saved), lambda _, optimizer: optimizer.publish()):
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.torch.distribute(model, optimizer, where="servers", filter=TOP)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loads(model, optimizer)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        with pytest.warns(UserWarning, match=rf"^{STAYS}.* elements of `\S*weight`, `\S*bias`") as told:
+            loads(model, optimizer)
+        assert [one.filename for one in told] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loads(model, optimizer)
+        optimizer.flush()
 
 
 def test_an_exact_pull_in_jax_tells_once() -> None:

@@ -299,6 +299,29 @@ def test_behind_exact_parameters_are_again_what_they_were_also_where_the_block_r
     optimizer.step()
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_step_inside_exact_is_refused_where_parameters_would_lack_something_behind_it(
+    job: ps.Job, check: bool
+) -> None:
+    plain, _ = trained(job)
+    model, optimizer = trained(job, filter=QUIET, check=check)
+    before = values(model)
+    with optimizer.exact():
+        with optimizer.exact():
+            pass
+        with pytest.raises(OptionError, match=r"step\(\) was called inside `with optimizer.exact") as error:
+            optimizer.step(lambda: pytest.fail("nothing is evaluated"))
+        assert "end the block before step()" in error.value.hint
+        assert alike(values(model), values(plain))
+    assert alike(values(model), before)
+    optimizer.step()
+    # Once nothing can be lacking the block changes nothing.
+    whole, free = trained(job, check=check)
+    with free.exact():
+        free.step()
+        assert alike(values(whole), list(whole.state_dict().values()))
+
+
 def test_an_evaluation_in_inference_mode_leaves_training_as_it_was(job: ps.Job) -> None:
     plain, _ = trained(job, 6)
     model, optimizer = trained(job, filter=QUIET)

@@ -42,7 +42,7 @@ from ...limit import Limit
 from ...optim import updates_in
 from ...parameters import propagation_of
 from ...tensor import _as_buffer
-from ...unsent import warn_of_lacking
+from ...unsent import warn_of_kept, warn_of_lacking
 from ..arrivals import (
     Newcomers,
     owned_elsewhere,
@@ -160,8 +160,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Who moves parameters, in a word and with the reason."""
         self._tables = Tables(model, sparse_pull)
         self.told_of_lacking = False
-        self._told_of_held_back = False
-        """Whether somebody who read parameters was told what they lack."""
+        self._told_of_held_back = self._told_of_kept = False
+        """Whether somebody who read parameters was told what they lack, or who loaded some what stays."""
+        self._exact_blocks = 0
+        """In how many blocks of `exact()` the script is."""
         self._load: _Load | None = None
         """The last load of the model that has begun, until it is published."""
         self._publishes_load = False
@@ -502,8 +504,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a setting was changed after the gradient had left; gradients were changed, with
             several workers; or a parameter was; or groups came or went otherwise than by `add_param_group`.
-            Or a step or a flush before was cut short (of which a part was sent, `flush` can be called
-            again); or a backward pass was, and what this step sends has left already.
+            Or it was called inside `exact()`, where parameters lack something otherwise. Or a step or a flush
+            before was cut short (of which a part was sent, `flush` can be called again); or a backward pass
+            was, and what this step sends has left already.
         DeclarationConflict
             Another worker completed the iteration without this step.
         DtypeError
@@ -525,6 +528,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.push` and `Tensor.pull`.
         """
+        if any(shared.reads_rows or shared.lags for shared in self._everything):
+            self._refuse_in_exact("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -545,6 +550,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.next_iteration()
         self._steps += 1
         return loss
+
+    def _refuse_in_exact(self, what: str) -> None:
+        """Raises OptionError inside `exact()`: behind `what` parameters would lack something again."""
+        if self._exact_blocks and not self.job.closed:
+            raise OptionError(
+                f"{what} was called inside `with optimizer.exact():`, where parameters hold all of the "
+                "servers' values as long as the block runs: behind it they would lack something again",
+                f"end the block before {what}; what is changed in it is followed by publish() there",
+            )
 
     def _refuse_settings(self, also: Collection[Shared] = ()) -> None:
         """
@@ -610,8 +624,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first; or a
-            parameter was changed, or groups came or went, as for `step`. Or a step, a flush or a backward
-            pass before was cut short.
+            parameter was changed, or groups came or went, as for `step`. Or it was called inside `exact()`
+            with a table of which rows are pulled. Or a step, a flush or a backward pass before was cut short.
         DeclarationConflict
             Another worker took a step, or completed the iteration otherwise.
         SettingsError
@@ -640,6 +654,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lagging = [shared for shared in self._everything if shared.lags]
         if self._filters.push is None and not lagging:
             return
+        if any(shared.reads_rows for shared in self._everything):
+            self._refuse_in_exact("flush()")
         self._follow_groups()
         self._delivery.check()
         self._refuse_late_flush()
@@ -706,7 +722,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         What they lack otherwise is what a filter of broadcasts holds back, what is broadcast under SSP and
         ASP and not there yet, and rows of tables with `sparse_pull` that the last batch did not read. Where
         they lack nothing nothing is read. What a filter of pushes holds back is not in the values: `flush`.
-        Inside, parameters may be changed if `publish` follows there, on every worker.
+        Inside, parameters may be changed if `publish` follows there, on every worker; a `step` is an
+        OptionError, unless no parameter can ever lack something.
 
         Raises
         ------
@@ -741,13 +758,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # All of them are about to be overwritten.
         self._refuse_changes(all_rows=True)
         filled = [shared for shared in self._shared.values() if shared.lacks]
+        around = self._exact_blocks
         try:
             self._pull_all(filled, exact=True)
             self.tell_of_held_back("what parameters hold inside exact()")
+            self._exact_blocks = around + 1
             yield
             self._refuse_changes()
         finally:
-            # A step or a flush in the block, or the end of the job, has left them as they are to be.
+            self._exact_blocks = around
+            # A publication or a flush in the block, or the end of the job, has left them as they are to be.
             if not self.job.closed:
                 self._pull_all(one for one in filled if one.is_whole and not one.is_released)
 
@@ -883,6 +903,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._delivery.check()
         self._delivery.refuse_between("a publication of parameters")
         self._complete_for_publication()
+        self._tell_of_kept()
         self._loaded = None
         what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
 
@@ -1466,11 +1487,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Warns, once, that `who` lacks what this worker's filters of pushes hold back, if they do."""
         if self._told_of_held_back or self._filters.push is None or self._is_gone or self.job.closed:
             return
-        each = {shared.name: shared.sends_to.held_back for shared in self._shared.values()}
-        held = {name: one for name, one in each.items() if one.elements}
-        if held:
+        if held := self._held_by_name():
             self._told_of_held_back = True
             warn_of_lacking(who, held, of_the_script())
+
+    def _tell_of_kept(self) -> None:
+        """Warns, once, of what this worker's filters of pushes will add to values that are published."""
+        if not self._told_of_kept and self._filters.push is not None and (held := self._held_by_name()):
+            self._told_of_kept = True
+            warn_of_kept(held, of_the_script())
+
+    def _held_by_name(self) -> dict[str, HeldBack]:
+        each = {shared.name: shared.sends_to.held_back for shared in self._shared.values()}
+        return {name: one for name, one in each.items() if one.elements}
 
     def can_read(self, what: str) -> bool:
         """Whether what parameters lack can be read now; warns if not, of `what` is made of them."""
