@@ -113,10 +113,10 @@ def test_a_load_and_a_publication_tell_once_what_the_next_pushes_add_to_them(job
         v.push(np.ones(8, np.float32))
         # The value stays.
         v.load(step=3)
+        job.clock()
         v.flush()
         v.load(value=np.zeros(8, np.float32))
-    job.clock()
-    assert w.flush() is not None
+        assert w.flush() is not None
     saved = torch.nn.Linear(4, 3).state_dict()
     for loads in (lambda model, _: model.load_state_dict(saved), lambda _, optimizer: optimizer.publish()):
         model = torch.nn.Linear(4, 3)
