@@ -104,11 +104,13 @@ def _meant(name: str) -> str:
     for known in __all__:
         if known.lower() == name.lower():
             return f"; did you mean `{known}`?"
+    near = importlib.import_module("difflib").get_close_matches
+    close = [] if name.startswith("_") else near(name, __all__, 1, 0.8)
     exceptions = importlib.import_module(".exceptions", __name__)
     found = getattr(exceptions, name, None)
     if isinstance(found, type) and issubclass(found, exceptions.PenstockError):
         return f"; it is `penstock.exceptions.{name}`"
-    return ""
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def __dir__() -> list[str]:

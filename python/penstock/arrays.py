@@ -293,7 +293,11 @@ def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.
 
 def _conversion(value: object, dtype: str) -> str:
     # A list goes there in one step: on the way through float64, 2**64 - 1 beside 0 would lose bits.
-    how = f"numpy.array(x, {dtype!r})" if type(value) in _LISTS else f"x.astype({dtype!r})"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        how = f"x.to(torch.{dtype})"
+    else:
+        how = f"numpy.array(x, {dtype!r})" if type(value) in _LISTS else f"x.astype({dtype!r})"
     return f"convert it: `{how}`"
 
 

@@ -22,8 +22,6 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
-
 from . import _core, filters, own
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, Pending
@@ -42,6 +40,7 @@ from .exceptions import (
 )
 from .filters import Filters, HeldBack
 from .first import Firsts
+from .flags import flag
 from .gather import Gathering
 from .limit import Limit
 from .optim import Add, Optimizer, Replace
@@ -984,6 +983,14 @@ class Job(Sealed):
         self._line.end()
         _is_left(self)
 
+    @property
+    def _why_over(self) -> str | None:
+        """Why nothing can be read any more; None while the job is open."""
+        if not self.closed:
+            return None
+        is_parents = isinstance(self._core, _Gone) and self._core.is_parents
+        return self._core.why if is_parents else "the job has ended"
+
     def _tells_of_lacking(self, name: str) -> bool:
         """Whether a tensor is the script's own, and it was not told of what its filter holds back."""
         declared = self._tensors.get(name)
@@ -1086,6 +1093,7 @@ class Job(Sealed):
         self._let_go(
             f"this process was forked from worker {self.rank} (process {os.getppid()}), whose job it is",
             "call ps.init() in the process that trains, or start processes with the method `spawn`",
+            is_parents=True,
         )
         # Another thread may have been inside, and there is none here.
         self._gathering = Gathering()
@@ -1106,9 +1114,12 @@ class Job(Sealed):
         self._line.end()
         _is_left(self)
 
-    def _let_go(self, why: str, hint: str | None) -> None:
-        """Takes the core away without closing it; every later use is refused, with the reason."""
-        gone: Any = _Gone(self._core.rank, self._core.size, why, hint)
+    def _let_go(self, why: str, hint: str | None, *, is_parents: bool = False) -> None:
+        """
+        Takes the core away without closing it; every later use is refused, with the reason. `is_parents`: the
+        job goes on in the process that this one was forked from.
+        """
+        gone: Any = _Gone(self._core.rank, self._core.size, why, hint, is_parents)
         self._core = gone
         for _, tensor, _ in self._tensors.values():
             tensor._core = gone
@@ -1152,20 +1163,13 @@ def _rank(value: Any) -> int:
     raise OptionError(f"expected low_rank as a whole number from 0 on, got {value!r}")
 
 
-def flag(what: str, value: object) -> bool:
-    """`value` as a boolean; what only counts as one, such as the word "no", is refused."""
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise OptionError(f"expected {what} as True or False, got {value!r}")
-
-
 class _Gone:
     """Takes the place of the core."""
 
     closed = True
 
-    def __init__(self, rank: int, size: int, why: str, hint: str | None) -> None:
-        self.__dict__.update(rank=rank, size=size, why=why, hint=hint)
+    def __init__(self, rank: int, size: int, why: str, hint: str | None, is_parents: bool) -> None:
+        self.__dict__.update(rank=rank, size=size, why=why, hint=hint, is_parents=is_parents)
 
     def leave(self, timeout: float | None) -> None:
         """There is nothing to leave."""

@@ -211,7 +211,8 @@ class Optimizer:
         old = self.__dict__.get(name)
         if name not in self.__dict__ or name.startswith("_"):
             raise SettingsError(
-                f"{type(self).__name__} has no setting `{name}`", f"it has {', '.join(self._public())}"
+                f"{type(self).__name__} has no setting `{name}`",
+                f"it has {', '.join(self._public()) or 'none'}",
             )
         if name in self._row.fixed and bool(value) != bool(old):
             raise SettingsError(

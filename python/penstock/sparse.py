@@ -54,7 +54,10 @@ class Sparse:
         given = as_array(values)
         if given.ndim == 0 or len(given) != places.shape[-1]:
             raise ShapeError(
-                f"expected as many values as indices, {places.shape[-1]}, got values of shape {given.shape}"
+                f"expected as many values as indices, {places.shape[-1]}, got values of shape {given.shape}",
+                "give `indices.T`: an array of shape (dimensions, n)"
+                if places.ndim == 2 and given.ndim and len(given) == len(places)
+                else None,
             )
         self.indices, self.values, self.shape = places, values, None
 
@@ -95,15 +98,47 @@ class Sparse:
 
 def _places(indices: ArrayLike, what: str, dimensions: tuple[int, ...]) -> Array:
     """`indices` as an array of whole numbers; raises DtypeError or ShapeError."""
-    places = as_array(indices)
+    try:
+        places = as_array(indices)
+    except DtypeError:
+        if is_plain(indices) and (found := _beyond(indices)) is not None:
+            raise _too_large(what, found) from None
+        raise
     if places.size == 0 and is_plain(indices):
         places = places.astype(np.int64)  # an empty list is float64 to NumPy
+    if places.dtype.kind == "b":
+        way = "numpy.flatnonzero(mask)" if places.ndim == 1 else "numpy.stack(numpy.nonzero(mask))"
+        raise DtypeError(f"expected {what} as whole numbers, got dtype bool", f"of a mask, give `{way}`")
     if places.dtype.kind not in "iu":
+        if is_plain(indices) and (found := _beyond(indices)) is not None:
+            raise _too_large(what, found)
         raise DtypeError(f"expected {what} as whole numbers, got dtype {places.dtype.name}")
     if places.ndim not in dimensions:
         shapes = " or ".join(("(n,)", "(dimensions, n)")[: len(dimensions)])
         raise ShapeError(f"expected {what} of shape {shapes}, got {places.shape}")
     return places
+
+
+def _beyond(indices: Any) -> int | None:
+    """The first whole number in these lists that 64 bits do not hold, of which NumPy makes something else."""
+    for one in indices if isinstance(indices, list | tuple) else [indices]:
+        if isinstance(one, list | tuple):
+            if (found := _beyond(one)) is not None:
+                return found
+        elif isinstance(one, int) and not -(2**63) <= one < 2**63:
+            return one
+    return None
+
+
+def _too_large(what: str, found: int) -> DtypeError:
+    return DtypeError(f"expected {what} from 0 to {2**63 - 1}, got {found}")
+
+
+def _transposed(places: Array, dimensions: int) -> str | None:
+    """A hint where an array of indices has the places along its first dimension."""
+    if places.ndim == 2 and places.shape[1] == dimensions:
+        return "give `indices.T`: an array of shape (dimensions, n)"
+    return None
 
 
 def _units(places: Array, named: tuple[int, ...], name: str) -> Array:
@@ -158,7 +193,10 @@ def gathered(
         named, behind = (math.prod(shape),) if places.ndim == 1 else shape, ()
     places = np.atleast_2d(places)
     if len(places) != len(named):
-        raise ShapeError(f"`{name}` has {len(named)} dimensions, got indices of {len(places)}")
+        raise ShapeError(
+            f"`{name}` has {len(named)} dimensions, got indices of {len(places)}",
+            _transposed(places, len(named)),
+        )
     return _units(places, named, name), math.prod(behind), (places.shape[1], *behind)
 
 

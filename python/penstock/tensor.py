@@ -22,6 +22,7 @@ from .exceptions import AlreadyPushed, DtypeError, OptionError, Sealed, Settings
 from .factors import Factors
 from .filters import Filters, HeldBack, OwnFilter, Pressed, Pressure
 from .first import Deed, checksum
+from .flags import flag
 from .limit import Limit
 from .optim import Optimizer
 from .sparse import gathered, sparse_of
@@ -284,7 +285,7 @@ class Tensor(Sealed):
         AlreadyPushed
             A push without `more` was made in this iteration.
         OptionError
-            No `grad` was given, and the lane holds none.
+            No `grad` was given, and the lane holds none; or `more` is no bool.
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
         SettingsError
@@ -310,6 +311,8 @@ class Tensor(Sealed):
         return self._push(grad, self._optimizer._packed, more, timeout)
 
     def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
+        if more is not False:
+            more = flag("more", more)
         if self._own is not None:
             own.refuse_inside(self, "push")
         factors = grad if isinstance(grad, Factors) else None
@@ -624,7 +627,8 @@ class Tensor(Sealed):
         UnknownElement
             The tensor has no such row or element. `out` is as it was.
         OptionError
-            `slack` is not a whole number of 0 or above; or both `rows` and `indices` are given.
+            `slack` is not a whole number of 0 or above, or `exact` is no bool; or both `rows` and `indices`
+            are given.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         DeadlineExceeded
@@ -647,6 +651,8 @@ class Tensor(Sealed):
         >>> w.pull(rows=[2, 0])
         array([0., 0.], dtype=float32)
         """
+        if exact is not False:
+            exact = flag("exact", exact)
         if rows is not None or indices is not None:
             return self._pull_some(out, rows, indices, slack, exact, timeout)
         if slack is not None:

@@ -7,6 +7,7 @@ import copy
 import itertools
 import os
 import pickle
+import re
 import secrets
 import select
 import socket
@@ -544,6 +545,54 @@ def test_a_barrier_is_called_by_what_it_is_for(server: Path) -> None:
 def test_a_name_in_other_letters_is_guessed() -> None:
     with pytest.raises(AttributeError, match="did you mean `SGD`"):
         _ = ps.sgd  # type: ignore[attr-defined]
+    for written, meant in (("Filter", "Filters"), ("Quantise", "Quantize"), ("RandK", "RandomK")):
+        with pytest.raises(AttributeError, match=f"did you mean `{meant}`"):
+            getattr(ps, written)
+    for written in ("_Filters", "nothing"):
+        with pytest.raises(AttributeError, match=f"has no attribute `{written}`$"):
+            getattr(ps, written)
+
+
+def test_flags_that_are_no_booleans_are_refused(job: ps.Job) -> None:
+    w = job.tensor("w", shape=(2, 3))
+    ones = np.ones((2, 3), np.float32)
+    for got in ("no", 1, None):
+        for call in (
+            lambda got=got: w.pull(exact=got),
+            lambda got=got: w.pull(rows=[1], exact=got),
+            lambda got=got: w.push(ones, more=got),
+            lambda got=got: w.push_factors(ones[:, :1], ones[:1], more=got),
+        ):
+            with pytest.raises(ps.exceptions.OptionError, match=f"as True or False, got {got!r}"):
+                call()
+    assert job.stats()["pushes"] == 0
+    w.push(ones, more=np.True_)
+    w.push()
+    np.testing.assert_array_equal(w.pull(exact=np.True_), ones)
+
+
+def test_hints_are_of_what_was_given(job: ps.Job) -> None:
+    w = job.tensor("w", shape=(4, 3))
+    ones = np.ones(2, np.float32)
+    pairs = np.array([[0, 1], [1, 2], [3, 0]])
+    for call, error, hint in (
+        (lambda: w.pull(rows=np.ones(4, bool)), ps.exceptions.DtypeError, r"numpy.flatnonzero\(mask\)"),
+        (lambda: w.pull(indices=np.ones((4, 3), bool)), ps.exceptions.DtypeError, r"numpy.nonzero\(mask\)"),
+        (lambda: ps.Sparse(np.ones(4, bool), ones), ps.exceptions.DtypeError, r"numpy.flatnonzero\(mask\)"),
+        (lambda: w.pull(indices=pairs), ps.exceptions.ShapeError, r"indices\.T"),
+        (lambda: ps.Sparse(pairs, np.ones(3, np.float32)), ps.exceptions.ShapeError, r"indices\.T"),
+        (lambda: setattr(ps.Add(), "lr", 0.1), ps.exceptions.SettingsError, "it has none"),
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert re.search(hint, str(caught.value.hint)), caught.value.hint
+    for indices in ([2**70], [0, 2**63], [[2**64, 1]]):
+        with pytest.raises(ps.exceptions.DtypeError, match=r"from 0 to 9223372036854775807, got \d{19}"):
+            ps.Sparse(indices, ones)
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ps.exceptions.DtypeError) as caught:
+        w.push(torch.ones(4, 3, dtype=torch.float64))
+    assert "`x.to(torch.float32)`" in caught.value.hint
 
 
 def test_a_second_server_on_the_same_socket_is_refused(server: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+
 import pytest
 
 import penstock as ps
@@ -37,3 +40,24 @@ def test_loaders_that_are_forked_leave_the_job_alone(job: ps.Job) -> None:
         job.clock()
     assert table.get(0, clock=1) == [100.0]
     assert w.pull() == [3.0]
+
+
+def test_a_state_in_a_forked_child_says_whose_the_job_is(job: ps.Job) -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _ = ps.torch.distribute(model, rule, where="servers", sparse_pull=True)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                model.state_dict()
+            os.write(write, "\n".join(str(one.message) for one in told).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    assert f"forked from worker 0 (process {os.getpid()}), whose job it is" in said, said
+    assert "ended" not in said

@@ -16,6 +16,7 @@ from ..compress import check_compress
 from ..consistency import Consistency, check_propagation, parse, spelled
 from ..exceptions import DeclarationConflict, OptionError
 from ..filters import HeldBack, Pressure
+from ..flags import flag
 from ..job import Job
 from ..limit import Limit
 from ..optim import Optimizer, Replace, divisors, updates_in
@@ -277,8 +278,8 @@ class Served:
         Raises
         ------
         OptionError
-            `slack` is not a whole number of 0 or above; or it was called inside `shard_map` or `pmap` over
-            several devices.
+            `slack` is not a whole number of 0 or above, or `exact` is no bool; or it was called inside
+            `shard_map` or `pmap` over several devices.
         PullTimeout
             They were not fresh enough in time.
         JobClosed
@@ -289,6 +290,7 @@ class Served:
         >>> ps.jax.distribute(jnp.zeros(2), ps.SGD(0.5)).pull(slack=0)
         Array([0., 0.], dtype=float32)
         """
+        exact = flag("exact", exact)
         found = on_host(
             self._job,
             lambda _job, _none, values: self._tensors.pull(values, slack, self._timeout, exact),

@@ -48,8 +48,9 @@ from ..consistency import BSP, Consistency, check_propagation, parse, spelled
 from ..exceptions import OptionError
 from ..filters import Filters, meant
 from ..filters import spelled as spelled_filters
+from ..flags import flag
 from ..gather import Gathering
-from ..job import Job, after_the_last, before_leaving, current, flag
+from ..job import Job, after_the_last, before_leaving, current
 from ..parameters import filters_of
 from .arrivals import look_away
 from .arrivals import owners_of_parameters as _owned

@@ -1503,7 +1503,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def can_read(self, what: str) -> bool:
         """Whether what parameters lack can be read now; warns if not, of `what` is made of them."""
-        why = "the job has ended" if self.job.closed else None
+        why = self.job._why_over
         if why is None:
             try:
                 self._refuse_cut()
