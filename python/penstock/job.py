@@ -988,8 +988,9 @@ class Job(Sealed):
         """Why nothing can be read any more; None while the job is open."""
         if not self.closed:
             return None
-        is_parents = isinstance(self._core, _Gone) and self._core.is_parents
-        return self._core.why if is_parents else "the job has ended"
+        # What may have taken the core's place.
+        core: object = self._core
+        return core.why if isinstance(core, _Gone) and core.is_parents else "the job has ended"
 
     def _tells_of_lacking(self, name: str) -> bool:
         """Whether a tensor is the script's own, and it was not told of what its filter holds back."""
@@ -1167,6 +1168,8 @@ class _Gone:
     """Takes the place of the core."""
 
     closed = True
+    why: str
+    is_parents: bool
 
     def __init__(self, rank: int, size: int, why: str, hint: str | None, is_parents: bool) -> None:
         self.__dict__.update(rank=rank, size=size, why=why, hint=hint, is_parents=is_parents)
