@@ -64,16 +64,19 @@ impl Overlay {
             }
         }
         let mut moved = Vec::new();
-        for at in 0..overlay.stripes().len() {
-            let mut elsewhere = vec![0; self.len()];
-            let others = overlay.stripes().iter().enumerate().filter(|(other, _)| *other != at);
-            others.for_each(|(_, other)| count_below(other, &mut elsewhere));
-            let stripe = &mut overlay.stripes_mut()[at];
+        let mut below = vec![0; self.len()];
+        overlay.stripes().iter().for_each(|stripe| count_below(stripe, &mut below));
+        for stripe in overlay.stripes_mut() {
+            let mut its = vec![0; self.len()];
+            count_below(stripe, &mut its);
+            let elsewhere: Vec<usize> = below.iter().zip(&its).map(|(all, its)| all - its).collect();
             let mut orphans = orphans(stripe, host);
             if comes_back {
                 orphans.push(host);
             }
             adopt(view, stripe, &orphans, (limits, leaves), (&mut loads, &elsewhere));
+            below = elsewhere;
+            count_below(stripe, &mut below);
             moved.extend(orphans);
         }
         moved.sort_unstable();
