@@ -44,7 +44,7 @@ use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use smallvec::{SmallVec, smallvec};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -236,6 +236,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
             doors: setup.doors.clone(),
             declared: 0,
             lodgers: Lodgers::default(),
+            fed: BTreeMap::new(),
             running: true,
         },
         lodging: None,
@@ -296,6 +297,8 @@ struct Orders {
     wished: Vec<Wish>,
     /// Where what they lead to is measured.
     doors: Option<Arc<Doors>>,
+    /// Children that have come, and for which stripes: each was said once.
+    fed: BTreeMap<Rank, Stripes>,
     running: bool,
 }
 
@@ -321,7 +324,22 @@ impl Orders {
                         doors.uplink().watch(&stream, To::Child(rank));
                     }
                     let (shard, stripes_fed) = (self.shard, numbers(stripes));
-                    tracing::info!(shard, child = rank, stripes = stripes_fed, "this worker feeds another");
+                    // One that comes again and again is no news.
+                    if self.fed.insert(rank, stripes) == Some(stripes) {
+                        tracing::debug!(
+                            shard,
+                            child = rank,
+                            stripes = stripes_fed,
+                            "this worker feeds another again"
+                        );
+                    } else {
+                        tracing::info!(
+                            shard,
+                            child = rank,
+                            stripes = stripes_fed,
+                            "this worker feeds another"
+                        );
+                    }
                     remote.lodger_came(rank, (striping, stripes), lodging, stream);
                     if let Some(name) = lodging {
                         let Credentials { secret, session } = &self.credentials;
