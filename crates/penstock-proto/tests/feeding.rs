@@ -8,7 +8,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Chunks, Event, Owing, Publication, Subscriber, Subscribers, tell};
 use penstock_proto::remote::mirror::{Effect, Fault, Mirror, Stands};
 use penstock_proto::shard::Shard;
-use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::submission::{NO_TICKET, NOBODY, Submission};
 use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -377,7 +377,7 @@ impl Rig {
             return true;
         }
         let child = &mut self.readers.0[CHILD as usize];
-        let effect = child.mirror.hear_passed(&notice);
+        let effect = child.mirror.hear_passed(&notice, 64);
         child.take(&notice, effect);
         true
     }
@@ -526,6 +526,72 @@ fn what_a_parent_owed_comes_from_the_home_as_soon_as_another_takes_its_place() {
     }
 }
 
+impl Rig {
+    /// The child stands at its parent, which keeps something back.
+    fn lacking() -> Self {
+        let mut rig = Self::attached();
+        rig.publish(0, true);
+        while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+        rig.link.as_mut().unwrap().clear();
+        rig.settle();
+        rig
+    }
+
+    /// The child leaves its parent as late, whose fault that may be.
+    fn leave(&mut self) {
+        self.link = None;
+        self.readers.0[CHILD as usize].mirror.stray(Stripes::first(1), Fault::Perhaps(PARENT));
+    }
+
+    fn blame(&mut self) -> Option<Rank> {
+        self.readers.0[CHILD as usize].subscriber.take_blame()
+    }
+}
+
+// Its pushes stood in front of it: nothing came for that, and a parent that hung was taken for as good as the home.
+#[test]
+fn a_parent_is_judged_from_when_the_home_has_heard_that_it_was_left() {
+    let mut rig = Rig::lacking();
+    assert!(!rig.late(0, 4_000).is_empty());
+    rig.leave();
+    rig.late(4_000, 20_000);
+    rig.settle();
+    assert_eq!(rig.blame(), None);
+    rig.late(20_000, 20_100);
+    rig.settle();
+    assert_eq!(rig.blame(), Some(PARENT));
+}
+
+// No verdict came, and so no route.
+#[test]
+fn a_parent_that_is_left_where_nothing_can_show_whose_fault_that_was_is_nobodys_fault_at_once() {
+    let mut rig = Rig::attached();
+    rig.leave();
+    rig.settle();
+    assert_eq!(rig.blame(), Some(NOBODY));
+}
+
+// One that hung on what it had said before was never late.
+#[test]
+fn what_a_parent_raises_again_and_again_is_nothing_that_was_waited_for() {
+    let mut rig = Rig::attached();
+    rig.publish(1, false);
+    while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+    let raised = *rig.link.as_ref().unwrap().front().unwrap();
+    assert!(matches!(raised, Notice::Raised { .. }), "{raised:?}");
+    rig.settle();
+    rig.publish(0, true);
+    while rig.submit(PARENT) | rig.say(PARENT) | rig.hear(PARENT) {}
+    rig.link.as_mut().unwrap().clear();
+    rig.settle();
+    let is_late = (0..4_000).step_by(100).any(|now| {
+        rig.pass_on(raised);
+        rig.take_passed();
+        !rig.late(now, now + 100).is_empty()
+    });
+    assert!(is_late);
+}
+
 #[test]
 fn a_ticket_waits_for_what_the_parent_brings_and_the_home_sends_nothing_for_it() {
     let mut rig = Rig::attached();
@@ -604,7 +670,11 @@ fn a_parent_that_brings_old_values_one_by_one_keeps_nothing_back_for_ever() {
     let mut told = 0;
     for (round, old) in (0..).zip(passed.chunks(CHUNKS)).take(PUBLISHED - 1) {
         for notice in old {
-            assert_ne!(mirror.hear_passed(notice), Effect::Nothing, "something of each chunk goes on coming");
+            assert_ne!(
+                mirror.hear_passed(notice, 64),
+                Effect::Nothing,
+                "something of each chunk goes on coming"
+            );
         }
         // Whether it is late is not asked here: it may keep back so little that it is not.
         let _ = mirror.late(Duration::from_secs(31 * round));
@@ -629,7 +699,7 @@ fn what_a_parent_repeats_changes_nothing() {
     rig.publish(1, false);
     rig.settle();
     for notice in passed {
-        assert_eq!(rig.readers.0[1].mirror.hear_passed(&notice), Effect::Nothing, "{notice:?}");
+        assert_eq!(rig.readers.0[1].mirror.hear_passed(&notice, 64), Effect::Nothing, "{notice:?}");
     }
     rig.end();
 }

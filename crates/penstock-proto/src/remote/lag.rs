@@ -141,8 +141,9 @@ impl Lag {
         self.owed = self.owed.without(stripes);
     }
 
-    /// The parent of these stripes is left as late, under this route: from now on the home feeds them. Before they are forgotten.
-    pub(super) fn try_parent(&mut self, epoch: u32, parent: Rank, stripes: Stripes) {
+    /// The parent of these stripes is left as late, under this route: the home feeds them once it has taken the frame of this number,
+    /// `told`. Before they are forgotten. Whether it will be seen whose fault that was: nothing is, where none of them was late.
+    pub(super) fn try_parent(&mut self, epoch: u32, parent: Rank, stripes: Stripes, told: u64) -> bool {
         let late: Stripes = stripes.iter().filter(|stripe| self.given.contains_key(stripe)).collect();
         let of = late.iter().filter_map(|stripe| self.given.get(&stripe));
         let given = of.copied().reduce(|one, other| Given {
@@ -152,9 +153,28 @@ impl Lag {
         let missing = self.missing.iter().filter(|((stripe, _), _)| late.has(*stripe as usize));
         let missing = missing.map(|(&(stripe, tensor), missing)| (stripe, tensor, missing.told)).collect();
         let (since, start) = (self.looked, self.brought_of(late));
-        let Some(given) = given else { return };
-        self.trials.retain(|trial| trial.stripes.and(late).is_empty());
-        self.trials.push(Trial { epoch, parent, stripes: late, given, since, start, looked: since, missing });
+        let Some(given) = given else { return false };
+        let trial = Trial {
+            epoch,
+            parent,
+            stripes: late,
+            given,
+            told,
+            begun: false,
+            since,
+            start,
+            looked: since,
+            missing,
+        };
+        self.trials.push(trial);
+        true
+    }
+
+    /// The home has taken so many frames.
+    pub(super) fn taken(&mut self, taken: u64) {
+        let mut trials = std::mem::take(&mut self.trials);
+        trials.iter_mut().for_each(|trial| trial.taken(taken, self.looked, self.brought_of(trial.stripes)));
+        self.trials = trials;
     }
 
     fn brought_of(&self, stripes: Stripes) -> u64 {
@@ -489,11 +509,18 @@ mod tests {
 
     #[test]
     fn a_parent_that_was_left_as_late_is_judged_by_what_comes_without_it() {
-        for (apart, judged) in [(10, (9, 4, true)), (1000, (9, 4, false))] {
-            let (mut lag, digest, start) = used_to(40);
-            let late = late(&mut lag, (digest, start), 1000, 380).unwrap();
-            lag.try_parent(9, 4, FIRST);
+        for (apart, judged) in [(10, (9, 4, true)), (400, (9, 4, false))] {
+            let (mut lag, digest, start) = used_to(10);
+            let late = late(&mut lag, (digest, start), 1000, 100).unwrap();
+            assert!(!lag.try_parent(9, 4, Stripes::default().with(1), 30), "that is not late");
+            assert!(lag.try_parent(9, 4, FIRST, 30));
             lag.forget(FIRST);
+            // However long the home does not hear of it.
+            lag.taken(29);
+            let looks = (0..20_000).step_by(20).map(|after| at(start + late + after));
+            assert!(looks.map(|now| lag.judge(now, |_, _| digest)).all(|judged| judged.is_empty()));
+            lag.look(at(start + late), |_| 1, |_, _| digest);
+            lag.taken(30);
             assert!(lag.is_behind());
             let judge = |after| {
                 if after % apart == 0 {

@@ -601,6 +601,7 @@ impl Mirror {
     ) -> Result<Effect, Broken> {
         if std::mem::replace(&mut self.resumed, true) {
             self.outbox.taken(taken)?;
+            self.lag.taken(taken);
         } else {
             self.resume(taken, wanted)?;
         }

@@ -10,7 +10,7 @@ use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::overlay::{Parent, Route, Stripes};
-use penstock_proto::remote::mirror::{Effect, Fault};
+use penstock_proto::remote::mirror::Fault;
 use penstock_proto::seal::Verifier;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeSet;
@@ -306,11 +306,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             return Ok(());
         }
         let is_news = machine.is_news(&notice);
-        let effect = machine.hear_passed(&notice);
-        // What it repeats is nothing that was waited for.
-        if effect != Effect::Nothing {
-            machine.brought(&notice, HEADER_BYTES as u64 + u64::from(header.length));
-        }
+        let effect = machine.hear_passed(&notice, HEADER_BYTES as u64 + u64::from(header.length));
         let payload = feeder.payload();
         if is_news
             && let Some((stripe, tensor)) = machine.stripe_and_tensor(&notice)

@@ -155,9 +155,10 @@ impl Mirror {
         let parent = match fault {
             Fault::Nobodys => NOBODY,
             Fault::Its(parent) => parent,
+            // Where nothing will be seen that could be told later, that is all: there is to be another route.
             Fault::Perhaps(parent) => {
-                self.lag.try_parent(epoch, parent, stripes);
-                UNDECIDED
+                let told = self.outbox.progress().1 + 1;
+                if self.lag.try_parent(epoch, parent, stripes, told) { UNDECIDED } else { NOBODY }
             }
         };
         self.fed = self.fed.without(stripes);
@@ -181,8 +182,18 @@ impl Mirror {
     }
 
     /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference
-    /// against something else than what is held, is left alone: what is missing then is late at some time.
-    pub fn hear_passed(&mut self, notice: &Notice) -> Effect {
+    /// against something else than what is held, is left alone: what is missing then is late at some time. It came with so many bytes;
+    /// what is only repeated is nothing that was waited for.
+    pub fn hear_passed(&mut self, notice: &Notice, bytes: u64) -> Effect {
+        let is_news = self.is_news(notice);
+        let effect = self.take_passed(notice);
+        if is_news && effect != Effect::Nothing {
+            self.brought(notice, bytes);
+        }
+        effect
+    }
+
+    fn take_passed(&mut self, notice: &Notice) -> Effect {
         let (Notice::Value { tensor, .. } | Notice::Raised { tensor, .. }) = *notice else {
             return Effect::Nothing;
         };
@@ -257,7 +268,7 @@ impl Mirror {
         Some(mirrored.digests.stripe(local))
     }
 
-    /// A notice came with so many bytes, by whatever way.
+    /// A notice came with so many bytes, of the home or of what another passes on that is news.
     pub fn brought(&mut self, notice: &Notice, bytes: u64) {
         if let Some(stripe) = self.stripe(notice) {
             self.lag.came(stripe, bytes);
