@@ -63,7 +63,7 @@ pub use direct::Direct;
 pub use error::{NotATree, PlanError};
 pub use forest::{Overlay, Stripe};
 pub use instead::{Better, Standing, instead};
-pub use judging::{EXCUSED_MS, HEARD_OUT_MS, Judging, Said};
+pub use judging::{EXCUSED_MS, HEARD_OUT_MS, Judging, LOOKS_APART_MS, STOOD_STILL_MS, Said};
 pub use limits::Limits;
 pub use pass::Pass;
 pub use plan::{Plan, plan};

@@ -178,7 +178,8 @@ impl Trees {
 
     /// One that was heard out, and is at fault.
     pub(super) fn take_due(&mut self, now: u64) -> Option<Stray> {
-        self.judging.take_due(now).map(|(rank, parent)| Stray { rank, parent })
+        let (by, parent) = self.judging.take_due(&self.routes, now)?;
+        by.first().map(|&rank| Stray { rank, parent })
     }
 
     /// One passes nothing on any more. Whether it did.

@@ -169,6 +169,7 @@ pub(super) struct Control {
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     pub(super) clock: LivedClock,
+    started: Instant,
     /// Peers on other hosts that have left or were lost, by their session, until they say that they have heard the last word.
     pub(super) departed: HashMap<PeerId, (Session, Last)>,
     /// Those that have not confirmed that they heard the last word, and until when they may come and ask for it.
@@ -280,6 +281,7 @@ impl Control {
             tickets: HashMap::new(),
             next_ticket: 0,
             clock,
+            started: Instant::now(),
             departed: HashMap::new(),
             partings: BTreeMap::new(),
             hearsay: BTreeMap::new(),
@@ -356,6 +358,8 @@ impl Control {
             self.take_what_is_said();
         }
         self.take_orders();
+        // Before what others say of each other.
+        self.trees.runs(self.started.elapsed().as_millis() as u64, self.clock.now());
         self.take_reports();
         if !out {
             // Workers whose words lie there unread are not called silent.
@@ -427,6 +431,9 @@ impl Control {
         let ends = !self.hearsay.is_empty() || !self.partings.is_empty();
         if self.full || ends || touches || self.has_unsettled_tables() || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
+        }
+        if let Some(apart) = self.trees.runs_again_in() {
+            longest = longest.min(apart);
         }
         if let Some(at) = self.trees.hears_out_at() {
             longest = longest.min(Duration::from_millis(at.saturating_sub(self.clock.now())));

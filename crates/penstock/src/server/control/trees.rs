@@ -24,13 +24,15 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::{Joining, Session};
 use penstock_proto::overlay::{
-    BLOCK_BYTES, Better, Cluster, Costs, Feed, Judging, Limits, MAX_SHAPE_BYTES, Node, Overlay, Parent, Pass,
-    Place, Plan, PlanError, Rack, Rate, Routes, Said, Shape, Standing, Traffic, instead, plan,
+    BLOCK_BYTES, Better, Cluster, Costs, Feed, Judging, LOOKS_APART_MS, Limits, MAX_SHAPE_BYTES, Node,
+    Overlay, Parent, Pass, Place, Plan, PlanError, Rack, Rate, Routes, Said, Shape, Standing, Traffic,
+    instead, plan,
 };
 use penstock_proto::uplink::Measured;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most parents that a worker may have left because of them in ten minutes.
 const MOST_STRAYS: usize = 8;
@@ -266,6 +268,9 @@ impl Trees {
         if !feeds || !self.subscribers.contains_key(&rank) || !self.passes_on(parent) {
             return;
         }
+        if !self.believes(rank, parent, now) {
+            return self.distrust(rank, now);
+        }
         match self.judging.accuse(&self.routes, (rank, parent), now) {
             Said::Believed => self.blame(rank, parent, now),
             Said::HeardOut => {}
@@ -273,36 +278,80 @@ impl Trees {
         }
     }
 
+    /// Whether a worker has not left more parents because of them than can be at fault, with this one.
+    fn believes(&mut self, rank: Rank, parent: Rank, now: u64) -> bool {
+        let Some(left) = self.strays.get_mut(&rank) else { return true };
+        left.retain(|_, at| now.saturating_sub(*at) < BELIEVED_AGAIN_MS);
+        left.keys().filter(|other| **other != parent).count() < MOST_STRAYS
+    }
+
+    /// A worker that is believed no more says that its parent is at fault: it stays where it is, and passes nothing on.
+    fn distrust(&mut self, rank: Rank, now: u64) {
+        self.again.push(rank);
+        if self.passes_on(rank) {
+            tracing::warn!(
+                worker = rank,
+                "a worker has left more parents than can be at fault: it passes nothing on any more"
+            );
+            self.silence(rank, now);
+        }
+    }
+
     /// A worker has left its parent, and nobody above that one is at fault.
     fn blame(&mut self, rank: Rank, parent: Rank, now: u64) {
-        let left = self.strays.entry(rank).or_default();
-        left.retain(|_, at| now.saturating_sub(*at) < BELIEVED_AGAIN_MS);
-        left.insert(parent, now);
-        let out = if left.len() > MOST_STRAYS { rank } else { parent };
+        self.strays.entry(rank).or_default().insert(parent, now);
         tracing::warn!(
             worker = rank,
             parent,
-            "a worker was not fed by another as it should have been: worker {out} passes nothing on any more"
+            "a worker was not fed by another as it should have been: worker {parent} passes nothing on any more"
         );
-        self.judging.found(&self.routes, out, now);
-        let out = self.out.entry(out).or_default();
+        self.silence(parent, now);
+    }
+
+    fn silence(&mut self, rank: Rank, now: u64) {
+        self.judging.found(&self.routes, rank, now);
+        let out = self.out.entry(rank).or_default();
         (out.is_out, out.until) = (true, now + OUT_FOR_MS * (1 << out.times.min(MOST_DOUBLED)));
         out.times += 1;
         self.changed = true;
     }
 
-    /// Those of whom others have waited for long enough whether they starve themselves are at fault, as of this time.
+    /// Those of whom others have waited for long enough whether they starve themselves are at fault, as of this time, if any is believed
+    /// who says so. All others who do are told of their routes again: those may stay as they are.
     pub(super) fn hear_out(&mut self, now: u64) {
-        while let Some((rank, parent)) = self.judging.take_due(now) {
-            if self.passes_on(parent) {
-                self.blame(rank, parent, now);
+        while let Some((by, parent)) = self.judging.take_due(&self.routes, now) {
+            let mut is_found = !self.passes_on(parent);
+            for rank in by {
+                if is_found {
+                    self.again.push(rank);
+                } else if self.believes(rank, parent, now) {
+                    self.blame(rank, parent, now);
+                    is_found = true;
+                } else {
+                    self.distrust(rank, now);
+                }
             }
         }
     }
 
+    /// This process runs, at `ran` milliseconds by a clock that counts those in which it did not too.
+    pub(super) fn runs(&mut self, ran: u64, now: u64) {
+        // Where nobody passes anything on it sleeps for longer.
+        if self.routes.members.is_empty() {
+            self.judging.rests();
+        } else if self.judging.runs(ran, now) {
+            tracing::info!("this server stood still for a while: no worker is taken for slow for that");
+        }
+    }
+
+    /// How long it may be until it is to be said again that this process [runs](Self::runs), if it is.
+    pub(super) fn runs_again_in(&self) -> Option<Duration> {
+        (!self.routes.members.is_empty()).then_some(Duration::from_millis(LOOKS_APART_MS))
+    }
+
     /// When that is to be looked at next, if it is.
     pub(super) fn hears_out_at(&self) -> Option<u64> {
-        self.judging.next()
+        self.judging.next(&self.routes)
     }
 
     /// Workers that are to be told of their routes again.
@@ -866,6 +915,67 @@ mod tests {
         assert!(trees.passes_on(2) && trees.passes_on(11));
         stray(&mut trees, 11, 2, 0);
         assert!(trees.passes_on(2) && !trees.passes_on(11));
+    }
+
+    // The first that accuses a parent was the only one that counted: then nobody was out, and no route came again.
+    #[test]
+    fn of_all_that_accuse_a_parent_the_first_that_is_believed_counts_and_others_get_routes_again() {
+        for liar_first in [true, false] {
+            let mut trees = joined("tree:degree=2", 14);
+            let routes = trees.routes(true).unwrap();
+            let children = |of: Rank| -> Vec<Rank> {
+                let fed = fed(&routes);
+                fed.iter().filter(|(_, parent, _)| *parent == Some(of)).map(|(rank, ..)| *rank).collect()
+            };
+            let second = |rank: &Rank| fed(&routes)[*rank as usize].2 == 2 && children(*rank).len() == 2;
+            let parent = inner(&routes).into_iter().find(second).unwrap();
+            let [one, other] = children(parent)[..] else { panic!("{routes:?}") };
+            let (liar, honest) = (one, other);
+            let long_ago: BTreeMap<Rank, u64> =
+                (100..100 + MOST_STRAYS as u32 - 1).map(|it| (it, 0)).collect();
+            trees.strays.insert(liar, long_ago);
+            let said = if liar_first { [liar, honest] } else { [honest, liar] };
+            said.into_iter().for_each(|rank| trees.stray(rank, parent, 1_000));
+            // Meanwhile it has left one more.
+            trees.strays.get_mut(&liar).unwrap().insert(99, 1_000);
+            trees.hear_out(1_000 + HEARD_OUT_MS);
+            assert!(!trees.passes_on(parent) && trees.strays[&honest].contains_key(&parent));
+            assert_eq!(trees.take_again(), [liar]);
+        }
+    }
+
+    #[test]
+    fn one_that_is_believed_no_more_keeps_nobody_elses_word_back_and_is_told_its_route() {
+        let mut trees = joined("chain", 5);
+        trees.routes(true).unwrap();
+        trees.strays.insert(2, (100..100 + MOST_STRAYS as u32).map(|it| (it, 0)).collect());
+        for again in 0..3 {
+            trees.stray(2, 1, 1_000 + again);
+            assert_eq!((trees.take_again(), trees.hears_out_at()), (vec![2], None));
+        }
+        assert!(trees.passes_on(1) && !trees.passes_on(2));
+        assert_eq!(trees.out[&2].times, 1, "and is not out for longer each time");
+        trees.stray(2, 1, BELIEVED_AGAIN_MS);
+        assert_eq!(
+            (trees.take_again(), trees.hears_out_at()),
+            (vec![], Some(BELIEVED_AGAIN_MS + HEARD_OUT_MS))
+        );
+    }
+
+    // Two servers on one laptop, whose lid was closed for a second: all hosts next to them were leaves for a minute.
+    #[test]
+    fn nobody_is_blamed_for_what_a_server_owes_that_stood_still() {
+        let mut trees = joined("chain", 4);
+        assert_eq!(trees.runs_again_in(), None);
+        trees.routes(true).unwrap();
+        assert!(trees.runs_again_in().is_some());
+        trees.runs(1_000, 1_000);
+        trees.runs(1_200, 1_200);
+        trees.runs(2_200, 1_300);
+        trees.stray(1, 0, 1_400);
+        assert_eq!((trees.take_again(), trees.routes(true)), (vec![1], None));
+        trees.stray(1, 0, 1_300 + EXCUSED_MS);
+        assert!(!trees.passes_on(0));
     }
 
     #[test]
