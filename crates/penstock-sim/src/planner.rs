@@ -4,7 +4,7 @@
 use crate::rng::Rng;
 use crate::trees::{Form, Trees};
 use penstock_proto::Rank;
-use penstock_proto::overlay::{Feed, Member, Parent, Pass, Routes, WHOLE};
+use penstock_proto::overlay::{Feed, Judging, Member, Parent, Pass, Routes, Said, WHOLE};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub struct Planner {
     order: Vec<Rank>,
     /// Those of them that were blamed.
     out: BTreeSet<Rank>,
+    judging: Judging,
     /// How often each was forgiven.
     forgiven: BTreeMap<Rank, u32>,
     /// What the shards were told.
@@ -33,7 +34,8 @@ impl Planner {
     pub fn new(trees: &Trees, mut rng: Rng) -> Self {
         let shares = shares(trees.stripes, &mut rng);
         let (order, out, forgiven) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
-        Self { rng, form: trees.form, shares, order, out, forgiven, routes: Arc::default() }
+        let (judging, routes) = (Judging::default(), Arc::default());
+        Self { rng, form: trees.form, shares, order, out, judging, forgiven, routes }
     }
 
     /// A worker with a door has joined.
@@ -47,13 +49,40 @@ impl Planner {
     /// A worker has left, or was lost.
     pub fn leave(&mut self, rank: Rank) {
         self.order.retain(|&other| other != rank);
+        self.judging.forget(rank);
     }
 
-    /// A worker has left its parent, whose fault that was; whether that counts.
-    pub fn stray(&mut self, rank: Rank, parent: Rank) -> bool {
+    /// A worker has left its parent, whose fault that was, at this time in milliseconds: what is made of it, if that counts.
+    pub fn stray(&mut self, rank: Rank, parent: Rank, now: u64) -> Option<Said> {
         let is_fed = |feed: &Feed| feed.parent.as_ref().is_some_and(|fed_by| fed_by.rank == parent);
         let feeds = self.routes.members.get(&rank).is_some_and(|member| member.feeds.iter().any(is_fed));
-        feeds && self.order.contains(&parent) && self.out.insert(parent)
+        if !feeds || !self.passes_on(parent) {
+            return None;
+        }
+        let said = self.judging.accuse(&self.routes, (rank, parent), now);
+        if said == Said::Believed {
+            self.blame(parent, now);
+        }
+        Some(said)
+    }
+
+    fn passes_on(&self, rank: Rank) -> bool {
+        self.order.contains(&rank) && !self.out.contains(&rank)
+    }
+
+    fn blame(&mut self, parent: Rank, now: u64) {
+        self.judging.found(&self.routes, parent, now);
+        self.out.insert(parent);
+    }
+
+    /// Of those that were heard out the next: whether it is at fault, who it is, and who has said so.
+    pub fn hear_out(&mut self, now: u64) -> Option<(bool, Rank, Vec<Rank>)> {
+        let (by, parent) = self.judging.take_due(&self.routes, now)?;
+        let is_its = self.passes_on(parent);
+        if is_its {
+            self.blame(parent, now);
+        }
+        Some((is_its, parent, by))
     }
 
     /// One that was blamed takes part again, unless that was so often before: a plan settles in the end.

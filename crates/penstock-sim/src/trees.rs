@@ -97,6 +97,16 @@ impl Trees {
         PATIENCE.mul_f64(ticks as f64 / self.patience as f64)
     }
 
+    /// How long so many ticks are, in whole milliseconds; and how many ticks so many of these take.
+    pub fn millis(&self, ticks: u64) -> u64 {
+        ticks * PATIENCE.as_millis() as u64 / self.patience
+    }
+
+    /// See there.
+    pub fn ticks(&self, millis: u64) -> u64 {
+        (millis * self.patience).div_ceil(PATIENCE.as_millis() as u64)
+    }
+
     /// Ticks from one look whether something is late to the next.
     pub fn look_every(&self) -> u64 {
         self.patience.div_ceil(LOOKS)

@@ -171,6 +171,8 @@ enum Event {
     Shake(usize),
     /// A server hears that a worker has left its parent; it forgives the parent.
     Blame(usize, Rank, Rank),
+    /// Somebody was heard out at a server.
+    Judge(usize),
     /// A shard tells a worker of its route again.
     RouteAgain(Rank, usize),
     Forgive(usize, Rank),
@@ -556,6 +558,10 @@ impl<'a> Cluster<'a> {
             Event::RouteAgain(rank, shard) => self.route_again(rank, shard),
             Event::Blame(server, rank, parent) => {
                 self.blame(server, rank, parent);
+                Ok(())
+            }
+            Event::Judge(server) => {
+                self.hear_out(server);
                 Ok(())
             }
             Event::Forgive(server, rank) => {

@@ -17,7 +17,7 @@ use crate::socket::{Line, Socket};
 use crate::transport::{Break, Way, Wire};
 use crate::trees::Trees;
 use penstock_fabric::net::remote_shard::{Left, Unreached, Wish};
-use penstock_proto::overlay::Routes;
+use penstock_proto::overlay::{HEARD_OUT_MS, Routes, Said};
 use penstock_proto::remote::home::Chunks as _;
 use penstock_proto::seal::{Scope, Sealer, Verifier};
 use penstock_proto::submission::{NOBODY, Submission};
@@ -190,13 +190,45 @@ impl<'a> Cluster<'a> {
     /// A server hears that a worker has left its parent, whose fault that was.
     pub(super) fn blame(&mut self, server: usize, rank: Rank, parent: Rank) {
         let Some(Grove { plan, planners, .. }) = &mut self.trees else { return };
-        if planners[server].stray(rank, parent) {
-            if plan.forgives > 0 {
-                let forgives = plan.forgives;
-                let delay = self.rng.within(1..=forgives);
-                self.later(delay, Event::Forgive(server, parent));
+        // A tick more: what is rounded must have passed.
+        let (now, heard_out) = (plan.millis(self.now), plan.ticks(HEARD_OUT_MS) + 1);
+        match planners[server].stray(rank, parent, now) {
+            Some(Said::Believed) => self.is_out(server, parent),
+            Some(Said::HeardOut) => self.later(heard_out, Event::Judge(server)),
+            Some(Said::Excused) => self.stays(server, rank),
+            None => {}
+        }
+    }
+
+    /// Somebody was heard out.
+    pub(super) fn hear_out(&mut self, server: usize) {
+        loop {
+            let Some(Grove { plan, planners, .. }) = &mut self.trees else { return };
+            let Some((is_its, parent, by)) = planners[server].hear_out(plan.millis(self.now)) else { return };
+            if is_its {
+                self.is_out(server, parent);
             }
-            self.look_at_plan(server);
+            by.into_iter().skip(usize::from(is_its)).for_each(|rank| self.stays(server, rank));
+        }
+    }
+
+    /// A worker passes nothing on any more.
+    fn is_out(&mut self, server: usize, parent: Rank) {
+        let Some(Grove { plan, .. }) = &self.trees else { return };
+        if plan.forgives > 0 {
+            let forgives = plan.forgives;
+            let delay = self.rng.within(1..=forgives);
+            self.later(delay, Event::Forgive(server, parent));
+        }
+        self.look_at_plan(server);
+    }
+
+    /// A worker has left a parent that was not at fault: it is told of its route again.
+    fn stays(&mut self, server: usize, rank: Rank) {
+        let shards = self.scenario.topology.shards as usize;
+        for shard in server * shards..(server + 1) * shards {
+            let delay = 20 * self.delay();
+            self.later(delay, Event::RouteAgain(rank, shard));
         }
     }
 
