@@ -195,7 +195,7 @@ impl<'a> Cluster<'a> {
         match planners[server].stray(rank, parent, now) {
             Some(Said::Believed) => self.is_out(server, parent),
             Some(Said::HeardOut) => self.later(heard_out, Event::Judge(server)),
-            Some(Said::Excused) => self.stays(server, rank),
+            Some(Said::Excused) => self.comes_back(server, rank),
             None => {}
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Cluster<'a> {
             if is_its {
                 self.is_out(server, parent);
             }
-            by.into_iter().skip(usize::from(is_its)).for_each(|rank| self.stays(server, rank));
+            by.into_iter().skip(usize::from(is_its)).for_each(|rank| self.comes_back(server, rank));
         }
     }
 
@@ -224,7 +224,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// A worker has left a parent that was not at fault: it is told of its route again.
-    fn stays(&mut self, server: usize, rank: Rank) {
+    fn comes_back(&mut self, server: usize, rank: Rank) {
         let shards = self.scenario.topology.shards as usize;
         for shard in server * shards..(server + 1) * shards {
             let delay = 20 * self.delay();
