@@ -241,6 +241,7 @@ impl Rig {
         match said {
             Said::Notice(notice) => {
                 let effect = reader.mirror.hear(taken, &notice, |_| 0).unwrap();
+                reader.mirror.brought(&notice, 64);
                 reader.take(&notice, effect);
                 if rank == PARENT && effect != Effect::Nothing {
                     self.pass_on(notice);

@@ -509,9 +509,9 @@ mod tests {
 
     #[test]
     fn a_parent_that_was_left_as_late_is_judged_by_what_comes_without_it() {
-        for (apart, judged) in [(10, (9, 4, true)), (400, (9, 4, false))] {
-            let (mut lag, digest, start) = used_to(10);
-            let late = late(&mut lag, (digest, start), 1000, 100).unwrap();
+        for (apart, judged) in [(10, (9, 4, true)), (1000, (9, 4, false))] {
+            let (mut lag, digest, start) = used_to(40);
+            let late = late(&mut lag, (digest, start), 1000, 380).unwrap();
             assert!(!lag.try_parent(9, 4, Stripes::default().with(1), 30), "that is not late");
             assert!(lag.try_parent(9, 4, FIRST, 30));
             lag.forget(FIRST);

@@ -139,6 +139,7 @@ fn usual(known: &[Option<f64>]) -> f64 {
     let (own, workers) = known.split_last().map_or((None, known), |(own, workers)| (*own, workers));
     let mut all: Vec<f64> = workers.iter().copied().flatten().collect();
     let own = own.filter(|_| all.len() < ENOUGH);
+    all.extend(own);
     all.sort_by(f64::total_cmp);
     let middle = all.get(all.len().saturating_sub(1) / 2).copied();
     middle.into_iter().chain(own).reduce(f64::max).unwrap_or(1.0)
