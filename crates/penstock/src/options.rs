@@ -31,7 +31,7 @@ pub struct Row {
 }
 
 /// All options.
-pub const TABLE: [Row; 16] = [
+pub const TABLE: [Row; 17] = [
     Row {
         name: "consistency",
         env: "PENSTOCK_CONSISTENCY",
@@ -150,6 +150,15 @@ pub const TABLE: [Row; 16] = [
         doc: "What this host's uplink carries, for such trees, until it is measured: a number and kbit, mbit, gbit or tbit, as in 10gbit; empty: as much as most.",
     },
     Row {
+        name: "lend",
+        env: "PENSTOCK_LEND",
+        default: "off",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "On: workers of one host that trees feed read one copy of what is broadcast, which the first of them lends the others; experimental. off: each keeps its own.",
+    },
+    Row {
         name: "ca",
         env: "PENSTOCK_CA",
         default: "",
@@ -236,6 +245,8 @@ pub struct Options {
     pub rack: Rack,
     /// What its uplink carries.
     pub rate: Rate,
+    /// Whether workers of one host share a copy of what trees bring.
+    pub lend: bool,
     /// Certificate authorities that a worker trusts.
     pub ca: Option<PathBuf>,
     /// A server's certificate.
@@ -332,6 +343,7 @@ impl Options {
                 .filter(|rack| *rack != Rack::default())
                 .unwrap_or_else(by_slurm),
             rate: value("rate").rate()?,
+            lend: value("lend").word(&[("on", true), ("off", false)])?,
             ca: value("ca").file()?,
             certificate: value("certificate").file()?,
             key: value("key").file()?,

@@ -250,6 +250,7 @@ impl Link {
                 doors: doors.clone(),
                 verifier,
                 credentials: Credentials { secret, session },
+                lends: options.lend,
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
             if let Some(doors) = &doors {

@@ -208,6 +208,8 @@ pub(super) struct Setup {
     pub(super) verifier: Option<Verifier>,
     /// By what it knows its children, and is known by its parents.
     pub(super) credentials: Credentials,
+    /// Whether workers of one host share a copy of what trees bring.
+    pub(super) lends: bool,
 }
 
 /// Starts a proxy; the descriptor is what it is woken with.
@@ -253,7 +255,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         place: Vec::new(),
         setup,
     };
-    let lends = proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
+    let lends = proxy.setup.lends && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
     thread.start(name, move || proxy.run())?;
     Ok((Handle { thread, progress, lends }, rung))
 }
@@ -556,7 +558,7 @@ impl Proxy {
         let [here, there] = [doors.address(), wish.parent.address].map(|at| at.ip().to_canonical());
         // Behind loopback each worker stands for a host, as in the plan: those in between feed others.
         let is_here = here == there && !here.is_loopback();
-        if !is_here || wish.stripes != self.remote.stripes() {
+        if !self.setup.lends || !is_here || wish.stripes != self.remote.stripes() {
             return None;
         }
         for id in self.lodging.take().into_iter().flat_map(|before| before.offered) {
@@ -746,6 +748,7 @@ mod tests {
             doors: None,
             verifier: None,
             credentials: Credentials { secret: SECRET, session: [0; 16] },
+            lends: true,
         };
         let (proxy, _) = start(setup).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
