@@ -210,8 +210,9 @@ impl Lent {
         }
         let part = Part { fd: fd.as_fd(), offset: 0, bytes: model.total() };
         let mapping = Mapping::new(&[part], Access::Read).map_err(system("map a region that is lent"))?;
-        let tail =
-            mapping.piece(model.data..model.total()).ok_or(system("map a region's headers")(Errno::INVAL))?;
+        let tail = mapping
+            .piece(model.data..model.total())
+            .ok_or_else(|| system("map a region's headers")(Errno::INVAL))?;
         Ok(Self { layout, fd, mapping, tail })
     }
 
