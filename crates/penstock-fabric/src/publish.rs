@@ -66,7 +66,8 @@ impl ChunkHeader {
         // Pairs with the release in `leave`. The first publication ends with sequence 2.
         match self.sequence.load(Ordering::Acquire) {
             0 | 1 => 0,
-            _ => self.version.load(Ordering::Relaxed) + 1,
+            // Another process may have written any number.
+            _ => self.version.load(Ordering::Relaxed).saturating_add(1),
         }
     }
 

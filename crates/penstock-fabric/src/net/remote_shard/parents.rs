@@ -63,7 +63,17 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
             {
                 Ok(None)
             }
-            Body::Notice(Notice::Lent { .. }) if header.is_bare() => Ok(None),
+            Body::Notice(Notice::Lent { tensor, chunk, count }) if header.is_bare() => {
+                let chunks = self.0.tensors.get(tensor).map_or(&[][..], M::chunks);
+                let from = chunks.binary_search(&chunk).map_or(0, |at| chunks.len() - at);
+                // Of one that is not known here nothing is looked at.
+                if !chunks.is_empty() && !(1..=from).contains(&(count as usize)) {
+                    return Err(format!(
+                        "{count} chunks from {chunk} on of tensor {tensor}, which has not so many"
+                    ));
+                }
+                Ok(None)
+            }
             Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
                 self.0.place(header).map(Some)
             }
