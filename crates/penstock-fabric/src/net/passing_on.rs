@@ -244,14 +244,16 @@ impl<L: Link> Children<L> {
         self.0.iter().any(|child| child.greeted && !child.stripes.is_empty())
     }
 
-    /// Whether one of this host, which is lent to there, is fed here.
-    pub(super) fn lodges(&self, lodging: &Lodging) -> bool {
-        self.0.iter().any(|child| child.lodging.as_ref() == Some(lodging))
+    /// Whether this worker of this host, which is lent to there, is fed here.
+    pub(super) fn lodges(&self, (rank, lodging): (Rank, &Lodging)) -> bool {
+        self.0.iter().any(|child| child.rank == rank && child.lodging.as_ref() == Some(lodging))
     }
 
     /// It reads a tensor's values where they are kept here from now on; whether it is fed any.
-    pub(super) fn lend(&mut self, lodging: &Lodging, tensor: TensorId) -> bool {
-        let child = self.0.iter_mut().find(|child| child.lodging.as_ref() == Some(lodging));
+    pub(super) fn lend(&mut self, (rank, lodging): (Rank, &Lodging), tensor: TensorId) -> bool {
+        // Of a name any child may say that it is its own, by its rank it was let in.
+        let is_it = |child: &&mut Child<L>| child.rank == rank && child.lodging.as_ref() == Some(lodging);
+        let child = self.0.iter_mut().find(is_it);
         child.map(|child| child.lent.insert(tensor)).is_some()
     }
 

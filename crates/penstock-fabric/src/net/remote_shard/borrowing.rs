@@ -43,14 +43,14 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
     }
 
-    /// Whether one that is lent to there is fed here.
-    pub fn lodges(&self, lodging: &Lodging) -> bool {
-        self.children.lodges(lodging)
+    /// Whether this worker, which is lent to there, is fed here.
+    pub fn lodges(&self, who: (Rank, &Lodging)) -> bool {
+        self.children.lodges(who)
     }
 
     /// It reads a tensor's values where they are mirrored here from now on; whether it is fed here.
-    pub fn lend(&mut self, lodging: &Lodging, tensor: TensorId) -> bool {
-        self.children.lend(lodging, tensor)
+    pub fn lend(&mut self, who: (Rank, &Lodging), tensor: TensorId) -> bool {
+        self.children.lend(who, tensor)
     }
 
     /// How many read a tensor's values here.

@@ -6,7 +6,6 @@
 
 use super::mirrored::Mirrored;
 use crate::wire::random;
-use penstock_fabric::memory::LendError;
 use penstock_fabric::net::remote_shard::RemoteShard;
 use penstock_fabric::socket::{Connection, Expecting};
 use penstock_proto::message::{MAX_MESSAGE_BYTES, Secret, Session};
@@ -18,11 +17,26 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub(in crate::worker::link) use penstock_proto::overlay::lending::Lodging as Name;
 
-/// Processes at a borrower's socket that have proved nothing so far, at most: the one that came first goes for one more.
-const MOST_KNOCKING: usize = 4;
+/// Processes at a borrower's socket that have proved nothing so far, at most: one more is refused, and may come again.
+const MOST_KNOCKING: usize = 8;
+/// Connections that one look takes, at most. Any process of the host can make some.
+const MOST_ACCEPTED: usize = 8;
+/// Time for which a borrower's socket is not looked at behind a look that took any, or could not.
+const DEAF: Duration = Duration::from_millis(20);
+/// Time for which one is heard that has come: who knows the pass says so with its first word.
+const HEARD_FOR: Duration = Duration::from_secs(1);
+/// Time for which a lender is expected that feeds this worker.
+const EXPECTED_FOR: Duration = Duration::from_secs(10);
+/// How often a lender goes to a borrower whose socket has no room or hangs up, and how long it waits between.
+const VISITS: u32 = 20;
+const VISITS_APART: Duration = Duration::from_millis(200);
+/// Why values are not shared the log says once in this time, of all tensors and shards.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 /// Workers that one proxy lends to, at most. Those beyond them are fed by frames.
 const MOST_LODGERS: usize = 256;
 /// Tensors of which a borrower keeps what was offered before it has declared them, at most: a descriptor each.
@@ -43,6 +57,45 @@ enum Heard {
     Nothing,
     /// It has hung up, or said what nobody says.
     Over,
+}
+
+/// When something was said last that is said seldom.
+struct Seldom(Mutex<Option<Instant>>);
+
+impl Seldom {
+    /// Whether it is to be said now.
+    fn is_time(&self, now: Instant) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_time = last.is_none_or(|last| now.saturating_duration_since(last) >= SAID_EVERY);
+        if is_time {
+            *last = Some(now);
+        }
+        is_time
+    }
+}
+
+/// Says why values of another worker of this host are kept here once more, or not lent, unless that was said a short while ago: it may
+/// be so of each of thousands of tensors.
+pub(super) fn not_shared(tensor: Option<TensorId>, other: Option<Rank>, error: &dyn std::fmt::Display) {
+    static SAID: Seldom = Seldom(Mutex::new(None));
+    if SAID.is_time(Instant::now()) {
+        tracing::warn!(tensor, other, %error, "values are kept more than once on this host");
+    } else {
+        tracing::debug!(tensor, other, %error, "values are kept more than once on this host");
+    }
+}
+
+/// What one says that has nothing to offer: a descriptor that comes beside is closed.
+fn hear_words(connection: &Connection) -> Heard {
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    match connection.receive(&mut buffer, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => Heard::Nothing,
+        Ok(length @ 1..=MAX_WORD_BYTES) => match Word::decode(&buffer[..length]) {
+            Some(word) => Heard::Word(word, Vec::new()),
+            None => Heard::Over,
+        },
+        _ => Heard::Over,
+    }
 }
 
 fn hear(connection: &Connection) -> Heard {
@@ -68,10 +121,16 @@ pub(super) struct Lodging {
     name: Name,
     lender: Rank,
     pass: Secret,
-    /// Until it has come.
+    /// Until it has come, or for so long.
     socket: Option<Expecting>,
-    knocking: Vec<Connection>,
+    expected_until: Option<Instant>,
+    /// When connections are taken next.
+    deaf_until: Option<Instant>,
+    /// Those that have come, and until when each is heard.
+    knocking: Vec<(Connection, Instant)>,
     connection: Option<Connection>,
+    /// Nothing more is taken of the lender for now.
+    is_full: bool,
     /// What was offered before it was declared here.
     early: BTreeMap<TensorId, OwnedFd>,
     /// What was offered and is not borrowed.
@@ -83,9 +142,19 @@ impl Lodging {
     pub(super) fn open(lender: Rank, pass: &Pass, secret: &Secret) -> rustix::io::Result<Self> {
         let name: Name = random::bytes()?;
         let socket = Some(Expecting::bind(&lending::socket_name(&name))?);
-        let (knocking, early, offered) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
-        let pass = pass.secret(secret);
-        Ok(Self { name, lender, pass, socket, knocking, connection: None, early, offered })
+        Ok(Self {
+            name,
+            lender,
+            pass: pass.secret(secret),
+            socket,
+            expected_until: None,
+            deaf_until: None,
+            knocking: Vec::new(),
+            connection: None,
+            is_full: false,
+            early: BTreeMap::new(),
+            offered: BTreeSet::new(),
+        })
     }
 
     pub(super) fn name(&self) -> Name {
@@ -96,79 +165,121 @@ impl Lodging {
         self.lender
     }
 
-    /// Takes what has come; whether anything has.
-    pub(super) fn look(&mut self, remote: &mut RemoteShard<Mirrored>) -> bool {
-        let mut busy = self.let_in();
-        while let Some(connection) = &self.connection {
+    /// Whether it is to be looked at soon, whatever is ready.
+    pub(super) fn is_pressing(&self) -> bool {
+        self.socket.is_some() && (self.deaf_until.is_some() || !self.knocking.is_empty())
+    }
+
+    /// Takes what has come; whether any of that is the lender's. What strangers do is no work: nobody is kept from resting by it.
+    pub(super) fn look(&mut self, remote: &mut RemoteShard<Mirrored>, now: Instant) -> bool {
+        if self.expected_until.is_none() && remote.feeders().any(|(rank, _)| rank == self.lender) {
+            self.expected_until = Some(now + EXPECTED_FOR);
+        }
+        let mut busy = self.let_in(now);
+        for (id, fd) in std::mem::take(&mut self.early) {
+            self.take(id, fd, remote);
+        }
+        self.is_full = false;
+        for _ in 0..MOST_EARLY {
+            let Some(connection) = &self.connection else { break };
+            if self.early.len() == MOST_EARLY {
+                self.is_full = true;
+                break;
+            }
             match hear(connection) {
                 Heard::Nothing => break,
-                Heard::Word(Word::Lent { tensor, bytes: _ }, descriptors) if descriptors.len() == 1 => {
+                Heard::Word(Word::Lent { tensor, bytes: _ }, mut descriptors) if descriptors.len() == 1 => {
                     busy = true;
-                    self.early.extend(descriptors.into_iter().map(|fd| (tensor, fd)));
-                    if self.early.len() > MOST_EARLY {
-                        self.early.pop_last();
-                    }
+                    descriptors.drain(..).for_each(|fd| self.take(tensor, fd, remote));
                 }
                 // What was borrowed stays so: of what is new it says so elsewhere.
                 Heard::Word(..) | Heard::Over => self.connection = None,
             }
         }
-        self.settle(remote);
         busy
     }
 
-    /// Keeps what was offered of tensors that are declared here.
-    fn settle(&mut self, remote: &mut RemoteShard<Mirrored>) {
-        if self.early.is_empty() {
-            return;
+    /// Keeps what was offered, for later if the tensor is not declared here so far.
+    fn take(&mut self, id: TensorId, fd: OwnedFd, remote: &mut RemoteShard<Mirrored>) {
+        match remote.tensor_mut(id) {
+            None => _ = self.early.insert(id, fd),
+            Some(mirrored) => match mirrored.offer(fd) {
+                Ok(true) => _ = self.offered.insert(id),
+                Ok(false) => {}
+                Err(error) => not_shared(Some(id), Some(self.lender), &error),
+            },
         }
-        for (id, fd) in std::mem::take(&mut self.early) {
-            match remote.tensor_mut(id) {
-                None => _ = self.early.insert(id, fd),
-                Some(mirrored) => match mirrored.offer(fd) {
-                    Ok(true) => _ = self.offered.insert(id),
-                    Ok(false) => {}
-                    Err(error) => not_borrowed(id, self.lender, &error),
-                },
-            }
+    }
+
+    /// Gives up what was offered and is not borrowed.
+    pub(super) fn close(self, remote: &mut RemoteShard<Mirrored>) {
+        for id in self.offered {
+            remote.tensor_mut(id).into_iter().for_each(Mirrored::decline);
         }
     }
 
     /// Finds the lender among those that have come: by what it proves, and then proves it in turn.
-    fn let_in(&mut self) -> bool {
-        let Some(socket) = &self.socket else { return false };
-        let mut busy = false;
-        while let Ok(connection) = socket.accept() {
-            busy = true;
-            // Nothing is said to another user's process, and nothing that it says is read.
-            if !connection.is_own_users().unwrap_or(false) {
-                continue;
-            }
-            if self.knocking.len() == MOST_KNOCKING {
-                self.knocking.remove(0);
-            }
-            self.knocking.push(connection);
+    fn let_in(&mut self, now: Instant) -> bool {
+        if self.socket.is_none() {
+            return false;
         }
+        // Those that have come are heard before others are let in, or refused.
+        if self.hear_knocking(now) {
+            return true;
+        }
+        if self.expected_until.is_some_and(|until| until <= now) {
+            tracing::debug!(lender = self.lender, "a worker of this host did not come to lend what it has");
+            (self.socket, self.knocking) = (None, Vec::new());
+            return false;
+        }
+        if self.deaf_until.is_none_or(|until| until <= now) {
+            self.deaf_until = self.accept(now).then(|| now + DEAF);
+        }
+        self.hear_knocking(now)
+    }
+
+    /// Takes some that have come; whether there were any, or might be.
+    fn accept(&mut self, now: Instant) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        for taken in 0..MOST_ACCEPTED {
+            match socket.accept() {
+                // Nothing is said to another user's process, and nothing that it says is read.
+                Ok(connection) if connection.is_own_users().unwrap_or(false) => {
+                    if self.knocking.len() < MOST_KNOCKING {
+                        self.knocking.push((connection, now + HEARD_FOR));
+                    }
+                }
+                Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return taken > 0,
+                // It has no descriptor for it, and would be told again and again that somebody waits.
+                Err(_) => return true,
+            }
+        }
+        true
+    }
+
+    /// Hears those that have come; whether the lender was among them.
+    fn hear_knocking(&mut self, now: Instant) -> bool {
         let (name, pass) = (&self.name, &self.pass);
         let mut at = 0;
-        while let Some(connection) = self.knocking.get(at) {
-            match hear(connection) {
-                Heard::Nothing => at += 1,
+        while let Some((connection, until)) = self.knocking.get(at) {
+            match hear_words(connection) {
+                Heard::Nothing if now < *until => at += 1,
                 Heard::Word(Word::Lender { nonce, proof }, _)
                     if lending::proves(pass, End::Lender, name, &nonce, &proof) =>
                 {
                     let proof = lending::proof(pass, End::Borrower, name, &nonce);
                     if say(connection, &Word::Borrower { proof }, &[]).is_ok() {
-                        self.connection = Some(self.knocking.swap_remove(at));
+                        self.connection = Some(self.knocking.swap_remove(at).0);
                     }
                     // Nobody comes in behind it.
                     (self.socket, self.knocking) = (None, Vec::new());
                     return true;
                 }
-                Heard::Word(..) | Heard::Over => _ = self.knocking.remove(at),
+                _ => _ = self.knocking.remove(at),
             }
         }
-        busy
+        false
     }
 
     /// Borrows what was offered and is new enough; whether anything. What the lender need not send any more it is told.
@@ -195,20 +306,40 @@ impl Lodging {
     }
 
     fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        let socket = self.socket.iter().map(AsFd::as_fd);
-        let connections = self.knocking.iter().chain(&self.connection).map(AsFd::as_fd);
-        socket.chain(connections).map(|fd| (fd, PollFlags::IN))
+        let socket = self.socket.iter().filter(|_| self.deaf_until.is_none()).map(AsFd::as_fd);
+        let lender = self.connection.iter().filter(|_| !self.is_full).map(AsFd::as_fd);
+        let knocking = self.knocking.iter().map(|(connection, _)| connection.as_fd());
+        socket.chain(knocking).chain(lender).map(|fd| (fd, PollFlags::IN))
     }
 }
 
-fn not_borrowed(tensor: TensorId, lender: Rank, error: &LendError) {
-    tracing::warn!(tensor, lender, %error, "values of a worker of this host are kept here once more");
+/// A way to one that would be lent to.
+#[derive(Clone, Copy)]
+pub(super) struct Visit {
+    rank: Rank,
+    name: Name,
+    pass: Secret,
+    /// How often it may still be gone to; when.
+    left: u32,
+    next: Instant,
+}
+
+impl Visit {
+    pub(super) fn to(rank: Rank, name: Name, pass: Secret) -> Self {
+        Self { rank, name, pass, left: VISITS - 1, next: Instant::now() }
+    }
+
+    /// Once more, unless it was often.
+    fn again(mut self, now: Instant) -> Option<Self> {
+        self.left = self.left.checked_sub(1)?;
+        self.next = now + VISITS_APART;
+        Some(self)
+    }
 }
 
 /// One that is lent to.
 struct Lodger {
-    name: Name,
-    pass: Secret,
+    visit: Visit,
     nonce: Nonce,
     connection: Connection,
     proved: bool,
@@ -220,33 +351,34 @@ struct Lodger {
 }
 
 impl Lodger {
-    fn new(name: Name, pass: Secret) -> rustix::io::Result<Self> {
+    fn new(visit: Visit) -> rustix::io::Result<Self> {
+        let Visit { ref name, ref pass, .. } = visit;
         let nonce: Nonce = random::bytes()?;
-        let connection = Connection::connect_to(&lending::socket_name(&name))?;
+        let connection = Connection::connect_to(&lending::socket_name(name))?;
         if !connection.is_own_users()? {
             return Err(Errno::PERM);
         }
-        let proof = lending::proof(&pass, End::Lender, &name, &nonce);
+        let proof = lending::proof(pass, End::Lender, name, &nonce);
         say(&connection, &Word::Lender { nonce, proof }, &[])?;
         let (proved, seen, offered, full) = (false, 0, BTreeSet::new(), false);
-        Ok(Self { name, pass, nonce, connection, proved, seen, offered, full })
+        Ok(Self { visit, nonce, connection, proved, seen, offered, full })
     }
 
     /// Hears it, and offers it what it was not offered; whether it stays, and whether anything was done.
     fn look(&mut self, remote: &mut RemoteShard<Mirrored>, declared: usize) -> (bool, bool) {
         let mut busy = false;
         loop {
-            match hear(&self.connection) {
+            let Visit { rank, ref name, ref pass, .. } = self.visit;
+            match hear_words(&self.connection) {
                 Heard::Nothing => break,
                 Heard::Word(Word::Borrower { proof }, _)
-                    if !self.proved
-                        && lending::proves(&self.pass, End::Borrower, &self.name, &self.nonce, &proof) =>
+                    if !self.proved && lending::proves(pass, End::Borrower, name, &self.nonce, &proof) =>
                 {
                     (self.proved, busy) = (true, true);
                 }
                 Heard::Word(Word::Borrowed { tensor }, _) if self.offered.contains(&tensor) => {
                     busy = true;
-                    remote.lend(&self.name, tensor);
+                    remote.lend((rank, name), tensor);
                 }
                 Heard::Word(..) | Heard::Over => return (false, true),
             }
@@ -257,7 +389,7 @@ impl Lodger {
                 Ok(()) => (self.seen, self.full) = (declared, false),
                 Err(Errno::AGAIN) => self.full = true,
                 Err(error) => {
-                    tracing::warn!(%error, "values are not lent to a worker of this host");
+                    not_shared(None, Some(self.visit.rank), &error);
                     return (false, true);
                 }
             }
@@ -279,44 +411,65 @@ impl Lodger {
     }
 }
 
-/// Those that a proxy lends to.
+/// Those that a proxy lends to, and those that it is to go to again.
 #[derive(Default)]
-pub(super) struct Lodgers(Vec<Lodger>);
+pub(super) struct Lodgers {
+    inside: Vec<Lodger>,
+    outside: Vec<Visit>,
+}
 
 impl Lodgers {
-    /// One has come that would be lent to.
-    pub(super) fn add(&mut self, name: Name, pass: Secret) {
-        if self.0.len() == MOST_LODGERS {
+    /// Goes to one that has come to be fed, and would be lent to.
+    pub(super) fn visit(&mut self, visit: Visit) {
+        if self.inside.len() + self.outside.len() >= MOST_LODGERS {
             return;
         }
-        match Lodger::new(name, pass) {
-            Ok(lodger) => self.0.push(lodger),
+        match Lodger::new(visit) {
+            Ok(lodger) => self.inside.push(lodger),
+            // Others fill its socket, or this process has as many descriptors as it may have.
+            Err(Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                self.outside.extend(visit.again(Instant::now()));
+            }
             // It may be on another host behind the same address, or of another user.
             Err(error) => tracing::debug!(%error, "a worker of this host is not lent to"),
         }
     }
 
+    /// Whether one is to be gone to soon.
+    pub(super) fn is_pressing(&self) -> bool {
+        !self.outside.is_empty()
+    }
+
     /// Nothing more is offered, as what was is not kept there any more.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 
     /// Sees to each; whether anything was done.
-    pub(super) fn look(&mut self, remote: &mut RemoteShard<Mirrored>, declared: usize) -> bool {
+    pub(super) fn look(&mut self, remote: &mut RemoteShard<Mirrored>, declared: usize, now: Instant) -> bool {
         let mut busy = false;
-        self.0.retain_mut(|lodger| {
-            if !remote.lodges(&lodger.name) {
+        for visit in self.outside.extract_if(.., |visit| visit.next <= now).collect::<Vec<_>>() {
+            if remote.lodges((visit.rank, &visit.name)) {
+                self.visit(visit);
+            }
+        }
+        let Self { inside, outside } = self;
+        inside.retain_mut(|lodger| {
+            if !remote.lodges((lodger.visit.rank, &lodger.visit.name)) {
                 return false;
             }
             let (stays, did) = lodger.look(remote, declared);
             busy |= did;
+            if !stays && !lodger.proved {
+                outside.extend(lodger.visit.again(now));
+            }
             stays
         });
         busy
     }
 
     fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        self.0.iter().map(|lodger| {
+        self.inside.iter().map(|lodger| {
             let flags = if lodger.full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             (lodger.connection.as_fd(), flags)
         })

@@ -2,6 +2,7 @@
 
 use super::RemoteHome;
 use super::bypass::Share;
+use super::lending::not_shared;
 use penstock_fabric::memory::{
     HomeChunk, HomeMemory, LaneView, LendError, Lent, Look, StateMirror, Windows, untouched,
 };
@@ -287,7 +288,7 @@ impl remote_shard::Mirrored for Mirrored {
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, "values of a worker of this host are kept here once more");
+                not_shared(None, None, &error);
                 self.own = Some(own);
                 false
             }
@@ -315,7 +316,8 @@ impl remote_shard::Mirrored for Mirrored {
                 let version = |kept: &Kept| match *kept {
                     Kept::Whole(Stands { version, .. }) | Kept::Lost(version) => version,
                 };
-                let least = kept.iter().map(|(_, (_, kept))| version(kept) + 1).min().unwrap_or(0);
+                let least =
+                    kept.iter().map(|(_, (_, kept))| version(kept).min(MAX_CLOCK) + 1).min().unwrap_or(0);
                 home.progress().0.store(least, Ordering::Release);
             })
         });

@@ -21,7 +21,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use crate::worker::link::doors::{Doors, Request};
 use crate::worker::link::lock;
-use lending::{Lodgers, Lodging};
+use lending::{Lodgers, Lodging, Visit};
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
@@ -345,7 +345,8 @@ impl Orders {
                     remote.lodger_came(rank, (striping, stripes), lodging, stream);
                     if let Some(name) = lodging {
                         let Credentials { secret, session } = &self.credentials;
-                        self.lodgers.add(name, Pass::new(session, self.server, rank).secret(secret));
+                        let pass = Pass::new(session, self.server, rank).secret(secret);
+                        self.lodgers.visit(Visit::to(rank, name, pass));
                     }
                 }
                 Command::Parent { epoch, rank, stripes, stream } => {
@@ -406,6 +407,12 @@ impl Proxy {
         }
         // What views show from now on is this process's own.
         self.remote.take_back();
+        // Views show what may change at any time, or be gone: whoever holds one is told.
+        if let Some(what) = self.remote.take_failed() {
+            let (server, shard, rank) = (self.setup.server, self.setup.shard, self.setup.rank);
+            tracing::error!(server, shard, what, "views show another worker's memory from now on");
+            self.setup.fate.fail(JobFailure::WorkerLost { rank, loss: Loss::Failed { what } });
+        }
     }
 
     fn fail(&mut self, reason: String) {
@@ -554,15 +561,14 @@ impl Proxy {
 
     /// Where a parent that is wished for is to lend, if it is of this host and feeds everything.
     fn lodge(&mut self, wish: &Wish) -> Option<Name> {
+        // Nobody else lends now, whoever this one is.
+        self.leave_lodging();
         let doors = self.setup.doors.as_ref()?;
         let [here, there] = [doors.address(), wish.parent.address].map(|at| at.ip().to_canonical());
         // Behind loopback each worker stands for a host, as in the plan: those in between feed others.
         let is_here = here == there && !here.is_loopback();
         if !self.setup.lends || !is_here || wish.stripes != self.remote.stripes() {
             return None;
-        }
-        for id in self.lodging.take().into_iter().flat_map(|before| before.offered) {
-            self.remote.tensor_mut(id).into_iter().for_each(Mirrored::decline);
         }
         match Lodging::open(wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
             Ok(lodging) => {
@@ -572,14 +578,31 @@ impl Proxy {
             }
             Err(error) => {
                 let lender = wish.parent.rank;
-                tracing::warn!(lender, %error, "values of a worker of this host are kept here once more");
+                lending::not_shared(None, Some(lender), &error);
                 None
             }
         }
     }
 
+    /// What was offered is of no use any more.
+    fn leave_lodging(&mut self) {
+        if let Some(lodging) = self.lodging.take() {
+            lodging.close(&mut self.remote);
+        }
+    }
+
+    /// Gives up what a parent has offered that neither feeds this worker nor is on its way: its memory stays as long as it is kept.
+    fn keep_lodging(&mut self) {
+        let Some(lender) = self.lodging.as_ref().map(Lodging::lender) else { return };
+        let is_wished = self.orders.wished.iter().any(|wish| wish.parent.rank == lender);
+        if !is_wished && !self.remote.feeders().any(|(rank, _)| rank == lender) {
+            self.leave_lodging();
+        }
+    }
+
     /// Lends and borrows; whether anything was done.
     fn see_to_loans(&mut self, was_busy: bool) -> bool {
+        self.keep_lodging();
         let Self { remote, orders, lodging, borrow_at, .. } = self;
         let now = Instant::now();
         // A look at each socket costs a system call. One that says something is seen when nothing else is to be done, or soon.
@@ -587,7 +610,7 @@ impl Proxy {
         let mut busy = false;
         if looks {
             self.next_loans = now + TICKS_APART;
-            busy |= orders.lodgers.look(remote, orders.declared);
+            busy |= orders.lodgers.look(remote, orders.declared, now);
         }
         if let Some(what) = remote.take_failed() {
             let what = what.clone();
@@ -598,7 +621,7 @@ impl Proxy {
             return true;
         }
         let Some(lodging) = lodging else { return busy };
-        let came = looks && lodging.look(remote);
+        let came = looks && lodging.look(remote, now);
         busy |= came;
         if lodging.offered.is_empty() {
             *borrow_at = None;
@@ -661,7 +684,9 @@ impl Proxy {
         for (fd, flags) in lending::fds(self.lodging.as_ref(), &self.orders.lodgers) {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
-        let longest = if self.remote.awaits() { longest.min(TICKS_APART) } else { longest };
+        let is_pressing =
+            self.lodging.as_ref().is_some_and(Lodging::is_pressing) || self.orders.lodgers.is_pressing();
+        let longest = if self.remote.awaits() || is_pressing { longest.min(TICKS_APART) } else { longest };
         let longest = match self.borrow_at {
             Some(at) => longest.min(at.saturating_duration_since(Instant::now())),
             None => longest,

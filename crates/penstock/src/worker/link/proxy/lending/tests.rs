@@ -5,7 +5,7 @@ use super::super::{RemoteHome, rig};
 use super::*;
 use crate::wire::travel::members::plain_tensor;
 use penstock_fabric::memory::{
-    ExtentLayout, HomeRegions, LaneView, Place, ServerPart, Windows, WorkerMemory,
+    ExtentLayout, HomeRegions, LaneView, LendError, Place, ServerPart, Windows, WorkerMemory,
 };
 use penstock_fabric::net::remote_shard::{Kept, Mirrored as _, Value};
 use penstock_fabric::publish::Published;
@@ -201,11 +201,20 @@ fn shard(worker: Worker) -> (RemoteShard<Mirrored>, Arc<WorkerMemory>) {
     (remote, worker.memory)
 }
 
+fn visit(name: Name, pass: Secret) -> Visit {
+    Visit::to(1, name, pass)
+}
+
+fn the_pass() -> Secret {
+    pass().secret(&SECRET)
+}
+
 fn settle(lodging: &mut Lodging, lodger: &mut Lodger, remotes: [&mut RemoteShard<Mirrored>; 2]) -> bool {
     let [borrows, lends] = remotes;
-    let mut stays = true;
+    let (mut stays, mut now) = (true, Instant::now());
     for _ in 0..10 {
-        lodging.look(borrows);
+        now += DEAF;
+        lodging.look(borrows, now);
         stays = lodger.look(lends, 1).0;
         if !stays {
             break;
@@ -214,24 +223,148 @@ fn settle(lodging: &mut Lodging, lodger: &mut Lodger, remotes: [&mut RemoteShard
     stays
 }
 
+fn connect(name: &Name) -> rustix::io::Result<Connection> {
+    Connection::connect_to(&lending::socket_name(name))
+}
+
 #[test]
-fn a_lender_that_knows_the_pass_offers_what_it_has_and_a_stranger_before_it_keeps_nobody_out() {
+fn a_lender_that_knows_the_pass_offers_what_it_has_and_strangers_before_it_keep_nobody_out() {
     let ((mut lends, _), (mut borrows, _)) = (shard(worker()), shard(worker()));
     let mut lodging = Lodging::open(4, &pass(), &SECRET).unwrap();
     let name = lodging.name();
     // Some of the same user who say nothing, or something else.
-    let strangers: Vec<Connection> =
-        (0..6).map(|_| Connection::connect_to(&lending::socket_name(&name)).unwrap()).collect();
+    let strangers: Vec<Connection> = (0..6).map(|_| connect(&name).unwrap()).collect();
     say(&strangers[5], &Word::Lent { tensor: rig::W, bytes: 1 }, &[]).unwrap();
-    let mut guesser = Lodger::new(name, Secret([9; 32])).unwrap();
+    let mut guesser = Lodger::new(visit(name, Secret([9; 32]))).unwrap();
     assert!(!settle(&mut lodging, &mut guesser, [&mut borrows, &mut lends]), "it does not know the pass");
     assert!(lodging.offered.is_empty());
-    let mut lodger = Lodger::new(name, pass().secret(&SECRET)).unwrap();
+    let mut lodger = Lodger::new(visit(name, the_pass())).unwrap();
     assert!(settle(&mut lodging, &mut lodger, [&mut borrows, &mut lends]));
     assert_eq!(lodging.offered.iter().copied().collect::<Vec<_>>(), [rig::W]);
     assert!(borrows.tensor(rig::W).unwrap().is_offered());
     // The door is closed behind it: to a second one, also with the pass.
-    assert!(Lodger::new(name, pass().secret(&SECRET)).is_err());
+    assert!(Lodger::new(visit(name, the_pass())).is_err());
+    lodging.close(&mut borrows);
+    assert!(!borrows.tensor(rig::W).unwrap().is_offered(), "nothing of one that lends no more is kept");
+}
+
+#[test]
+fn a_lender_that_was_let_in_and_not_heard_stays_whoever_comes_behind_it() {
+    let (mut borrows, _) = shard(worker());
+    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let name = lodging.name();
+    // A lender that has not said its word when it is let in.
+    let slow = connect(&name).unwrap();
+    assert!(!lodging.look(&mut borrows, now));
+    let _strangers: Vec<Connection> = (0..12).map(|_| connect(&name).unwrap()).collect();
+    for looks in 1..4 {
+        assert!(!lodging.look(&mut borrows, now + looks * DEAF));
+    }
+    assert_eq!(lodging.knocking.len(), MOST_KNOCKING);
+    let nonce = [5; 32];
+    let proof = lending::proof(&the_pass(), End::Lender, &name, &nonce);
+    say(&slow, &Word::Lender { nonce, proof }, &[]).unwrap();
+    assert!(lodging.look(&mut borrows, now + 4 * DEAF));
+    assert!(lodging.connection.is_some() && lodging.socket.is_none() && lodging.knocking.is_empty());
+}
+
+// Two threads that connected and closed kept a proxy at it, which sent no sign of life meanwhile.
+#[test]
+fn however_many_come_and_go_a_look_takes_so_many_and_calls_it_no_work_and_the_rest_wait_until_the_next() {
+    let (mut borrows, _) = shard(worker());
+    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let name = lodging.name();
+    let polled = |lodging: &Lodging| lodging.fds().count();
+    assert_eq!(polled(&lodging), 1);
+    (0..MOST_ACCEPTED + 3).for_each(|_| drop(connect(&name).unwrap()));
+    assert!(!lodging.look(&mut borrows, now), "strangers are no work");
+    assert!(lodging.is_pressing() && polled(&lodging) == 0, "they do not wake it before it looks again");
+    let waiting = |lodging: &Lodging| {
+        let socket = lodging.socket.as_ref().unwrap();
+        std::iter::from_fn(|| socket.accept().ok()).count()
+    };
+    assert_eq!(waiting(&lodging), 3);
+    assert!(!lodging.look(&mut borrows, now + DEAF));
+    assert!(!lodging.is_pressing() && polled(&lodging) == 1);
+}
+
+#[test]
+fn who_says_nothing_is_heard_for_a_while_and_a_lender_that_was_refused_comes_again() {
+    let ((mut lends, _), (mut borrows, _)) = (shard(worker()), shard(worker()));
+    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let name = lodging.name();
+    let _strangers: Vec<Connection> = (0..MOST_KNOCKING).map(|_| connect(&name).unwrap()).collect();
+    lodging.look(&mut borrows, now);
+    let mut refused = Lodger::new(visit(name, the_pass())).unwrap();
+    lodging.look(&mut borrows, now + DEAF);
+    assert!(!refused.look(&mut lends, 1).0);
+    let mut again = Lodger::new(refused.visit.again(now).unwrap()).unwrap();
+    lodging.look(&mut borrows, now + DEAF + HEARD_FOR);
+    lodging.look(&mut borrows, now + 2 * (DEAF + HEARD_FOR));
+    assert!(again.look(&mut lends, 1).0 && again.proved);
+}
+
+#[test]
+fn a_lender_goes_again_to_a_socket_that_others_fill_so_often_and_no_more() {
+    let (name, now) = (random::bytes().unwrap(), Instant::now());
+    let _socket = Expecting::bind(&lending::socket_name(&name)).unwrap();
+    let _filled: Vec<Connection> = std::iter::from_fn(|| connect(&name).ok()).collect();
+    let mut lodgers = Lodgers::default();
+    lodgers.visit(visit(name, the_pass()));
+    assert!(lodgers.is_pressing() && lodgers.inside.is_empty());
+    let mut visit = Some(lodgers.outside[0]);
+    let mut visits = 2;
+    while let Some(again) = visit.and_then(|visit| visit.again(now)) {
+        (visit, visits) = (Some(again), visits + 1);
+    }
+    assert_eq!(visits, VISITS);
+    // It is of another host, behind the same address: there is no such socket.
+    let mut lodgers = Lodgers::default();
+    lodgers.visit(Visit::to(1, random::bytes().unwrap(), the_pass()));
+    assert!(!lodgers.is_pressing() && lodgers.inside.is_empty());
+}
+
+#[test]
+fn a_socket_to_which_no_lender_came_is_closed() {
+    let (mut borrows, _) = shard(worker());
+    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let name = lodging.name();
+    lodging.look(&mut borrows, now + 2 * EXPECTED_FOR);
+    assert!(connect(&name).is_ok(), "whoever is to come has not come to be its parent so far");
+    lodging.expected_until = Some(now + EXPECTED_FOR);
+    lodging.look(&mut borrows, now + EXPECTED_FOR);
+    assert_eq!(connect(&name).err(), Some(Errno::CONNREFUSED));
+    assert!(lodging.fds().count() == 0 && !lodging.is_pressing());
+}
+
+#[test]
+fn what_is_offered_before_it_is_declared_waits_and_beyond_so_many_nothing_more_is_taken() {
+    let (mut borrows, _) = shard(worker());
+    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (ours, theirs) = Connection::pair().unwrap();
+    (lodging.socket, lodging.connection) = (None, Some(ours));
+    let region = Region::new("any", CHUNK, Writers::Maker).unwrap();
+    for tensor in 0..MOST_EARLY as u32 + 44 {
+        let tensor = 1_000 + tensor;
+        while let Err(error) = say(&theirs, &Word::Lent { tensor, bytes: 1 }, &[region.fd()]) {
+            assert_eq!(error, Errno::AGAIN);
+            lodging.look(&mut borrows, now);
+            if lodging.is_full {
+                break;
+            }
+        }
+    }
+    lodging.look(&mut borrows, now);
+    assert!(lodging.is_full && lodging.fds().count() == 0);
+    assert_eq!(lodging.early.len(), MOST_EARLY);
+    assert!(lodging.early.contains_key(&1_000) && lodging.connection.is_some(), "none was dropped");
+}
+
+#[test]
+fn what_would_be_said_of_each_of_many_tensors_is_said_once_a_minute() {
+    let (seldom, now) = (Seldom(Mutex::new(None)), Instant::now());
+    assert!(seldom.is_time(now) && !seldom.is_time(now + SAID_EVERY / 2));
+    assert!(seldom.is_time(now + SAID_EVERY) && !seldom.is_time(now + SAID_EVERY));
 }
 
 #[test]
@@ -239,14 +372,14 @@ fn who_says_that_it_borrows_without_having_been_offered_anything_is_hung_up_on()
     let (mut lends, _) = shard(worker());
     let name = random::bytes().unwrap();
     let socket = Expecting::bind(&lending::socket_name(&name)).unwrap();
-    let mut lodger = Lodger::new(name, pass().secret(&SECRET)).unwrap();
+    let mut lodger = Lodger::new(visit(name, the_pass())).unwrap();
     let end = socket.accept().unwrap();
     say(&end, &Word::Borrowed { tensor: rig::W }, &[]).unwrap();
     assert!(!lodger.look(&mut lends, 1).0);
     // A proof of another incarnation's.
-    let mut again = Lodger::new(name, pass().secret(&SECRET)).unwrap();
+    let mut again = Lodger::new(visit(name, the_pass())).unwrap();
     let end = socket.accept().unwrap();
-    let stale = lending::proof(&pass().secret(&SECRET), End::Borrower, &name, &[0; 32]);
+    let stale = lending::proof(&the_pass(), End::Borrower, &name, &[0; 32]);
     say(&end, &Word::Borrower { proof: stale }, &[]).unwrap();
     assert!(!again.look(&mut lends, 1).0);
 }
