@@ -4,7 +4,7 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::doors::Doors;
-use super::proxy::{self, Command, Credentials, Lendable, RemoteHome};
+use super::proxy::{self, Allowance, Command, Credentials, For, Lendable, Own, RemoteHome};
 use super::{Channel, Introduction, Link, Newcomer, Outlets, Wire, judge, lock};
 use crate::options::Options;
 use crate::thread::{self, Wakeup};
@@ -187,6 +187,9 @@ fn welcome(
     }
 }
 
+/// Of a tensor that has regions of its own: the proxies' ends, the worker's, and what it takes to lend it.
+type Alone = (Vec<HomeMemory>, Vec<LaneView>, Place, Option<Lendable>);
+
 impl Link {
     /// Joins a server on another host. `server` is the number that it must have.
     pub(in crate::worker) fn join_remote(
@@ -355,7 +358,7 @@ impl Link {
         shard_of: &[u32],
         shards: u32,
         lends: bool,
-    ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place, Option<Lendable>), Error> {
+    ) -> Result<Alone, Error> {
         let made = || Error::system("make a tensor's memory");
         let (homes, model) =
             HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(shard_of, shards);
@@ -363,12 +366,19 @@ impl Link {
         let copied = Error::system::<std::io::Error>("copy a descriptor");
         let seen = model.model().try_clone_to_owned().map_err(&copied)?;
         let lane = region.fd().try_clone_to_owned().map_err(&copied)?;
-        if !lends {
+        // A region that may be lent keeps its descriptor as long as the tensor is there. Beyond a share of what this process may have
+        // open it is not lent, and keeps none.
+        let Some(allowance) = lends.then(|| Allowance::take(For::OWN)).flatten() else {
             return Ok((homes, lanes, Place::Own(seen, lane), None));
-        }
+        };
         let windows = Arc::new(Windows::new(layout, shard_of, shards));
         let place = Place::Windows(seen, lane, Arc::clone(&windows));
-        Ok((homes, lanes, place, Some(Lendable { windows, region: Arc::new(model.into_model()) })))
+        Ok((
+            homes,
+            lanes,
+            place,
+            Some(Lendable { windows, own: Arc::new(Own::new(model.into_model(), allowance)) }),
+        ))
     }
 
     /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room
@@ -553,4 +563,47 @@ fn wait(records: &Records, stop: &Wakeup, longest: Duration) -> bool {
     let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
     let _ = poll(&mut fds, Some(longest));
     fds[0].revents().is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_kernels::Dtype;
+    use penstock_proto::chunk::Cut;
+    use penstock_proto::placement::Extent;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::process::Command as Program;
+
+    /// What tells a test that it is to lower the limit on its process's descriptors.
+    const ROLE: &str = "PENSTOCK_TEST_FEW_DESCRIPTORS";
+
+    // In a process of its own, as the limit is the process's. Each tensor kept a descriptor: the 1,000th could not be declared.
+    #[test]
+    #[expect(clippy::print_stdout, reason = "it tells another process what it found")]
+    fn more_tensors_are_declared_than_there_are_descriptors_and_those_beyond_a_share_are_not_lent() {
+        const MOST: u64 = 128;
+        if std::env::var_os(ROLE).is_none() {
+            let name = std::thread::current().name().unwrap().to_owned();
+            let mut program = Program::new(std::env::current_exe().unwrap());
+            let done = program.args(["--exact", &name, "--nocapture"]).env(ROLE, "").output().unwrap();
+            let said = String::from_utf8_lossy(&done.stdout);
+            assert!(said.contains("lent: 32 again: 32"), "{said}\n{}", String::from_utf8_lossy(&done.stderr));
+            return;
+        }
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(MOST), maximum }).unwrap();
+        let extent = Extent { first: 0, count: 1 };
+        let layout = ExtentLayout::new(Cut::new(4096, 4096), extent, Dtype::F32, 0);
+        let declare_all = || {
+            let declare = || {
+                let (homes, lanes, place, lendable) = Link::mirror_alone(layout, &[0], 1, true).unwrap();
+                // The worker maps what it is given, and closes it.
+                drop(place);
+                (homes, lanes, lendable)
+            };
+            let all: Vec<_> = (0..3 * MOST).map(|_| declare()).collect();
+            all.iter().filter(|(.., lendable)| lendable.is_some()).count()
+        };
+        println!("lent: {} again: {}", declare_all(), declare_all());
+    }
 }

@@ -4,6 +4,7 @@
 //!
 //! Nobody waits here: a proxy looks when a descriptor is ready. Whatever does not come about, values come by frames.
 
+use super::allowance::{Allowance, For};
 use super::mirrored::Mirrored;
 use crate::wire::random;
 use penstock_fabric::net::remote_shard::RemoteShard;
@@ -132,7 +133,7 @@ pub(super) struct Lodging {
     /// Nothing more is taken of the lender for now.
     is_full: bool,
     /// What was offered before it was declared here.
-    early: BTreeMap<TensorId, OwnedFd>,
+    early: BTreeMap<TensorId, (OwnedFd, Allowance)>,
     /// What was offered and is not borrowed.
     pub(super) offered: BTreeSet<TensorId>,
 }
@@ -176,21 +177,24 @@ impl Lodging {
             self.expected_until = Some(now + EXPECTED_FOR);
         }
         let mut busy = self.let_in(now);
-        for (id, fd) in std::mem::take(&mut self.early) {
-            self.take(id, fd, remote);
+        for (id, offer) in std::mem::take(&mut self.early) {
+            self.take(id, offer, remote);
         }
         self.is_full = false;
         for _ in 0..MOST_EARLY {
             let Some(connection) = &self.connection else { break };
-            if self.early.len() == MOST_EARLY {
+            // A descriptor that comes is here before it can be judged.
+            let room = Some(()).filter(|()| self.early.len() < MOST_EARLY);
+            let Some(allowance) = room.and_then(|()| Allowance::take(For::OFFER)) else {
                 self.is_full = true;
                 break;
-            }
+            };
             match hear(connection) {
                 Heard::Nothing => break,
                 Heard::Word(Word::Lent { tensor, bytes: _ }, mut descriptors) if descriptors.len() == 1 => {
                     busy = true;
-                    descriptors.drain(..).for_each(|fd| self.take(tensor, fd, remote));
+                    let offer = descriptors.pop().map(|fd| (fd, allowance));
+                    offer.into_iter().for_each(|offer| self.take(tensor, offer, remote));
                 }
                 // What was borrowed stays so: of what is new it says so elsewhere.
                 Heard::Word(..) | Heard::Over => self.connection = None,
@@ -200,10 +204,15 @@ impl Lodging {
     }
 
     /// Keeps what was offered, for later if the tensor is not declared here so far.
-    fn take(&mut self, id: TensorId, fd: OwnedFd, remote: &mut RemoteShard<Mirrored>) {
+    fn take(
+        &mut self,
+        id: TensorId,
+        (fd, allowance): (OwnedFd, Allowance),
+        remote: &mut RemoteShard<Mirrored>,
+    ) {
         match remote.tensor_mut(id) {
-            None => _ = self.early.insert(id, fd),
-            Some(mirrored) => match mirrored.offer(fd) {
+            None => _ = self.early.insert(id, (fd, allowance)),
+            Some(mirrored) => match mirrored.offer(fd, allowance) {
                 Ok(true) => _ = self.offered.insert(id),
                 Ok(false) => {}
                 Err(error) => not_shared(Some(id), Some(self.lender), &error),

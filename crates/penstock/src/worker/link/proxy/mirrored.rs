@@ -1,6 +1,7 @@
 //! Where a proxy mirrors the chunks of a tensor: in memory of its process, in which readers see them as those of a shard.
 
 use super::RemoteHome;
+use super::allowance::Allowance;
 use super::bypass::Share;
 use super::lending::not_shared;
 use penstock_fabric::memory::{
@@ -31,7 +32,21 @@ const LOOKS: usize = 64;
 #[derive(Debug, Clone)]
 pub(in crate::worker) struct Lendable {
     pub(in crate::worker) windows: Arc<Windows>,
-    pub(in crate::worker) region: Arc<Region>,
+    pub(in crate::worker) own: Arc<Own>,
+}
+
+/// A region whose descriptor is kept, to be lent.
+#[derive(Debug)]
+pub(in crate::worker) struct Own {
+    region: Region,
+    /// For its descriptor.
+    _allowance: Allowance,
+}
+
+impl Own {
+    pub(in crate::worker) fn new(region: Region, allowance: Allowance) -> Self {
+        Self { region, _allowance: allowance }
+    }
 }
 
 /// What is seen in another worker's memory.
@@ -39,6 +54,8 @@ struct Loan {
     lent: Lent,
     /// Where it goes back to, which takes no memory before.
     spare: Region,
+    /// For both.
+    allowance: Allowance,
 }
 
 /// Where the chunks of one tensor are mirrored that a shard is home of.
@@ -57,8 +74,8 @@ pub(super) struct Mirrored {
     /// Where its worker sees it, if that may be elsewhere; the region that it is mirrored in, unless it is borrowed; what another worker
     /// has offered, and what is borrowed.
     windows: Option<Arc<Windows>>,
-    own: Option<Arc<Region>>,
-    offer: Option<Lent>,
+    own: Option<Arc<Own>>,
+    offer: Option<(Lent, Allowance)>,
     loan: Option<Loan>,
 }
 
@@ -90,22 +107,22 @@ impl Mirrored {
 
     /// The same of what may be lent, and borrowed.
     pub(super) fn lending(mut self, lendable: Option<Lendable>) -> Self {
-        if let Some(Lendable { windows, region }) = lendable {
-            (self.windows, self.own) = (Some(windows), Some(region));
+        if let Some(Lendable { windows, own }) = lendable {
+            (self.windows, self.own) = (Some(windows), Some(own));
         }
         self
     }
 
     /// The region that it is mirrored in, and its bytes, if it may be lent now.
     pub(super) fn lendable(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        let region = self.own.as_ref()?;
+        let region = &self.own.as_ref()?.region;
         Some((region.fd(), region.mapping().len() as u64))
     }
 
     /// Another worker offers its own; whether that is of use.
-    pub(super) fn offer(&mut self, fd: OwnedFd) -> Result<bool, LendError> {
+    pub(super) fn offer(&mut self, fd: OwnedFd, allowance: Allowance) -> Result<bool, LendError> {
         let Some(windows) = &self.windows else { return Ok(false) };
-        self.offer = Some(Lent::new(fd, windows.layout())?);
+        self.offer = Some((Lent::new(fd, windows.layout())?, allowance));
         Ok(true)
     }
 
@@ -126,7 +143,12 @@ impl Mirrored {
     }
 
     /// Has the worker see what is offered. On an error it sees its own.
-    fn move_out(&mut self, lent: Lent, windows: &Windows, own: &Region) -> Result<(), LendError> {
+    fn move_out(
+        &mut self,
+        (lent, allowance): (Lent, Allowance),
+        windows: &Windows,
+        own: &Region,
+    ) -> Result<(), LendError> {
         windows.count_pieces()?;
         let spare = untouched("penstock-mirror", windows.layout())?;
         let own_tail = Self::tail(own, windows)?;
@@ -136,7 +158,7 @@ impl Mirrored {
             return Err(error);
         }
         self.home = self.home.in_another(spare.mapping());
-        self.loan = Some(Loan { lent, spare });
+        self.loan = Some(Loan { lent, spare, allowance });
         Ok(())
     }
 }
@@ -274,7 +296,8 @@ impl remote_shard::Mirrored for Mirrored {
     }
 
     fn look_there(&self, chunk: u32) -> Result<Option<Stands>, Torn> {
-        let lent = self.loan.as_ref().map(|loan| &loan.lent).or(self.offer.as_ref());
+        let lent = self.loan.as_ref().map(|loan| &loan.lent);
+        let lent = lent.or_else(|| self.offer.as_ref().map(|(lent, _)| lent));
         let look: Option<Look> = lent.map_or(Ok(None), |lent| lent.look(chunk))?;
         Ok(look.map(|(_, published, numbers)| stands(published, numbers)))
     }
@@ -282,7 +305,7 @@ impl remote_shard::Mirrored for Mirrored {
     fn borrow(&mut self) -> bool {
         let Some(windows) = self.windows.clone().filter(|windows| windows.is_seated()) else { return false };
         let (Some(lent), Some(own)) = (self.offer.take(), self.own.take()) else { return false };
-        match self.move_out(lent, &windows, &own) {
+        match self.move_out(lent, &windows, &own.region) {
             Ok(()) => {
                 self.remote.borrows.store(true, Ordering::Relaxed);
                 true
@@ -297,7 +320,8 @@ impl remote_shard::Mirrored for Mirrored {
 
     fn take_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
         self.offer = None;
-        let (Some(Loan { lent, spare }), Some(windows)) = (self.loan.take(), self.windows.clone()) else {
+        let (Some(Loan { lent, spare, allowance }), Some(windows)) = (self.loan.take(), self.windows.clone())
+        else {
             return Ok(Vec::new());
         };
         self.remote.borrows.store(false, Ordering::Relaxed);
@@ -321,7 +345,7 @@ impl remote_shard::Mirrored for Mirrored {
                 home.progress().0.store(least, Ordering::Release);
             })
         });
-        self.own = Some(Arc::new(spare));
+        self.own = Some(Arc::new(Own::new(spare, allowance)));
         switched.map_err(|error| format!("it could not go back from another worker's memory: {error}"))?;
         Ok(kept.into_iter().map(|(chunk, (_, kept))| (chunk, kept)).collect())
     }

@@ -5,6 +5,7 @@
 //! network. Here is its thread, which connects, waits and is told what to do; what it says to the shard and makes of what it
 //! hears, over any link, is in [`remote_shard`](penstock_fabric::net::remote_shard).
 
+mod allowance;
 mod bypass;
 mod lending;
 mod mirrored;
@@ -59,8 +60,9 @@ const TICKS_APART: Duration = Duration::from_millis(20);
 /// Time from one question to the connection, what it has carried, to the next.
 const FLOWS_APART: Duration = Duration::from_millis(10);
 
+pub(in crate::worker) use allowance::{Allowance, For};
 pub(in crate::worker::link) use lending::{Credentials, Name};
-pub(in crate::worker) use mirrored::Lendable;
+pub(in crate::worker) use mirrored::{Lendable, Own};
 
 /// What a tensor and the proxy of one of its homes tell each other.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Lenders and borrowers of one process, over real regions and sockets.
 
-use super::super::mirrored::{Lendable, Mirrored};
+use super::super::mirrored::{Lendable, Mirrored, Own};
 use super::super::{RemoteHome, rig};
 use super::*;
 use crate::wire::travel::members::plain_tensor;
@@ -13,11 +13,13 @@ use penstock_fabric::region::{Region, Writers};
 use penstock_kernels::Dtype;
 use penstock_kernels::codec::Raw;
 use penstock_proto::chunk::Cut;
+use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::frame::{Header, Notice};
 use penstock_proto::placement::Extent;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::{Registry, Travel};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +30,10 @@ const CHUNKS: u32 = 5;
 struct Worker {
     mirrored: Mirrored,
     memory: Arc<WorkerMemory>,
+}
+
+fn allowance() -> Allowance {
+    Allowance::take(For::OFFER).unwrap()
 }
 
 fn worker() -> Worker {
@@ -46,7 +52,8 @@ fn worker() -> Worker {
     let (memory, _) =
         WorkerMemory::new(cut, Dtype::F32, &[ServerPart { extent, place: Some(place) }]).unwrap();
     let remote = Arc::<RemoteHome>::default();
-    let lendable = Lendable { windows, region: Arc::new(model.into_model()) };
+    let lendable =
+        Lendable { windows, own: Arc::new(Own::new(model.into_model(), Allowance::take(For::OWN).unwrap())) };
     let mirrored = Mirrored::new(0, homes.remove(0), lanes.remove(0), remote, terms).lending(Some(lendable));
     Worker { mirrored, memory: Arc::new(memory) }
 }
@@ -68,9 +75,9 @@ impl Worker {
         self.mirrored.progress(version + 1);
     }
 
-    fn borrow(&mut self, lender: &Worker) -> bool {
+    fn borrow(&mut self, lender: &Self) -> bool {
         let (fd, _) = lender.mirrored.lendable().unwrap();
-        self.mirrored.offer(fd.try_clone_to_owned().unwrap()).unwrap();
+        self.mirrored.offer(fd.try_clone_to_owned().unwrap(), allowance()).unwrap();
         self.mirrored.borrow()
     }
 
@@ -138,12 +145,12 @@ fn a_chunk_that_stays_half_written_is_lost_after_so_many_looks_and_is_no_readers
 fn what_is_no_region_of_the_tensor_is_not_borrowed() {
     let mut borrower = worker();
     let short = Region::new("short", CHUNK, Writers::Maker).unwrap();
-    let refused = borrower.mirrored.offer(short.fd().try_clone_to_owned().unwrap()).unwrap_err();
+    let refused = borrower.mirrored.offer(short.fd().try_clone_to_owned().unwrap(), allowance()).unwrap_err();
     assert!(matches!(refused, LendError::NoRegion { got: 4096, .. }), "{refused}");
     let bytes = borrower.mirrored.lendable().unwrap().1;
     let open = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&open, bytes).unwrap();
-    let refused = borrower.mirrored.offer(open).unwrap_err();
+    let refused = borrower.mirrored.offer(open, allowance()).unwrap_err();
     assert!(matches!(refused, LendError::NoRegion { .. }), "it could be made shorter: {refused}");
     assert!(!borrower.mirrored.borrow());
 }
@@ -339,6 +346,9 @@ fn a_socket_to_which_no_lender_came_is_closed() {
 
 #[test]
 fn what_is_offered_before_it_is_declared_waits_and_beyond_so_many_nothing_more_is_taken() {
+    // So that there is room for so many, and for other tests beside them.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let (mut borrows, _) = shard(worker());
     let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
     let (ours, theirs) = Connection::pair().unwrap();
@@ -365,6 +375,35 @@ fn what_would_be_said_of_each_of_many_tensors_is_said_once_a_minute() {
     let (seldom, now) = (Seldom(Mutex::new(None)), Instant::now());
     assert!(seldom.is_time(now) && !seldom.is_time(now + SAID_EVERY / 2));
     assert!(seldom.is_time(now + SAID_EVERY) && !seldom.is_time(now + SAID_EVERY));
+}
+
+#[test]
+fn a_lender_of_the_last_version_that_a_number_can_be_makes_no_borrower_fail() {
+    let (mut lender, mut borrower) = (worker(), worker());
+    lender.publish_all(1);
+    borrower.publish_all(1);
+    assert!(borrower.borrow(&lender));
+    for chunk in [0, 1, 3, 4] {
+        let last = Published { version: u64::MAX, steps: u64::MAX };
+        lender.mirrored.home.chunk(chunk).header.publish(last);
+    }
+    assert_eq!(borrower.memory.chunk_progress(0), u64::MAX);
+    borrower.mirrored.take_back().unwrap();
+    assert_eq!(borrower.memory.progress(0, 0), Some(MAX_CLOCK + 1));
+}
+
+// A child that says another's name would have been sent no values, or have another sent none.
+#[test]
+fn whose_a_name_is_its_rank_says_by_which_it_was_let_in() {
+    let (mut lends, _) = shard(worker());
+    let name = random::bytes().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let stream = penstock_fabric::net::stream::Stream::plain(stream, Duration::from_secs(9)).unwrap();
+    lends.lodger_came(2, (1, penstock_proto::overlay::Stripes::first(1)), Some(name), stream);
+    assert!(!lends.lodges((1, &name)) && !lends.lend((1, &name), rig::W));
+    assert!(lends.lodges((2, &name)) && lends.lend((2, &name), rig::W));
+    assert_eq!(lends.borrowers(rig::W), 1);
 }
 
 #[test]
