@@ -85,11 +85,6 @@ impl ChunkHeader {
         Ok((sequence > 1).then_some((sequence, published, numbers)))
     }
 
-    /// The version that was published last, or is being published.
-    pub fn last_version(&self) -> u64 {
-        self.version.load(Ordering::Relaxed)
-    }
-
     /// Counts publications; odd while the home is inside. Behind it nothing is read that is older.
     pub fn sequence(&self) -> u64 {
         self.sequence.load(Ordering::Acquire)

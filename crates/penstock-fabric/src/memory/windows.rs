@@ -19,7 +19,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// Pieces of mappings that all switching of this process may leave behind, at most. The kernel allows a process some 65,000 in all, and
@@ -65,8 +65,9 @@ fn system(what: &'static str) -> impl Fn(Errno) -> LendError {
 struct Seen {
     /// Where the worker has mapped the value, and at which byte of it the extent begins.
     seat: Option<(Weak<Mapping>, usize)>,
-    /// By shard: progress and headers.
+    /// By shard: headers, and progress. That is this process's own: whoever lends has its word for each chunk, and for no more.
     tails: Vec<Arc<Mapping>>,
+    counts: Vec<Arc<Mapping>>,
 }
 
 /// Where the chunks of one extent are seen, shard by shard.
@@ -79,6 +80,8 @@ pub struct Windows {
     seen: RwLock<Seen>,
     /// Pieces that were counted for it.
     counted: AtomicUsize,
+    /// By shard: a chunk + 1 that a reader found half-written since that was asked last, and that none has read since; 0: none.
+    torn: Box<[AtomicU64]>,
 }
 
 impl Windows {
@@ -98,7 +101,8 @@ impl Windows {
             }
         }
         let (shard_of, runs) = (shard_of.into(), runs.into());
-        Self { layout, shard_of, runs, seen: RwLock::default(), counted: AtomicUsize::new(0) }
+        let torn = (0..shards).map(|_| AtomicU64::new(0)).collect();
+        Self { layout, shard_of, runs, seen: RwLock::default(), counted: AtomicUsize::new(0), torn }
     }
 
     /// How the extent lies in each region.
@@ -111,6 +115,13 @@ impl Windows {
         let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
         seen.seat = Some((Arc::downgrade(value), at));
         seen.tails = vec![Arc::clone(tail); self.runs.len()];
+        seen.counts = seen.tails.clone();
+    }
+
+    /// A chunk of a shard that a reader has found half-written since this was asked last, and that none has read since.
+    pub fn take_torn(&self, shard: u32) -> Option<u32> {
+        let chunk = self.torn[shard as usize].swap(0, Ordering::Relaxed).checked_sub(1)?;
+        u32::try_from(chunk).ok()
     }
 
     /// Whether the worker has mapped it.
@@ -137,31 +148,50 @@ impl Windows {
         Ok(())
     }
 
-    fn at<R>(&self, shard: u32, look: impl FnOnce(&Mapping) -> R) -> R {
-        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
-        look(&seen.tails[shard as usize])
-    }
-
     /// Progress of a shard: version + 1.
     pub(super) fn progress(&self, shard: u32) -> u64 {
         // Pairs with the release store in the `progress` of whoever writes there.
-        self.at(shard, |tail| tail.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire))
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        let count = seen.counts[shard as usize].peek::<Count>(ModelLayout::progress(shard));
+        count.0.load(Ordering::Acquire)
     }
 
-    /// Looks at a chunk's header, and meanwhile its value is seen where that says.
-    pub(super) fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> R) -> R {
+    /// The version + 1 of a chunk, or a later one's. A lender that takes back what it said of it keeps nobody waiting: it was counted.
+    pub(super) fn chunk_progress(&self, chunk: u32) -> u64 {
         let index = chunk - self.layout.extent.first;
-        let at = self.layout.model().header(index);
-        self.at(self.shard_of[index as usize], |tail| look(tail.peek(at)))
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        let shard = self.shard_of[index as usize];
+        let header: &ChunkHeader = seen.tails[shard as usize].peek(self.layout.model().header(index));
+        let count = seen.counts[shard as usize].peek::<Count>(ModelLayout::progress(shard));
+        header.progress().max(count.0.load(Ordering::Acquire))
     }
 
-    /// From now on a shard's chunks are seen in this region, with this tail, which is part of it. `last` runs when no reader is there any
+    /// Looks at a chunk's header, and meanwhile its value is seen where that says. What is half-written is noted.
+    pub(super) fn header<R>(
+        &self,
+        chunk: u32,
+        look: impl FnOnce(&ChunkHeader) -> Result<R, Torn>,
+    ) -> Result<R, Torn> {
+        let index = chunk - self.layout.extent.first;
+        let (at, shard) = (self.layout.model().header(index), self.shard_of[index as usize] as usize);
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        let (looked, torn, noted) =
+            (look(seen.tails[shard].peek(at)), &self.torn[shard], u64::from(chunk) + 1);
+        match &looked {
+            Err(Torn) => torn.store(noted, Ordering::Relaxed),
+            Ok(_) if torn.load(Ordering::Relaxed) == noted => torn.store(0, Ordering::Relaxed),
+            Ok(_) => {}
+        }
+        looked
+    }
+
+    /// From now on a shard's chunks are seen in this region, with this tail, which is part of it, and its progress in that one. `last` runs when no reader is there any
     /// more, and before the next comes. On an error some may be seen there, and whoever called has to switch again.
     pub fn switch(
         &self,
         shard: u32,
         to: BorrowedFd<'_>,
-        tail: Arc<Mapping>,
+        (tail, count): (Arc<Mapping>, Arc<Mapping>),
         last: impl FnOnce(),
     ) -> Result<(), LendError> {
         let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
@@ -175,6 +205,9 @@ impl Windows {
         }
         if let Some(place) = seen.tails.get_mut(shard as usize) {
             *place = tail;
+        }
+        if let Some(place) = seen.counts.get_mut(shard as usize) {
+            *place = count;
         }
         Ok(())
     }
@@ -240,9 +273,14 @@ impl Lent {
         self.header(chunk).sequence() == sequence
     }
 
-    /// The version that it last wrote, or was writing.
-    pub fn last_version(&self, chunk: u32) -> u64 {
-        self.header(chunk).last_version()
+    /// The sequence that a chunk's header has: odd while it is written.
+    pub fn sequence(&self, chunk: u32) -> u64 {
+        self.header(chunk).sequence()
+    }
+
+    /// Copies a chunk's bytes as they stand, of whatever they are.
+    pub fn copy_unverified(&self, chunk: u32, out: &mut [u8]) {
+        penstock_kernels::ForeignMut::from(out).copy_from(self.mapping.foreign(self.layout.value(chunk)));
     }
 
     /// Copies a chunk's value and says what it is; what it has not published is none. On [`Torn`] there is nothing of use in `out`.

@@ -193,14 +193,16 @@ impl WorkerMemory {
         Some(tail.lane.peek::<Count>(LaneLayout::folded(shard)).0.load(Ordering::Acquire))
     }
 
+    /// The server of a chunk, and where its part's headers are.
+    fn tail(&self, chunk: u32) -> (usize, &Tail) {
+        let server = self.extents.iter().position(|extent| extent.chunks().contains(&chunk));
+        let server = server.expect("extents cover it");
+        (server, self.tails[server].as_ref().expect("an extent with chunks has regions"))
+    }
+
     /// Looks at a chunk's header; meanwhile its value stays where it is.
-    fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> R) -> R {
-        let server = self
-            .extents
-            .iter()
-            .position(|extent| extent.chunks().contains(&chunk))
-            .expect("extents cover it");
-        let tail = self.tails[server].as_ref().expect("an extent with chunks has regions");
+    fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> Result<R, Torn>) -> Result<R, Torn> {
+        let (server, tail) = self.tail(chunk);
         match &tail.model {
             Model::Here(model) => look(model.peek(tail.layout.header(chunk - self.extents[server].first))),
             Model::Windows(windows) => windows.header(chunk, look),
@@ -216,7 +218,14 @@ impl WorkerMemory {
 
     /// The chunk's version + 1, or a later one's; 0 before the first. What is then read of it is not older.
     pub fn chunk_progress(&self, chunk: u32) -> u64 {
-        self.header(chunk, ChunkHeader::progress)
+        let (server, tail) = self.tail(chunk);
+        match &tail.model {
+            Model::Here(model) => {
+                let at = tail.layout.header(chunk - self.extents[server].first);
+                model.peek::<ChunkHeader>(at).progress()
+            }
+            Model::Windows(windows) => windows.chunk_progress(chunk),
+        }
     }
 
     /// Copies parts of a chunk's value, each a range of its bytes, to places in `out`, and says what it got; on [`Torn`], there is

@@ -380,7 +380,7 @@ pub(super) struct Feeder<L> {
     pub(super) since: Option<Duration>,
     /// What it feeds; what another feeds by now, of which it may have something that the other never had to pass on; since when.
     pub(super) stripes: Stripes,
-    /// Whether values stand in memory that it lends, so that it says of some only that they are new.
+    /// Whether values stand in memory that it lends, or stood there: of some it says only that they are new, also after that.
     pub(super) lends: bool,
     ending: Stripes,
     ends: Option<Duration>,

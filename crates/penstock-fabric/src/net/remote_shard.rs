@@ -120,14 +120,21 @@ pub trait Mirrored {
         Ok(None)
     }
     /// Its worker sees that memory from now on, if it can; whether it does. Nothing is published here then.
-    fn borrow(&mut self) -> bool {
+    /// `progress`: the least version + 1 of what is held so far.
+    fn borrow(&mut self, _progress: u64) -> bool {
+        false
+    }
+    /// Whether a chunk that its worker waits for stands half-written there, as it did when this was asked last, or whenever it looks.
+    fn stays_torn(&mut self) -> bool {
         false
     }
     /// Its worker sees memory of its own again, with what stood there: of each chunk what was kept, and published here.
     ///
+    /// `beat` is called all along: there may be much to copy.
+    ///
     /// # Errors
     /// It sees neither: why.
-    fn take_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
+    fn take_back(&mut self, _beat: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
         Ok(Vec::new())
     }
 
@@ -479,6 +486,10 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     /// Whose memory some values stand in; why its worker cannot go on, if that could not be left.
     lender: Option<Rank>,
     failed: Option<String>,
+    /// When it was last looked whether its lender leaves anything half-written; a worker that says goodbye waits for what a lender was
+    /// writing, since when, once the time is known.
+    looked: Duration,
+    leaving: Option<Option<Duration>>,
     /// When it was last looked at the clock.
     ticked: Duration,
     spent: Option<Arc<Spent>>,
@@ -507,6 +518,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             left: Vec::new(),
             lender: None,
             failed: None,
+            looked: Duration::ZERO,
+            leaving: None,
             ticked: Duration::ZERO,
             spent: None,
         }
@@ -652,6 +665,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
         let spent = self.spent.as_deref().filter(|_| self.children.has_work());
         passed |= Spent::on_if(spent, Layer::Send, || self.children.send());
+        self.go_on_leaving(None);
         let sent = self.send().unwrap_or_else(|error| {
             over = Some(Over::Ended(error.to_string()));
             true
@@ -705,6 +719,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         // Behind it the others go on without this one, and its lender's memory with them.
         if submission == Submission::Leave {
             self.take_leave();
+            if self.leaving.is_some() {
+                return;
+            }
         }
         self.machine.submit(submission);
     }
@@ -726,7 +743,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Whether everything that was submitted was taken.
     pub fn is_delivered(&self) -> bool {
-        self.machine.is_delivered() && self.submitter.is_empty()
+        self.machine.is_delivered() && self.submitter.is_empty() && self.leaving.is_none()
     }
 
     // Receiving
@@ -838,6 +855,16 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             wire.writable = taken;
         }
         Ok(busy)
+    }
+
+    /// Shows that this end lives, in the middle of something that takes long. An error is found when something else is sent.
+    fn beat_now(job: u64, wire: &mut Wire<L>) {
+        if !wire.writable || !wire.writer.flush(&mut wire.link).unwrap_or(false) {
+            return;
+        }
+        let mut batch = Batch::new(&mut wire.outgoing);
+        batch.push(Header::bare(job, 0, Body::Alive));
+        wire.writable = wire.writer.send(&mut wire.link, &batch.frames()).unwrap_or(false);
     }
 
     /// Sends one batch: `None` if nothing is due, else whether the link took it whole.

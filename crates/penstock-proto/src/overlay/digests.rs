@@ -45,6 +45,13 @@ impl Digests {
         *sum = sum.wrapping_add(now.wrapping_sub(before));
     }
 
+    /// Of a chunk nothing is held any more.
+    pub fn forget(&mut self, local: usize) {
+        let before = std::mem::take(&mut self.counted[local]);
+        let sum = &mut self.sums[self.striping.of(local)];
+        *sum = sum.wrapping_sub(before);
+    }
+
     /// The stripe of a chunk, by its place among those homed there.
     pub fn stripe(&self, local: usize) -> usize {
         self.striping.of(local)

@@ -491,17 +491,15 @@ impl Subscriber {
             let is_fed = !self.feeding.is_of_these(epoch) || self.feeding.is_unsure(home.stripe(id, local));
             let chunk = &mut self.known(id).chunks[local];
             let published = home.publication(id, local);
-            if position == LOST {
+            // More than was ever published is a lie, its own or that of whoever it had it of: it holds nothing that is known here.
+            if position == LOST || position > published.sequence {
                 (chunk.sent, chunk.seen, chunk.unsure) = (0, 0, is_fed);
                 self.settle(id, local, home);
                 continue;
             }
-            // More than was ever published is a lie, of which nothing is believed.
-            if position > published.sequence {
-                continue;
-            }
             chunk.sent = chunk.sent.max(position);
-            chunk.unsure &= is_fed;
+            // It is told whether that is what stands here.
+            (chunk.unsure, chunk.seen) = (chunk.unsure && is_fed, 0);
             self.settle(id, local, home);
         }
     }

@@ -12,6 +12,7 @@ pub use borrowed::Stands;
 pub use effect::{Broken, Effect};
 pub use passed::Fault;
 
+use self::borrowed::{Answer, Doubt, Value};
 use super::awaited::Awaited;
 use super::contents::{Contents, contents};
 use super::lag::Lag;
@@ -105,6 +106,14 @@ struct Mirrored {
     /// lost with that memory, the publication from which on it is right again: the home believes that more is held of them than is.
     borrowed: bool,
     lost: BTreeMap<usize, u64>,
+    /// By chunk, once anything was borrowed: what is held of it as a lender alone has said. What the home says of it that has taken this
+    /// many frames, it says behind all that stood there.
+    doubts: Vec<Doubt>,
+    behind: u64,
+    /// Whether the home has said on this connection what should be held of it: it goes by trees. And values that it sent since then,
+    /// though they are borrowed.
+    by_trees: bool,
+    direct: usize,
 }
 
 /// What was asked for of one chunk by itself.
@@ -277,6 +286,9 @@ impl Mirrored {
         if !self.lost.is_empty() && !self.borrowed {
             self.lost.remove(&local);
         }
+        if let Some(doubt) = self.doubts.get_mut(local) {
+            *doubt = if self.borrowed { Doubt::All } else { Doubt::None };
+        }
         (self.versions[local], self.contents[local]) = (version + 1, content);
     }
 
@@ -424,6 +436,8 @@ pub struct Mirror {
     keeping: BTreeSet<TensorId>,
     /// How often it was doubted that all has come that others feed.
     doubts: u32,
+    /// Whether the home is still to be told what is held of tensors that were borrowed, as their lender said.
+    gave_back: bool,
 }
 
 impl Mirror {
@@ -455,6 +469,10 @@ impl Mirror {
             returning: Returning::default(),
             borrowed: false,
             lost: BTreeMap::new(),
+            doubts: Vec::new(),
+            behind: 0,
+            by_trees: false,
+            direct: 0,
         };
         self.tensors.insert(id, mirrored);
     }
@@ -472,9 +490,11 @@ impl Mirror {
         (self.route, self.fed) = (None, Stripes::default());
         self.keeping.clear();
         self.lag.clear();
+        self.gave_back = false;
         for (_, mirrored) in self.tensors.iter_mut() {
             mirrored.positions.fill(0);
             mirrored.lost.clear();
+            (mirrored.behind, mirrored.by_trees, mirrored.direct) = (0, false, 0);
             mirrored.returning.clear();
         }
     }
@@ -639,6 +659,18 @@ impl Mirror {
                     mirrored.sent_nevertheless(local, version, publication, content);
                     return Ok(Effect::Nothing);
                 }
+                let what = Value { version, steps, publication, base, content };
+                match mirrored.hear_doubted((tensor, local), taken, what) {
+                    Answer::Sure => {}
+                    Answer::Is(effect) => return Ok(effect),
+                    Answer::Unusable => {
+                        if let Some(epoch) = self.route.as_ref().map(|route| route.epoch) {
+                            let holds = mirrored.held_from(local, tensor, epoch);
+                            self.outbox.submit(holds, 1);
+                        }
+                        return Ok(Effect::Nothing);
+                    }
+                }
                 let was = mirrored.versions[local];
                 // It has come by another way, or something newer has.
                 if is_routed && publication <= mirrored.positions[local] {
@@ -679,6 +711,23 @@ impl Mirror {
                 if mirrored.borrowed {
                     mirrored.raised_nevertheless(chunk, count, version, contents);
                     return Ok(Effect::Nothing);
+                }
+                if let Some(epoch) = self.route.as_ref().map(|route| route.epoch)
+                    && mirrored.is_doubted(chunk, count)
+                    && taken >= mirrored.behind
+                {
+                    if version > MAX_CLOCK {
+                        return Err(Broken::TooNew { chunk, version });
+                    }
+                    let progress = match mirrored.raised_doubted(chunk, count, version, contents) {
+                        Ok(progress) => progress,
+                        Err(is_new) => {
+                            let lost = mirrored.locals(chunk, count).step_by(HELD).filter(|_| is_new);
+                            lost.for_each(|at| self.outbox.submit(mirrored.held_from(at, tensor, epoch), 1));
+                            return Ok(Effect::Nothing);
+                        }
+                    };
+                    return Ok(Effect::Raise { tensor, chunk, count, version, steps, progress });
                 }
                 // Something newer has come by another way.
                 if is_routed && mirrored.contents(chunk, count).is_some_and(|held| held != contents) {

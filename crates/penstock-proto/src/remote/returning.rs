@@ -24,6 +24,8 @@ pub struct Holding {
 }
 
 impl Holding {
+    /// Whatever the home may have said.
+    pub(super) const ALL: Self = Self { content: u64::MAX, version: u64::MAX };
     /// Nothing is said.
     pub const NONE: Self = Self { content: NO_MORE, version: NO_MORE };
     /// It was never published, and nothing is expected of it.
@@ -66,6 +68,13 @@ impl Returning {
     /// Of a chunk this, which is lacking, is to be held before the next ticket is returned.
     pub(super) fn expect(&mut self, local: usize, expected: Holding) {
         add(&mut self.next, local, expected);
+    }
+
+    /// Of a chunk this was held, and is no more: no ticket is returned before it is held again.
+    pub(super) fn loses(&mut self, local: usize, was: Holding) {
+        for lacking in std::iter::once(&mut self.next).chain(self.kept.iter_mut().map(|(_, it)| it)) {
+            add(lacking, local, was);
+        }
     }
 
     /// A ticket has come; whether it is returned now.

@@ -11,16 +11,23 @@ use crate::doorbell::single_chunks;
 use penstock_proto::frame::Notice;
 use penstock_proto::overlay::Stripes;
 use penstock_proto::overlay::lending::Lodging;
-use penstock_proto::remote::mirror::{Effect, Stands};
+use penstock_proto::remote::mirror::{Effect, Fault, Stands};
+use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use std::time::Duration;
+
+/// How long a worker that leaves waits for what its lender was writing.
+const LACKS_FOR: Duration = Duration::from_secs(2);
+/// How long a chunk that is waited for may stand half-written in a lender's memory, at least.
+const TORN_FOR: Duration = Duration::from_millis(500);
 
 /// What was taken back of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// This.
     Whole(Stands),
-    /// Nothing: its lender was in the middle of a write, of this version or the one before.
-    Lost(u64),
+    /// Nothing that is known: its lender was in the middle of a write.
+    Lost,
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
@@ -99,7 +106,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let Some(mirrored) = self.mirrors.tensors.get_mut(id) else { return false };
         let looks = mirrored.chunks().iter().map(|&chunk| Some((chunk, mirrored.look_there(chunk).ok()??)));
         let Some(looks) = looks.collect::<Option<Vec<_>>>() else { return false };
-        if !self.machine.is_reached(id, looks) || !mirrored.borrow() {
+        if !self.machine.is_reached(id, looks) || !mirrored.borrow(self.machine.least(id)) {
             return false;
         }
         self.machine.borrow(id, true);
@@ -131,7 +138,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             let Stands { publication, content, .. } = stands;
             let notice = Notice::Value { tensor, chunk, version, steps, publication, base: 0, content };
             machine.brought(&notice, mirrored.bytes(chunk).unwrap_or(0) as u64);
-            (news, risen) = (true, risen | progress.is_some());
+            news = true;
+            if let Some(progress) = progress {
+                mirrored.progress(progress);
+                risen = true;
+            }
         }
         if let Some(ticket) = machine.take_returned(id) {
             mirrored.fetched(ticket);
@@ -153,43 +164,103 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
     }
 
+    /// Another parent feeds some of what a lender did. Of the rest the one before says only what is new in memory that is not looked at any
+    /// more: the home sends it.
+    pub(super) fn leave_past_lender(&mut self) {
+        if self.lender.is_some() {
+            return;
+        }
+        let rest = self.parents.iter().filter(|feeder| feeder.lends).map(|feeder| feeder.stripes);
+        let rest = rest.fold(Stripes::default(), Stripes::or);
+        self.parents.retain_mut(|feeder| !feeder.lends || feeder.hand_over(rest));
+        self.machine.lost(rest);
+    }
+
     /// Goes back to memory of its own, in which then stands what was seen in its lender's, or newer.
     pub fn take_back(&mut self) {
         if self.lender.take().is_none() {
             return;
         }
-        let Self { machine, mirrors, submitter, failed, .. } = self;
-        for (id, mirrored) in mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed()) {
-            match mirrored.take_back() {
-                Err(what) => *failed = Some(what),
-                Ok(kept) => {
-                    for (chunk, kept) in kept {
-                        let version = match kept {
-                            Kept::Whole(stands) if machine.found(id, chunk, stands).is_ok() => continue,
-                            // It says what no honest lender does: the home sends it again.
-                            Kept::Whole(_) => 0,
-                            Kept::Lost(version) => version,
-                        };
-                        machine.lose(id, chunk, version);
+        let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
+        let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
+        borrowed.into_iter().for_each(|id| self.take_one_back(id));
+        self.greet();
+    }
+
+    /// The same for one tensor.
+    fn take_one_back(&mut self, id: TensorId) {
+        let Self { machine, mirrors, submitter, failed, wire, .. } = self;
+        let Some(mirrored) = mirrors.tensors.get_mut(id) else { return };
+        let mut wire = wire.as_mut().filter(|_| machine.is_resumed());
+        let mut beat = || wire.iter_mut().for_each(|wire| Self::beat_now(mirrors.job, wire));
+        match mirrored.take_back(&mut beat) {
+            Err(what) => *failed = Some(what),
+            Ok(kept) => {
+                for (chunk, kept) in kept {
+                    match kept {
+                        Kept::Whole(stands) if machine.found(id, chunk, stands).is_ok() => {}
+                        // Or it says what no honest lender does. The home sends it again.
+                        _ => machine.lose(id, chunk),
                     }
                 }
             }
-            machine.borrow(id, false);
-            if let Some(ticket) = machine.take_returned(id) {
-                mirrored.fetched(ticket);
-            }
-            submitter.tell(id + 1);
-            submitter.tell(single_chunks(id + 1));
         }
-        self.parents.iter_mut().for_each(|feeder| feeder.lends = false);
-        self.greet();
+        machine.borrow(id, false);
+        mirrored.progress(machine.least(id));
+        if let Some(ticket) = machine.take_returned(id) {
+            mirrored.fetched(ticket);
+        }
+        submitter.tell(id + 1);
+        submitter.tell(single_chunks(id + 1));
+    }
+
+    /// Goes back where it is no use to borrow, or nobody knows what stands there: of tensors that the home sends here itself, and from a
+    /// lender that leaves chunks half-written which are waited for.
+    pub(super) fn look_at_loans(&mut self, now: Duration) {
+        let Some(lender) = self.lender else { return };
+        let past: Vec<TensorId> = self.machine.sent_past().collect();
+        past.into_iter().for_each(|id| self.take_one_back(id));
+        if now.saturating_sub(self.looked) < TORN_FOR {
+            return;
+        }
+        self.looked = now;
+        // Each is looked at twice, so far apart.
+        let mut stays = false;
+        for (_, mirrored) in self.mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed()) {
+            stays |= mirrored.stays_torn();
+        }
+        if stays && let Some(at) = self.parents.iter().position(|feeder| feeder.parent.rank == lender) {
+            self.lost(at, "it leaves half-written what it lends".to_owned(), Fault::Its);
+        }
     }
 
     /// The worker leaves the job: what its views show then is its own, and stays.
     pub(super) fn take_leave(&mut self) {
-        let lender = self.lender;
+        let Some(lender) = self.lender else { return };
         self.take_back();
-        self.parents.retain(|feeder| lender != Some(feeder.parent.rank));
+        let mut stripes = Stripes::default();
+        self.parents.retain(|feeder| {
+            let is_its = feeder.parent.rank == lender;
+            if is_its {
+                stripes = stripes.or(feeder.stripes);
+            }
+            !is_its
+        });
+        // What views show is then what the home has.
+        if self.machine.lacks() {
+            self.machine.stray(stripes, Fault::Nobodys);
+            self.leaving = Some(None);
+        }
+    }
+
+    /// Says goodbye once nothing is missing any more that a lender had, or after a while.
+    pub(super) fn go_on_leaving(&mut self, now: Option<Duration>) {
+        let Some(since) = &mut self.leaving else { return };
+        let is_late = now.is_some_and(|now| now.saturating_sub(*since.get_or_insert(now)) > LACKS_FOR);
+        if is_late || !self.machine.lacks() {
+            self.leaving = None;
+            self.machine.submit(Submission::Leave);
+        }
     }
 
     /// Why its worker cannot go on, if it cannot.

@@ -212,7 +212,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// A parent feeds no more, by its fault or not.
-    fn lost(&mut self, at: usize, what: String, fault: impl FnOnce(Rank) -> Fault) {
+    pub(super) fn lost(&mut self, at: usize, what: String, fault: impl FnOnce(Rank) -> Fault) {
         let Feeder { parent, stripes, .. } = self.parents.remove(at);
         self.settle_loans();
         let route = self.machine.way();
@@ -252,6 +252,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                         self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
                         feeder.greeted = true;
                         self.settle_loans();
+                        self.leave_past_lender();
                         self.machine.hand_over(feeder.stripes);
                         at = self.parents.len();
                         self.parents.push(feeder);
@@ -343,6 +344,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             self.parents.iter_mut().for_each(Feeder::begin_again);
         }
         self.children.look(now);
+        self.look_at_loans(now);
+        self.go_on_leaving(Some(now));
         // What is not read of a parent is not its fault.
         self.machine.held_up(self.children.full());
         self.parents.retain_mut(|feeder| feeder.end(now));
@@ -373,7 +376,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Whether something is awaited that may be late: then there is to be a [tick](Self::tick) soon.
     pub fn awaits(&self) -> bool {
         let awaited = self.parents.iter().any(|feeder| !feeder.greeted || feeder.is_ending());
-        awaited || self.machine.is_behind() || self.children.has_due() || self.children.awaits_cut()
+        awaited
+            || self.leaving.is_some()
+            || self.machine.is_behind()
+            || self.children.has_due()
+            || self.children.awaits_cut()
     }
 
     /// The links of parents and children, with what has to be waited for.

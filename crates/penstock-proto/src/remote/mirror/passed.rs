@@ -42,7 +42,9 @@ impl Mirror {
         // Stripes are others now: all that comes, comes from the home again, which is told what is held.
         if striping != before && before != 0 {
             self.fed = Stripes::default();
+            self.gave_back = false;
             self.tell_held(epoch, Stripes::first(MAX_STRIPES));
+            self.has_told();
         }
     }
 
@@ -126,6 +128,7 @@ impl Mirror {
 
     /// A parent feeds these stripes from now on: the home is told.
     pub fn attach(&mut self, stripes: Stripes) {
+        self.doubt(Stripes::default());
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch) else { return };
         self.fed = self.fed.or(stripes);
         self.tell(Submission::Attached { epoch, stripes });
@@ -152,6 +155,7 @@ impl Mirror {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
             return;
         };
+        self.doubt(stripes);
         let parent = match fault {
             Fault::Nobodys => NOBODY,
             Fault::Its(parent) => parent,
@@ -168,6 +172,7 @@ impl Mirror {
         feeds.filter(|(stripe, _)| stripes.has(*stripe)).for_each(|(_, feed)| feed.parent = None);
         self.tell(Submission::Strayed { epoch, stripes, parent });
         self.tell_held(epoch, stripes);
+        self.has_told();
     }
 
     /// Those that fed these stripes, for which the route names others by now, feed them no more: the home does until those do.
@@ -175,10 +180,12 @@ impl Mirror {
         let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !stripes.is_empty()) else {
             return;
         };
+        self.doubt(stripes);
         self.fed = self.fed.without(stripes);
         self.lag.forget(stripes);
         self.tell(Submission::Strayed { epoch: epoch - 1, stripes, parent: NOBODY });
         self.tell_held(epoch, stripes);
+        self.has_told();
     }
 
     /// What another passes on of the home's notices, which was verified to be the home's. What has come before, or is a difference
@@ -224,8 +231,12 @@ impl Mirror {
                 if mirrored.contents(chunk, count) != Some(contents) {
                     return Effect::Nothing;
                 }
+                let doubted = mirrored.doubted(chunk, count);
                 match mirrored.raise(chunk, count, version) {
-                    Ok(progress) => Effect::Raise { tensor, chunk, count, version, steps, progress },
+                    Ok(progress) => {
+                        mirrored.doubt_publications(doubted);
+                        Effect::Raise { tensor, chunk, count, version, steps, progress }
+                    }
                     Err(_) => Effect::Nothing,
                 }
             }
@@ -276,7 +287,8 @@ impl Mirror {
     }
 
     pub(super) fn stands(&mut self, tensor: TensorId, stripe: u32, digest: u64) {
-        let Some(mirrored) = self.tensors.get(tensor) else { return };
+        let Some(mirrored) = self.tensors.get_mut(tensor) else { return };
+        (mirrored.by_trees, mirrored.direct) = (true, 0);
         if self.fed.has(stripe as usize) {
             let held = mirrored.digests.of(stripe as usize).unwrap_or(digest);
             self.lag.told(tensor, stripe, digest, held);
@@ -286,6 +298,7 @@ impl Mirror {
     /// Stripes that others feed and that are late, as of a moment of the owner's clock. Of those of which it has not been seen for long
     /// that all has come, the home is told what is held.
     pub fn late(&mut self, now: Duration) -> Stripes {
+        self.doubt(Stripes::default());
         let doubtful = self.lag.doubtful(now);
         if !doubtful.is_empty() {
             self.tell_doubtful(doubtful.and(self.fed));
@@ -309,6 +322,6 @@ impl Mirror {
 
     /// Whether something is missing that others feed: then it is to be looked at again soon whether it is late.
     pub fn is_behind(&self) -> bool {
-        self.lag.is_behind() || !self.keeping.is_empty()
+        self.lag.is_behind() || !self.keeping.is_empty() || self.gave_back
     }
 }

@@ -13,7 +13,6 @@ use penstock_fabric::region::{Mapping, Region};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Undecodable};
 use penstock_kernels::{Foreign, SumRoom};
-use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::{LowRank, Standing};
 use penstock_proto::frame::{Body, Notice};
@@ -23,10 +22,18 @@ use penstock_proto::update::Updates;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Looks at a chunk that is being written in a lender's memory, before it is given up: each copies it, and lets others run between. A
-/// lender that lives has written it by then.
-const LOOKS: usize = 64;
+/// How long chunks that are being written in a lender's memory are looked at again, all of one tensor together, before they are given
+/// up: a lender that lives has written them by then, also one that had no core for a while. And how long from one look to the next.
+const LOOKS_FOR: Duration = Duration::from_millis(50);
+const LOOKS_APART: Duration = Duration::from_micros(200);
+
+/// Looks in a row at which a reader waits for the same chunk, until its lender is left, whatever that writes.
+const TORN_LOOKS: u32 = 6;
+
+/// Bytes that are copied back between two signs of life.
+const A_BEAT: usize = 64 << 20;
 
 /// What it takes to be lent, and to be seen elsewhere: a region of its own, and where its worker sees what is mirrored there.
 #[derive(Debug, Clone)]
@@ -52,10 +59,12 @@ impl Own {
 /// What is seen in another worker's memory.
 struct Loan {
     lent: Lent,
-    /// Where it goes back to, which takes no memory before.
+    /// Where it goes back to, which takes next to no memory before: progress is counted there.
     spare: Region,
     /// For both.
     allowance: Allowance,
+    /// A chunk that a reader found half-written there, with the sequence that it had, and how often in a row.
+    torn: Option<(u32, u64, u32)>,
 }
 
 /// Where the chunks of one tensor are mirrored that a shard is home of.
@@ -148,24 +157,28 @@ impl Mirrored {
         (lent, allowance): (Lent, Allowance),
         windows: &Windows,
         own: &Region,
+        progress: u64,
     ) -> Result<(), LendError> {
         windows.count_pieces()?;
         let spare = untouched("penstock-mirror", windows.layout())?;
-        let own_tail = Self::tail(own, windows)?;
-        if let Err(error) = windows.switch(self.shard, lent.fd(), Arc::clone(lent.tail()), || {}) {
+        let (own_tail, count) = (Self::tail(own, windows)?, Self::tail(&spare, windows)?);
+        let home = self.home.in_another(spare.mapping());
+        home.progress().0.store(progress, Ordering::Release);
+        if let Err(error) = windows.switch(self.shard, lent.fd(), (Arc::clone(lent.tail()), count), || {}) {
             // What had been switched is put back: it was there a moment ago.
-            windows.switch(self.shard, own.fd(), own_tail, || {})?;
+            windows.switch(self.shard, own.fd(), (Arc::clone(&own_tail), own_tail), || {})?;
             return Err(error);
         }
-        self.home = self.home.in_another(spare.mapping());
-        self.loan = Some(Loan { lent, spare, allowance });
+        self.home = home;
+        self.loan = Some(Loan { lent, spare, allowance, torn: None });
         Ok(())
     }
 }
 
-/// Copies what stands of a chunk there, and publishes it here; what was kept, with the sequence that it had.
-fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32) -> (Option<u64>, Kept) {
-    for _ in 0..LOOKS {
+/// Copies what stands of a chunk there, and publishes it here; what was kept, with the sequence that it had. One that is being written is
+/// looked at until then.
+fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32, until: &mut Option<Instant>) -> (Option<u64>, Kept) {
+    loop {
         let mut place = home.chunk(chunk);
         place.header.begin();
         match lent.copy(chunk, place.seen) {
@@ -175,12 +188,21 @@ fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32) -> (Option<u64>, Kept) {
                 return (Some(sequence), Kept::Whole(stands(published, numbers)));
             }
             Ok(None) => break,
-            Err(Torn) => std::thread::yield_now(),
+            Err(Torn) => {
+                let now = Instant::now();
+                if now >= *until.get_or_insert(now + LOOKS_FOR) {
+                    break;
+                }
+                // Another process writes there, and tells nobody when it has.
+                std::thread::sleep(LOOKS_APART);
+            }
         }
     }
-    // Nobody reads it before the home has sent it.
-    home.header(chunk).begin();
-    (None, Kept::Lost(lent.last_version(chunk).min(MAX_CLOCK)))
+    // No pull takes it before the home has sent it. A view shows something of it, rather than zeros.
+    let mut place = home.chunk(chunk);
+    place.header.begin();
+    lent.copy_unverified(chunk, place.seen);
+    (None, Kept::Lost)
 }
 
 fn stands(published: Published, Numbers { publication, content }: Numbers) -> Stands {
@@ -302,10 +324,27 @@ impl remote_shard::Mirrored for Mirrored {
         Ok(look.map(|(_, published, numbers)| stands(published, numbers)))
     }
 
-    fn borrow(&mut self) -> bool {
+    fn stays_torn(&mut self) -> bool {
+        let (Some(Loan { lent, torn, .. }), Some(windows)) = (&mut self.loan, &self.windows) else {
+            return false;
+        };
+        let Some(chunk) = windows.take_torn(self.shard) else {
+            *torn = None;
+            return false;
+        };
+        let sequence = lent.sequence(chunk);
+        let before = torn.filter(|(before, ..)| *before == chunk);
+        let times = before.map_or(1, |(_, _, times)| times + 1);
+        *torn = Some((chunk, sequence, times));
+        // Whoever goes on writing publishes something between, and its readers see it.
+        let stands = before.is_some_and(|(_, before, _)| before == sequence);
+        sequence % 2 == 1 && stands || times >= TORN_LOOKS
+    }
+
+    fn borrow(&mut self, progress: u64) -> bool {
         let Some(windows) = self.windows.clone().filter(|windows| windows.is_seated()) else { return false };
         let (Some(lent), Some(own)) = (self.offer.take(), self.own.take()) else { return false };
-        match self.move_out(lent, &windows, &own.region) {
+        match self.move_out(lent, &windows, &own.region, progress) {
             Ok(()) => {
                 self.remote.borrows.store(true, Ordering::Relaxed);
                 true
@@ -318,31 +357,36 @@ impl remote_shard::Mirrored for Mirrored {
         }
     }
 
-    fn take_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
+    fn take_back(&mut self, beat: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
         self.offer = None;
-        let (Some(Loan { lent, spare, allowance }), Some(windows)) = (self.loan.take(), self.windows.clone())
+        let (Some(Loan { lent, spare, allowance, .. }), Some(windows)) =
+            (self.loan.take(), self.windows.clone())
         else {
             return Ok(Vec::new());
         };
         self.remote.borrows.store(false, Ordering::Relaxed);
         let Self { home, shard, .. } = self;
         let chunks = home.chunks().to_vec();
-        let mut kept: Vec<_> = chunks.iter().map(|&chunk| (chunk, keep(&lent, home, chunk))).collect();
+        let mut until = None;
+        let (mut kept, mut copied) = (Vec::with_capacity(chunks.len()), 0);
+        for chunk in chunks {
+            kept.push((chunk, keep(&lent, home, chunk, &mut until)));
+            copied += home.range(chunk).len();
+            if copied >= A_BEAT {
+                beat();
+                copied = 0;
+            }
+        }
         let tail = Self::tail(&spare, &windows);
         let switched = tail.and_then(|tail| {
-            windows.switch(*shard, spare.fd(), tail, || {
+            windows.switch(*shard, spare.fd(), (Arc::clone(&tail), tail), || {
                 // Nobody reads there any more: whatever was read by now is not newer than this.
+                let mut until = None;
                 for (chunk, kept) in &mut kept {
                     if kept.0.is_none_or(|sequence| !lent.is_still(*chunk, sequence)) {
-                        *kept = keep(&lent, home, *chunk);
+                        *kept = keep(&lent, home, *chunk, &mut until);
                     }
                 }
-                let version = |kept: &Kept| match *kept {
-                    Kept::Whole(Stands { version, .. }) | Kept::Lost(version) => version,
-                };
-                let least =
-                    kept.iter().map(|(_, (_, kept))| version(kept).min(MAX_CLOCK) + 1).min().unwrap_or(0);
-                home.progress().0.store(least, Ordering::Release);
             })
         });
         self.own = Some(Arc::new(Own::new(spare, allowance)));
