@@ -110,7 +110,7 @@ impl Arguments {
             u32::try_from(chunk).map_err(|_| wrong("a chunk of less than 4 GiB", chunk.to_string()))?;
         let trouble = match (self.hangs, self.slow) {
             (true, _) => Some(Trouble::Hangs),
-            (_, slow) => slow.map(Trouble::Slow).or(self.slow_up.map(Trouble::SlowUp)),
+            (_, slow) => slow.map(Trouble::Slow).or_else(|| self.slow_up.map(Trouble::SlowUp)),
         };
         Ok(Scenario {
             seed: self.seed,

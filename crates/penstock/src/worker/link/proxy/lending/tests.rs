@@ -398,7 +398,7 @@ fn a_lender_of_the_last_version_that_a_number_can_be_makes_no_borrower_fail() {
         lender.mirrored.home.chunk(chunk).header.publish(last);
     }
     assert_eq!(borrower.memory.chunk_progress(0), u64::MAX);
-    borrower.mirrored.take_back().unwrap();
+    borrower.mirrored.take_back(&mut || {}).unwrap();
     assert_eq!(borrower.memory.progress(0, 0), Some(MAX_CLOCK + 1));
 }
 
