@@ -482,7 +482,7 @@ mod tests {
         (0..handed_over).step_by(20).for_each(|after| look(&mut lag, after));
         lag.hand_over(FIRST);
         (handed_over..3_000).step_by(20).find(|&after| {
-            if (after - handed_over) % apart == 0 && after < handed_over + times * apart {
+            if (after - handed_over).is_multiple_of(apart) && after < handed_over + times * apart {
                 lag.came(0, MIB);
             }
             let told = !lag.take_owed().is_empty();
