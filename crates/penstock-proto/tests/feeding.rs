@@ -810,6 +810,10 @@ fn no_ticket_comes_back_before_what_was_being_written_has_come_again() {
     rig.readers.0[CHILD as usize].fetch();
     // The home has said what is to be held, which it was.
     while rig.submit(CHILD) | rig.say(CHILD) {}
+    let is_ticket = |it: &(u64, Said)| matches!(it.1, Said::Notice(Notice::Fetched { .. }));
+    while !rig.readers.0[CHILD as usize].to_mirror.front().is_none_or(is_ticket) {
+        rig.hear(CHILD);
+    }
     rig.give_back(Some(1));
     while rig.hear(CHILD) {}
     assert_eq!(rig.readers.0[CHILD as usize].open.len(), 1);
