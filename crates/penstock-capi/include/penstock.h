@@ -379,7 +379,7 @@ typedef struct {
     /// What of pushes, and of the value, is sent now, and what later. NULL: all of it.
     const penstock_filters *filters;
     /// Not 0: pushes are mostly of some rows or elements (penstock_push_rows()): between hosts, contributions and values travel as the
-    /// elements that differ from zero and from what was sent before, where that is shorter.
+    /// elements that differ from zero and from what was sent before, where that is cheaper.
     uint32_t sparse;
     /// Of two dimensions: the largest rank with which penstock_push_factors() sends factors, in place of their product, to servers on
     /// other hosts; 1024 at most. 0: none.
