@@ -76,7 +76,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
     });
     let read = [
         ("Submission", 14),
-        ("Frame", 11 + 3 + 13),
+        ("Frame", 11 + 3 + 14),
         // Read beside its code.
         ("Seal", 2 + 4),
         ("Record", 4),
