@@ -284,9 +284,9 @@ class Job(Sealed):
             optimizer itself, to the same bits: for sparse pushes whose optimizer changes all of the value
             (momentum, Adam, weight decay), and for factors (`low_rank`), which come down as factors where
             all contributions did and they are half as long. Under BSP, for float32 and float64, without a
-            filter of broadcasts. "auto": "broadcast" under BSP if the job has the option `tree`, and under SSP
-            if a filter of broadcasts may hold something back; else "pull". The tensor's `propagation` is what was
-            chosen, its `repr` says why. Default "pull".
+            filter of broadcasts. "auto": "broadcast" under BSP if the job has the option `tree`, and under
+            SSP if a filter of broadcasts may hold something back; else "pull". The tensor's `propagation` is
+            what was chosen, its `repr` says why. Default "pull".
         sparse
             Pushes are mostly `ps.Sparse`: between hosts, contributions and values travel as the elements that
             differ from zero and from what was sent before, where that is cheaper. Default False.
@@ -814,13 +814,13 @@ class Job(Sealed):
         -------
         dict of str to float
             pushed_bytes, pulled_bytes (of contributions and values); sent_bytes, received_bytes (of the
-            connections by TCP to servers, and between workers that pass values on, before encryption:
-            what filters and encodings save is seen there); parents, children (connections of workers that
-            feed this one now, and that it feeds, where there is a tree); of tensors that are compressed, sent
-            to servers and received: compressed_chunks_sent, uncompressed_chunks_sent (those that went as they
-            were), compress_before_sent, compress_after_sent (their bytes, before compression and as they went), and
-            the same with _received; pushes, pulls, waited_seconds, max_staleness
-            (iterations), copies_retried, slack (the largest in force, where it is adaptive), iteration.
+            connections by TCP to servers, and between workers that pass values on, before encryption: what
+            filters and encodings save is seen there); parents, children (connections of workers that feed
+            this one now, and that it feeds, where there is a tree); of tensors that are compressed, sent to
+            servers and received: compressed_chunks_sent, uncompressed_chunks_sent (those that went as they
+            were), compress_before_sent, compress_after_sent (their bytes, before compression and as they
+            went), and the same with _received; pushes, pulls, waited_seconds, max_staleness (iterations),
+            copies_retried, slack (the largest in force, where it is adaptive), iteration.
 
         Raises
         ------

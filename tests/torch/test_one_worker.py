@@ -1298,7 +1298,7 @@ def test_a_state_of_other_groups_or_flags_is_refused_and_nothing_is_loaded(job: 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _fill(model: Any) -> None:
-    # Of the usual size: seven times as much makes gradients so large that processors differ by more than is allowed.
+    # Of the usual size: with more, gradients are so large that processors differ by more than is allowed.
     model.scale.fill_(0.7)
 
 
