@@ -279,7 +279,10 @@ mod loom_tests {
     fn the_numbers_that_are_read_are_those_of_the_version_beside_them() {
         let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
         let seen = std::sync::Arc::clone(&outcomes);
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        // Two writes of five words: all interleavings take minutes.
+        model.preemption_bound = Some(2);
+        model.check(move || {
             let chunk = chunk();
             let home = Arc::clone(&chunk);
             let writer = loom::thread::spawn(move || {
