@@ -210,6 +210,23 @@ impl Rig {
         tell(event, &self.overlay, &mut self.readers, &self.home);
     }
 
+    /// The child stands at its parent, but the home sends each its values itself.
+    fn past_trees() -> Self {
+        let mut rig = Self::new();
+        rig.home.by_trees = false;
+        rig.route(true);
+        rig.settle();
+        rig.attach();
+        rig.settle();
+        rig
+    }
+
+    /// Values go by trees from now on, or do not.
+    fn go_by_trees(&mut self, by_trees: bool) {
+        self.home.by_trees = by_trees;
+        self.readers.0.iter_mut().for_each(|reader| reader.subscriber.turned(W, &self.home));
+    }
+
     /// The child stands at its parent.
     fn attached() -> Self {
         let mut rig = Self::new();
@@ -719,20 +736,14 @@ fn versions_of_what_a_child_does_not_hold_are_not_raised() {
 
 #[test]
 fn a_tensor_that_not_all_have_asked_for_goes_to_each_from_the_home() {
-    let mut rig = Rig::new();
-    rig.home.by_trees = false;
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::past_trees();
     rig.publish(0, true);
     rig.link.as_mut().unwrap().clear();
     rig.settle();
     assert_eq!(rig.readers.0[1].held[0].1, 2);
     let before = rig.readers.0[1].values;
     for by_trees in [true, false] {
-        rig.home.by_trees = by_trees;
-        rig.readers.0.iter_mut().for_each(|reader| reader.subscriber.turned(W, &rig.home));
+        rig.go_by_trees(by_trees);
         rig.publish(2, true);
         rig.settle();
     }
@@ -863,16 +874,10 @@ fn what_a_lender_said_that_was_not_so_counts_no_more_once_its_memory_was_left() 
 
 #[test]
 fn what_does_not_go_by_trees_is_not_borrowed_and_not_for_long_where_it_does_no_more() {
-    let mut rig = Rig::new();
-    rig.home.by_trees = false;
-    rig.route(true);
-    rig.settle();
-    rig.attach();
-    rig.settle();
+    let mut rig = Rig::past_trees();
     rig.borrow();
     assert!(!rig.borrows);
-    rig.home.by_trees = true;
-    rig.readers.0.iter_mut().for_each(|reader| reader.subscriber.turned(W, &rig.home));
+    rig.go_by_trees(true);
     rig.settle();
     rig.borrow();
     assert!(rig.borrows);

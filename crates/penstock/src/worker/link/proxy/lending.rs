@@ -89,26 +89,26 @@ pub(super) fn not_shared(tensor: Option<TensorId>, other: Option<Rank>, error: &
 /// What one says that has nothing to offer: a descriptor that comes beside is closed.
 fn hear_words(connection: &Connection) -> Heard {
     let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    match connection.receive(&mut buffer, RecvFlags::DONTWAIT) {
-        Err(Errno::AGAIN) => Heard::Nothing,
-        Ok(length @ 1..=MAX_WORD_BYTES) => match Word::decode(&buffer[..length]) {
-            Some(word) => Heard::Word(word, Vec::new()),
-            None => Heard::Over,
-        },
-        _ => Heard::Over,
-    }
+    let came = connection.receive(&mut buffer, RecvFlags::DONTWAIT);
+    judge(came.map(|length| (length, Vec::new())), &buffer[..])
 }
 
 fn hear(connection: &Connection) -> Heard {
     let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
     match connection.receive_with_descriptors(&mut buffer, RecvFlags::DONTWAIT) {
-        Err(Errno::AGAIN) => Heard::Nothing,
         // A descriptor for which this process had no room was closed: what is said of it counts for nothing.
-        Ok((1..=MAX_WORD_BYTES, came)) if came.cut => Heard::Over,
-        Ok((length @ 1..=MAX_WORD_BYTES, came)) => match Word::decode(&buffer[..length]) {
-            Some(word) => Heard::Word(word, came.descriptors),
-            None => Heard::Over,
-        },
+        Ok((_, came)) if came.cut => Heard::Over,
+        came => judge(came.map(|(length, came)| (length, came.descriptors)), &buffer[..]),
+    }
+}
+
+/// What so many bytes say, and the descriptors beside them.
+fn judge(came: rustix::io::Result<(usize, Vec<OwnedFd>)>, buffer: &[u8]) -> Heard {
+    match came {
+        Err(Errno::AGAIN) => Heard::Nothing,
+        Ok((length @ 1..=MAX_WORD_BYTES, descriptors)) => {
+            Word::decode(&buffer[..length]).map_or(Heard::Over, |word| Heard::Word(word, descriptors))
+        }
         _ => Heard::Over,
     }
 }
