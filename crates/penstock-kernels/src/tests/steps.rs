@@ -107,6 +107,21 @@ proptest! {
         }
     }
 
+    /// The fewer say what the magnitude is, the likelier that the one number is beside what roundings leave of their bounds.
+    #[test]
+    fn of_few_elements_too_the_magnitude_is_found(
+        (form, dtype) in prop::sample::select(moves().filter(|(form, _)| !form.is_half() && *form != Form::Int8).collect::<Vec<_>>()),
+        pairs in prop::collection::vec((-4.0_f64..4.0, -1.0_f64..1.0), 9..36),
+    ) {
+        for pairs in (9..=pairs.len()).map(|elements| &pairs[..elements]) {
+            let value = encode(dtype, &pairs.iter().map(|pair| pair.0).collect::<Vec<_>>());
+            let before = encode(dtype, &pairs.iter().map(|pair| pair.1).collect::<Vec<_>>());
+            let mut held = before.clone();
+            filter(form, dtype).next(AT, &value, &mut held);
+            prop_assert!(payload(form, dtype, &held, Some(&before)).is_some(), "{:?} of {:?}", form, dtype);
+        }
+    }
+
     /// E-2.
     #[test]
     fn what_is_refused_changes_nothing_and_what_is_taken_comes_back(

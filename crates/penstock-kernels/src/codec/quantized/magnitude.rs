@@ -9,8 +9,9 @@ use crate::number::{Number, Real, exponent, power_of_two};
 use crate::sweep::ScalarOf;
 use crate::vector::{Element, TAIL, Vector};
 
-/// The middle of what all say; what the one says that says most.
-pub(super) const GUESSES: usize = 2;
+/// The middle of what all say; what the one says that says most; the numbers on either side of both. Where few say it, and in f64,
+/// whose bounds are rounded as the elements are, the one number that does may be a last bit beside.
+pub(super) const GUESSES: usize = 6;
 
 /// Half of the last bit of an element, of numbers as large as this. Of the smallest of f64 it may be more.
 #[inline(always)]
@@ -19,6 +20,12 @@ fn half_a_bit<E: Element>(number: f64) -> f64 {
     let digits = 53 - E::LARGEST.to_bits().trailing_zeros() as i32;
     let least = 1 - exponent(E::LARGEST);
     power_of_two((exponent(number).max(least) - digits).max(-1022))
+}
+
+/// A number so many last bits of an element from here.
+#[inline(always)]
+fn beside<E: Element>(number: f64, bits: f64) -> f64 {
+    number + bits * 2.0 * half_a_bit::<E>(number)
 }
 
 /// A guess at the magnitude, as an element holds it; 0 where nothing has moved. `all`: those that stand where they were have moved by it
@@ -40,10 +47,15 @@ pub(super) fn guess<E: Element>(guess: usize, moved: Moved<'_>, all: bool) -> f6
             tightest = (around, by);
         }
     }
+    let middle = least + (most - least) / 2.0;
     let guess = match guess {
         _ if !any => 0.0,
-        0 => least + (most - least) / 2.0,
-        _ => tightest.1,
+        0 => middle,
+        1 => tightest.1,
+        2 => beside::<E>(middle, 1.0),
+        3 => beside::<E>(middle, -1.0),
+        4 => beside::<E>(tightest.1, 1.0),
+        _ => beside::<E>(tightest.1, -1.0),
     };
     let guess = if guess > 0.0 && guess <= E::LARGEST { guess } else { 0.0 };
     let (mut element, mut wide) = ([0; TAIL], [0; TAIL]);
