@@ -220,8 +220,15 @@ pub(super) struct Setup {
 pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let (mut thread, inbox) = thread::commanded()?;
     let rung = thread.bell()?;
-    let progress = Arc::new(Progress::default());
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
+    let proxy = new(setup, inbox);
+    let progress = Arc::clone(&proxy.progress);
+    let lends = proxy.setup.lends && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
+    thread.start(name, move || proxy.run())?;
+    Ok((Handle { thread, progress, lends }, rung))
+}
+
+fn new(setup: Setup, inbox: Inbox<Command>) -> Proxy {
     let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
     let mut remote = RemoteShard::new(job_number(setup.dialer.job()), inlet, Limits::USUAL);
     remote.of_workers(setup.size);
@@ -230,7 +237,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         remote.trust(verifier.clone());
     }
     remote.count_time(Arc::clone(setup.dialer.traffic().spent()));
-    let proxy = Proxy {
+    Proxy {
         remote,
         orders: Orders {
             shard: setup.shard,
@@ -251,17 +258,15 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         next_loans: Instant::now(),
         redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
-        progress: Arc::clone(&progress),
+        progress: Arc::default(),
         next_flow: Instant::now(),
+        next_vigil: Instant::now(),
         since: Instant::now(),
         next_tick: Instant::now(),
         routed: None,
         place: Vec::new(),
         setup,
-    };
-    let lends = proxy.setup.lends && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
-    thread.start(name, move || proxy.run())?;
-    Ok((Handle { thread, progress, lends }, rung))
+    }
 }
 
 struct Proxy {
@@ -271,8 +276,9 @@ struct Proxy {
     redial: Redial,
     vigil: Vigil,
     progress: Arc<Progress>,
-    /// When the connection is next asked what it has carried.
+    /// When the connection is next asked what it has carried; when it is next seen to that both ends live.
     next_flow: Instant,
+    next_vigil: Instant,
     /// When the thread began; when it next looks whether something is late that others pass on.
     since: Instant,
     next_tick: Instant,
@@ -454,11 +460,14 @@ impl Proxy {
         }
     }
 
-    /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
+    /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives. By the
+    /// clock: whoever has the proxy look again and again keeps it from sleeping, and from nothing else.
     fn keep_vigil(&mut self) {
-        if self.remote.link().is_none() {
+        let now = Instant::now();
+        if self.remote.link().is_none() || now < self.next_vigil {
             return;
         }
+        self.next_vigil = now + look_every(self.setup.lease) / 2;
         if self.vigil.is_time_to_beat() {
             self.remote.beat();
         }
@@ -493,6 +502,7 @@ impl Proxy {
         busy |= looked;
         busy |= self.see_to_loans(busy);
         self.see_to_others();
+        self.keep_vigil();
         if busy {
             let (taken, submitted) = self.remote.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
@@ -719,7 +729,6 @@ impl Proxy {
         sleeping.announce();
         if !self.has_work() {
             self.poll(look_every(self.setup.lease));
-            self.keep_vigil();
         } else {
             self.orders.inbox.wakeup().clear();
         }
@@ -740,6 +749,7 @@ mod tests {
     use penstock_fabric::net::stream::Stream;
     use penstock_fabric::region::Mapping;
     use penstock_proto::encoding::Agreed;
+    use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
     use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, PLAIN_BINDING, ServerHandshake, Verdict, verdict};
     use penstock_proto::message::Secret;
     use penstock_proto::peer::PeerId;
@@ -758,30 +768,33 @@ mod tests {
         proxy: Handle,
     }
 
-    /// And the connection on which it is at work.
-    fn far() -> (Far, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    fn setup(listener: &TcpListener, fate: &Arc<Fate>, lease: Duration) -> Setup {
         let address = format!("127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
         let dialer = Dialer::new(address, rig::JOB, SECRET, &Options::load([]).unwrap()).unwrap();
-        let fate = Arc::<Fate>::default();
-        let setup = Setup {
+        Setup {
             server: 4,
             rank: 0,
             size: 1,
             shard: 0,
             purpose: Purpose::Shard { peer: PeerId::worker(0), session: [0; 16], shard: 0 },
             crowd: Arc::new(Crowd::Taken(true)),
-            lease: Duration::from_secs(60),
+            lease,
             dialer: Arc::new(dialer),
             page: Mapping::private(page::bytes(1)).unwrap(),
             flags: Mapping::private(flags::BYTES).unwrap(),
-            fate: Arc::clone(&fate),
+            fate: Arc::clone(fate),
             doors: None,
             verifier: None,
             credentials: Credentials { secret: SECRET, session: [0; 16] },
             lends: true,
-        };
-        let (proxy, _) = start(setup).unwrap();
+        }
+    }
+
+    /// And the connection on which it is at work.
+    fn far() -> (Far, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fate = Arc::<Fate>::default();
+        let (proxy, _) = start(setup(&listener, &fate, Duration::from_secs(60))).unwrap();
         let (Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
         let home = Box::new(home);
         let (done, works) = channel();
@@ -876,5 +889,31 @@ mod tests {
         again.write_all(&good(4)).unwrap();
         until(|| far.seen.what() == only_good(4));
         assert_eq!(far.fate.failure(), None);
+    }
+
+    // It showed that it lives, and looked whether others do, before it slept: whoever had it look again and again, a parent that says
+    // nothing new or a home that sends on and on, kept it from both.
+    #[test]
+    fn a_proxy_that_never_sleeps_shows_that_it_lives_all_the_same() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (_thread, inbox) = thread::commanded::<Command>().unwrap();
+        let setup = setup(&listener, &Arc::default(), Duration::from_millis(400));
+        let mut proxy = new(setup, inbox);
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut home = listener.accept().unwrap().0;
+        home.set_nonblocking(true).unwrap();
+        proxy.remote.attach(Stream::plain(ours, LONG).unwrap());
+        let (taken, mut said) = (rig::notice(Notice::Taken).encode(), Vec::new());
+        until(|| {
+            home.write_all(&taken).unwrap();
+            proxy.look();
+            let mut bytes = [0; 1024];
+            let came = home.read(&mut bytes).unwrap_or(0);
+            said.extend_from_slice(&bytes[..came]);
+            said.len() >= 3 * HEADER_BYTES
+        });
+        let bodies = said.chunks_exact(HEADER_BYTES);
+        let bodies = bodies.map(|frame| Header::decode(frame.try_into().unwrap()).unwrap().body);
+        assert!(bodies.into_iter().all(|body| body == Body::Alive));
     }
 }
