@@ -120,11 +120,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         true
     }
 
-    /// Looks at what stands of chunks where they are borrowed, which is news; how the lender broke the protocol, if it did.
-    pub(super) fn look_at(&mut self, id: TensorId, first: u32, count: u32) -> Result<(), String> {
+    /// Looks at what stands of chunks where they are borrowed: how many it looked at, and whether any of that was news; how the lender
+    /// broke the protocol, if it did.
+    pub(super) fn look_at(&mut self, id: TensorId, first: u32, count: u32) -> Result<(usize, bool), String> {
         let Self { machine, mirrors, submitter, .. } = self;
         let Some(mirrored) = mirrors.tensors.get_mut(id).filter(|mirrored| mirrored.is_borrowed()) else {
-            return Ok(());
+            return Ok((0, false));
         };
         let (mut news, mut risen) = (false, false);
         let start = mirrored.chunks().partition_point(|&homed| homed < first);
@@ -154,7 +155,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if news {
             submitter.tell(single_chunks(id + 1));
         }
-        Ok(())
+        Ok((end.saturating_sub(start), news))
     }
 
     /// Goes back to memory of its own if its lender feeds it no more.
@@ -268,3 +269,6 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.failed.take()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -239,7 +239,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                 let (Some(feeder), Some(verifier)) = (self.parents.get_mut(at), &mut self.verifier) else {
                     break None;
                 };
-                if taken == most || self.children.is_full(feeder.stripes()) {
+                if taken >= most || self.children.is_full(feeder.stripes()) {
                     break None;
                 }
                 let hear = || feeder.hear(&mut Elsewhere(&mut self.mirrors), verifier);
@@ -261,13 +261,17 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                     Fed::Ended(why) => break Some((why, false)),
                     Fed::Over(why) => break Some((why, true)),
                     Fed::Frame(header, codec) => {
-                        (taken, busy) = (taken + 1, true);
                         if let Some((tensor, chunk, count)) = self.borrowed_by(&header) {
-                            if let Err(what) = self.look_at(tensor, chunk, count) {
-                                break Some((what, true));
+                            match self.look_at(tensor, chunk, count) {
+                                // One notice may say this of all chunks, again and again.
+                                Ok((looked, is_news)) => {
+                                    (taken, busy) = (taken + looked.max(1), busy | is_news)
+                                }
+                                Err(what) => break Some((what, true)),
                             }
                             continue;
                         }
+                        (taken, busy) = (taken + 1, true);
                         if let Err(what) = self.take_passed(at, &header, codec) {
                             self.detach();
                             return (busy, Some(Over::Broke(what)));
