@@ -30,5 +30,5 @@ pub use home::{HomeChunk, HomeMemory, HomeRegions, ModelDescriptors, homes_in};
 pub use lane::{LaneView, OwnLane};
 pub(crate) use near::{bring_near, claim};
 pub use state::{StateMirror, StateView};
-pub use windows::{LendError, Lent, Look, Windows, untouched};
+pub use windows::{LendError, Lent, Look, Unread, Windows, untouched};
 pub use worker::{Place, ServerPart, ValueCopy, WorkerMemory};

@@ -8,6 +8,8 @@
 //!   switching takes for itself.
 //! - **W-2** No reader gets an older version behind a switch: back from a lender's memory, what stands there is copied under that lock,
 //!   and every earlier reader has left by then.
+//! - **W-3** Of a lender's memory no reader gets a version below what its own process has counted of all chunks, nor one that no job
+//!   reaches: it gets [`Torn`], and that is [noted](Windows::take_unread).
 
 use super::extent::ExtentLayout;
 use crate::layout::{Count, ModelLayout};
@@ -15,11 +17,12 @@ use crate::publish::{ChunkHeader, Numbers, Published, Torn};
 use crate::region::{Access, Mapping, Part, Region, Writers};
 use crate::sync::Ordering;
 use penstock_kernels::Foreign;
+use penstock_proto::clock::MAX_CLOCK;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// Pieces of mappings that all switching of this process may leave behind, at most. The kernel allows a process some 65,000 in all, and
@@ -57,6 +60,29 @@ pub enum LendError {
     },
 }
 
+/// Why a chunk is not read where another worker lends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unread {
+    /// It is being written, for as long as it takes.
+    HalfWritten,
+    /// Its version fell, or is one that no job reaches: no honest lender has such there.
+    NotSo,
+}
+
+impl Unread {
+    /// As it is noted; 0: nothing is.
+    fn mark(self) -> u8 {
+        match self {
+            Self::HalfWritten => 1,
+            Self::NotSo => 2,
+        }
+    }
+
+    fn of(mark: u8) -> Option<Self> {
+        [Self::HalfWritten, Self::NotSo].into_iter().find(|unread| unread.mark() == mark)
+    }
+}
+
 fn system(what: &'static str) -> impl Fn(Errno) -> LendError {
     move |errno| LendError::System { what, errno }
 }
@@ -80,8 +106,10 @@ pub struct Windows {
     seen: RwLock<Seen>,
     /// Pieces that were counted for it.
     counted: AtomicUsize,
-    /// By shard: a chunk + 1 that a reader found half-written since that was asked last, and that none has read since; 0: none.
-    torn: Box<[AtomicU64]>,
+    /// By chunk: why a reader did not get it of a lender since that was asked last, while none has got it since. And by shard, whether
+    /// any of its chunks may be so.
+    unread: Box<[AtomicU8]>,
+    any_unread: Box<[AtomicBool]>,
 }
 
 impl Windows {
@@ -101,8 +129,10 @@ impl Windows {
             }
         }
         let (shard_of, runs) = (shard_of.into(), runs.into());
-        let torn = (0..shards).map(|_| AtomicU64::new(0)).collect();
-        Self { layout, shard_of, runs, seen: RwLock::default(), counted: AtomicUsize::new(0), torn }
+        let unread = (0..layout.extent.count).map(|_| AtomicU8::new(0)).collect();
+        let any_unread = (0..shards).map(|_| AtomicBool::new(false)).collect();
+        let (seen, counted) = (RwLock::default(), AtomicUsize::new(0));
+        Self { layout, shard_of, runs, seen, counted, unread, any_unread }
     }
 
     /// How the extent lies in each region.
@@ -118,10 +148,39 @@ impl Windows {
         seen.counts = seen.tails.clone();
     }
 
-    /// A chunk of a shard that a reader has found half-written since this was asked last, and that none has read since.
-    pub fn take_torn(&self, shard: u32) -> Option<u32> {
-        let chunk = self.torn[shard as usize].swap(0, Ordering::Relaxed).checked_sub(1)?;
-        u32::try_from(chunk).ok()
+    /// Notes that a reader has got a chunk of a lender, or why not.
+    fn note(&self, index: u32, shard: usize, unread: Option<Unread>) {
+        let place = &self.unread[index as usize];
+        let before = place.load(Ordering::Relaxed);
+        match unread.map(Unread::mark) {
+            Some(mark) => {
+                if mark > before {
+                    place.store(mark, Ordering::Relaxed);
+                }
+                // Pairs with the acquire in `take_unread`. A note that is missed nevertheless comes again, as its reader does.
+                if !self.any_unread[shard].load(Ordering::Relaxed) {
+                    self.any_unread[shard].store(true, Ordering::Release);
+                }
+            }
+            // What was not so is not forgiven for what is so behind it.
+            None if before == Unread::HalfWritten.mark() => place.store(0, Ordering::Relaxed),
+            None => {}
+        }
+    }
+
+    /// The worst that readers of a shard's chunks have met in a lender's memory since this was asked last, of those chunks that none has
+    /// got since.
+    pub fn take_unread(&self, shard: u32) -> Option<Unread> {
+        let any = &self.any_unread[shard as usize];
+        if !any.load(Ordering::Relaxed) || !any.swap(false, Ordering::Acquire) {
+            return None;
+        }
+        let of_shard = self.unread.iter().zip(&self.shard_of).filter(|(_, of)| **of == shard);
+        let marks = of_shard.map(|(place, _)| match place.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => place.swap(0, Ordering::Relaxed),
+        });
+        Unread::of(marks.max()?)
     }
 
     /// Whether the worker has mapped it.
@@ -166,27 +225,34 @@ impl Windows {
         header.progress().max(count.0.load(Ordering::Acquire))
     }
 
-    /// Looks at a chunk's header, and meanwhile its value is seen where that says. What is half-written is noted.
-    pub(super) fn header<R>(
+    /// Reads of a chunk what `look` does, by its header; meanwhile its value is seen where that says. What is not got of a lender is noted.
+    pub(super) fn read(
         &self,
         chunk: u32,
-        look: impl FnOnce(&ChunkHeader) -> Result<R, Torn>,
-    ) -> Result<R, Torn> {
+        look: impl FnOnce(&ChunkHeader) -> Result<Published, Torn>,
+    ) -> Result<Published, Torn> {
         let index = chunk - self.layout.extent.first;
         let (at, shard) = (self.layout.model().header(index), self.shard_of[index as usize] as usize);
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
-        let (looked, torn, noted) =
-            (look(seen.tails[shard].peek(at)), &self.torn[shard], u64::from(chunk) + 1);
-        match &looked {
-            Err(Torn) => torn.store(noted, Ordering::Relaxed),
-            Ok(_) if torn.load(Ordering::Relaxed) == noted => torn.store(0, Ordering::Relaxed),
-            Ok(_) => {}
+        let (tail, count) = (&seen.tails[shard], &seen.counts[shard]);
+        if Arc::ptr_eq(tail, count) {
+            return look(tail.peek(at));
         }
-        looked
+        // Before the look: this process counts what it has seen there, so behind it an honest lender shows no less.
+        let count = count.peek::<Count>(ModelLayout::progress(shard as u32)).0.load(Ordering::Acquire);
+        let is_so = |it: &Published| it.version <= MAX_CLOCK && it.version + 1 >= count;
+        let looked = match look(tail.peek(at)) {
+            Ok(published) if is_so(&published) => Ok(published),
+            Ok(_) => Err(Unread::NotSo),
+            Err(Torn) => Err(Unread::HalfWritten),
+        };
+        self.note(index, shard, looked.err());
+        looked.map_err(|_| Torn)
     }
 
-    /// From now on a shard's chunks are seen in this region, with this tail, which is part of it, and its progress in that one. `last` runs when no reader is there any
-    /// more, and before the next comes. On an error some may be seen there, and whoever called has to switch again.
+    /// From now on a shard's chunks are seen in this region, with this tail, which is part of it, and its progress in that one. `last`
+    /// runs when no reader is there any more, and before the next comes. On an error some may be seen there, and whoever called
+    /// has to switch again.
     pub fn switch(
         &self,
         shard: u32,
@@ -209,6 +275,8 @@ impl Windows {
         if let Some(place) = seen.counts.get_mut(shard as usize) {
             *place = count;
         }
+        // What was met in one lender's memory is not held against the next.
+        self.take_unread(shard);
         Ok(())
     }
 }
@@ -271,11 +339,6 @@ impl Lent {
     /// Whether a chunk is as it was when its header had that sequence.
     pub fn is_still(&self, chunk: u32, sequence: u64) -> bool {
         self.header(chunk).sequence() == sequence
-    }
-
-    /// The sequence that a chunk's header has: odd while it is written.
-    pub fn sequence(&self, chunk: u32) -> u64 {
-        self.header(chunk).sequence()
     }
 
     /// Copies a chunk's bytes as they stand, of whatever they are.

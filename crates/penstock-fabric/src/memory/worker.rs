@@ -201,11 +201,15 @@ impl WorkerMemory {
     }
 
     /// Looks at a chunk's header; meanwhile its value stays where it is.
-    fn header<R>(&self, chunk: u32, look: impl FnOnce(&ChunkHeader) -> Result<R, Torn>) -> Result<R, Torn> {
+    fn header(
+        &self,
+        chunk: u32,
+        look: impl FnOnce(&ChunkHeader) -> Result<Published, Torn>,
+    ) -> Result<Published, Torn> {
         let (server, tail) = self.tail(chunk);
         match &tail.model {
             Model::Here(model) => look(model.peek(tail.layout.header(chunk - self.extents[server].first))),
-            Model::Windows(windows) => windows.header(chunk, look),
+            Model::Windows(windows) => windows.read(chunk, look),
         }
     }
 

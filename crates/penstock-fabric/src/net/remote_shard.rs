@@ -26,6 +26,7 @@ use super::squeeze::{Squeezer, Squeezing, unpack};
 use super::stream::{Stream, Traffic};
 use crate::doorbell::{self, ANYTHING, single_chunks};
 use crate::inlet::Inlet;
+use crate::memory::Unread;
 use crate::publish::{Published, Torn};
 use crate::spent::Spent;
 use penstock_kernels::codec::{Codec, Undecodable};
@@ -124,9 +125,9 @@ pub trait Mirrored {
     fn borrow(&mut self, _progress: u64) -> bool {
         false
     }
-    /// Whether a chunk that its worker waits for stands half-written there, as it did when this was asked last, or whenever it looks.
-    fn stays_torn(&mut self) -> bool {
-        false
+    /// The worst that keeps its worker's readers from chunks that stand there, since this was asked last.
+    fn take_unread(&mut self) -> Option<Unread> {
+        None
     }
     /// Its worker sees memory of its own again, with what stood there: of each chunk what was kept, and published here.
     ///
@@ -486,9 +487,10 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     /// Whose memory some values stand in; why its worker cannot go on, if that could not be left.
     lender: Option<Rank>,
     failed: Option<String>,
-    /// When it was last looked whether its lender leaves anything half-written; a worker that says goodbye waits for what a lender was
-    /// writing, since when, once the time is known.
+    /// When it was last looked whether readers get what its lender lends, and how many more looks found that they do not than that they
+    /// do; a worker that says goodbye waits for what a lender was writing, since when, once the time is known.
     looked: Duration,
+    unread: u32,
     leaving: Option<Option<Duration>>,
     /// When it was last looked at the clock.
     ticked: Duration,
@@ -519,6 +521,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             lender: None,
             failed: None,
             looked: Duration::ZERO,
+            unread: 0,
             leaving: None,
             ticked: Duration::ZERO,
             spent: None,

@@ -8,6 +8,7 @@
 use super::super::link::Link;
 use super::{Mirrored, RemoteShard, Submitter};
 use crate::doorbell::single_chunks;
+use crate::memory::Unread;
 use penstock_proto::frame::Notice;
 use penstock_proto::overlay::Stripes;
 use penstock_proto::overlay::lending::Lodging;
@@ -18,8 +19,11 @@ use std::time::Duration;
 
 /// How long a worker that leaves waits for what its lender was writing.
 const LACKS_FOR: Duration = Duration::from_secs(2);
-/// How long a chunk that is waited for may stand half-written in a lender's memory, at least.
-const TORN_FOR: Duration = Duration::from_millis(500);
+/// Time from one look whether readers get what is lent to the next; the same once they were found not to.
+const LOOKS_APART: Duration = Duration::from_millis(500);
+const NEXT_LOOKS_APART: Duration = Duration::from_millis(100);
+/// How many more looks find that they do not than that they do, before the lender is left: about a second of it.
+const UNREAD_LOOKS: u32 = 10;
 
 /// What was taken back of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +114,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             return false;
         }
         self.machine.borrow(id, true);
-        self.lender = Some(rank);
+        if self.lender.replace(rank).is_none() {
+            self.unread = 0;
+        }
         self.parents
             .iter_mut()
             .filter(|feeder| feeder.parent.rank == rank)
@@ -182,6 +188,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if self.lender.take().is_none() {
             return;
         }
+        self.unread = 0;
         let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
         let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
         borrowed.into_iter().for_each(|id| self.take_one_back(id));
@@ -215,23 +222,34 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         submitter.tell(single_chunks(id + 1));
     }
 
+    /// How long the owner may wait until the next [tick](Self::tick) for what a lender does: a reader that does not get what it lends wakes
+    /// nobody. `None`: nothing is lent here.
+    pub fn looks_at_loans_within(&self) -> Option<Duration> {
+        self.lender.map(|_| if self.unread == 0 { LOOKS_APART } else { NEXT_LOOKS_APART })
+    }
+
     /// Goes back where it is no use to borrow, or nobody knows what stands there: of tensors that the home sends here itself, and from a
-    /// lender that leaves chunks half-written which are waited for.
+    /// lender of whose memory readers do not get what they wait for.
     pub(super) fn look_at_loans(&mut self, now: Duration) {
-        let Some(lender) = self.lender else { return };
+        let (Some(lender), Some(apart)) = (self.lender, self.looks_at_loans_within()) else { return };
         let past: Vec<TensorId> = self.machine.sent_past().collect();
         past.into_iter().for_each(|id| self.take_one_back(id));
-        if now.saturating_sub(self.looked) < TORN_FOR {
+        if now.saturating_sub(self.looked) < apart {
             return;
         }
         self.looked = now;
-        // Each is looked at twice, so far apart.
-        let mut stays = false;
-        for (_, mirrored) in self.mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed()) {
-            stays |= mirrored.stays_torn();
+        // Of all tensors together: one chunk after the other may hold up the same reader.
+        let borrowed = self.mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed());
+        match borrowed.filter_map(|(_, mirrored)| mirrored.take_unread()).max() {
+            None => self.unread = self.unread.saturating_sub(1),
+            Some(Unread::HalfWritten) => self.unread += 1,
+            Some(Unread::NotSo) => self.unread = UNREAD_LOOKS,
         }
-        if stays && let Some(at) = self.parents.iter().position(|feeder| feeder.parent.rank == lender) {
-            self.lost(at, "it leaves half-written what it lends".to_owned(), Fault::Its);
+        if self.unread >= UNREAD_LOOKS {
+            self.unread = 0;
+            if let Some(at) = self.parents.iter().position(|feeder| feeder.parent.rank == lender) {
+                self.lost(at, "what it lends is half-written, or not so".to_owned(), Fault::Its);
+            }
         }
     }
 

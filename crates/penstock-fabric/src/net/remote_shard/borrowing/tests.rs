@@ -2,7 +2,7 @@
 
 use super::super::super::link::{Got, Link, Segment};
 use super::super::super::passing_on::Feeder;
-use super::super::{Limits, Value};
+use super::super::{Left, Limits, Value};
 use super::*;
 use crate::publish::{Published, Torn};
 use penstock_kernels::Foreign;
@@ -26,12 +26,14 @@ const LENDER: Rank = 4;
 struct Script {
     looks: Cell<usize>,
     version: Cell<u64>,
+    went_back: Cell<usize>,
 }
 
 struct Fake {
     script: Rc<Script>,
     chunks: Vec<u32>,
     borrowed: bool,
+    unread: Option<Unread>,
 }
 
 impl Mirrored for Fake {
@@ -100,6 +102,16 @@ impl Mirrored for Fake {
         looks.set(looks.get() + 1);
         let (version, number) = (version.get(), 2 * version.get() + 2);
         Ok(Some(Stands { version, steps: version, publication: number, content: number }))
+    }
+
+    fn take_unread(&mut self) -> Option<Unread> {
+        self.unread.take()
+    }
+
+    fn take_back(&mut self, _: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
+        self.script.went_back.set(self.script.went_back.get() + 1);
+        self.borrowed = false;
+        Ok(Vec::new())
     }
 
     fn publish(&mut self, _: u32, _: &Value<'_>, _: Published) -> Result<(), Undecodable> {
@@ -171,7 +183,7 @@ fn borrowing(tensors: u32, chunks: u32, says: Vec<u8>) -> (Shard, Rc<Script>) {
     let script = Rc::<Script>::default();
     for id in 0..tensors {
         let (script, chunks) = (Rc::clone(&script), (0..chunks).collect());
-        shard.declare(id, Fake { script, chunks, borrowed: true });
+        shard.declare(id, Fake { script, chunks, borrowed: true, unread: None });
         shard.machine.borrow(id, true);
     }
     let scope = Scope { job: JOB, server: 1, shard: 2 };
@@ -208,4 +220,44 @@ fn notices_without_news_are_no_work_and_a_look_is_over_after_so_many_chunks_what
     }
     assert_eq!((look(2), look(2)), ((true, whole), (false, 0)));
     assert_eq!(shard.take_left(), []);
+}
+
+/// Looks on and on, a tenth of a second apart; how many it took until the lender was left, if it was within 1,000.
+fn looks_until_left(shard: &mut Shard, mut unread: impl FnMut(u32) -> Option<Unread>) -> Option<u32> {
+    let mut now = LOOKS_APART;
+    (1..=1_000).find(|&look| {
+        // Readers are held up by one tensor after the other.
+        shard.mirrors.tensors.get_mut(look % 3).unwrap().unread = unread(look);
+        shard.look_at_loans(now);
+        now += shard.looks_at_loans_within().unwrap_or_default();
+        shard.lender.is_none()
+    })
+}
+
+fn left() -> Left {
+    Left { parent: Some(LENDER), what: "what it lends is half-written, or not so".to_owned() }
+}
+
+// It was looked at twice whether the same chunk was half-written, each tensor by itself.
+#[test]
+fn a_lender_that_holds_readers_up_for_a_second_is_left_wherever_that_is_and_one_that_does_now_and_then_is_not()
+ {
+    let (mut shard, script) = borrowing(3, 1, Vec::new());
+    assert_eq!(looks_until_left(&mut shard, |_| Some(Unread::HalfWritten)), Some(UNREAD_LOOKS));
+    assert_eq!((shard.take_left(), script.went_back.get()), (vec![left()], 3));
+    // That lets one look in four find nobody held up.
+    let (mut shard, _) = borrowing(3, 1, Vec::new());
+    let most = looks_until_left(&mut shard, |look| Some(Unread::HalfWritten).filter(|_| look % 4 > 0));
+    assert!(most.is_some_and(|looks| looks <= 2 * UNREAD_LOOKS + 4), "{most:?}");
+    // That writes much, and is met at it by every third look.
+    let (mut shard, _) = borrowing(3, 1, Vec::new());
+    let few = looks_until_left(&mut shard, |look| Some(Unread::HalfWritten).filter(|_| look % 3 == 0));
+    assert_eq!((few, shard.take_left()), (None, vec![]));
+}
+
+#[test]
+fn a_lender_of_what_is_not_so_is_left_at_the_next_look() {
+    let (mut shard, _) = borrowing(3, 1, Vec::new());
+    let looks = looks_until_left(&mut shard, |look| Some(Unread::NotSo).filter(|_| look == 5));
+    assert_eq!((looks, shard.take_left()), (Some(5), vec![left()]));
 }

@@ -5,7 +5,7 @@ use super::allowance::Allowance;
 use super::bypass::Share;
 use super::lending::not_shared;
 use penstock_fabric::memory::{
-    HomeChunk, HomeMemory, LaneView, LendError, Lent, Look, StateMirror, Windows, untouched,
+    HomeChunk, HomeMemory, LaneView, LendError, Lent, Look, StateMirror, Unread, Windows, untouched,
 };
 use penstock_fabric::net::remote_shard::{self, Kept, Update, Value};
 use penstock_fabric::publish::{Numbers, Published, Torn};
@@ -28,9 +28,6 @@ use std::time::{Duration, Instant};
 /// up: a lender that lives has written them by then, also one that had no core for a while. And how long from one look to the next.
 const LOOKS_FOR: Duration = Duration::from_millis(50);
 const LOOKS_APART: Duration = Duration::from_micros(200);
-
-/// Looks in a row at which a reader waits for the same chunk, until its lender is left, whatever that writes.
-const TORN_LOOKS: u32 = 6;
 
 /// Bytes that are copied back between two signs of life.
 const A_BEAT: usize = 64 << 20;
@@ -63,8 +60,6 @@ struct Loan {
     spare: Region,
     /// For both.
     allowance: Allowance,
-    /// A chunk that a reader found half-written there, with the sequence that it had, and how often in a row.
-    torn: Option<(u32, u64, u32)>,
 }
 
 /// Where the chunks of one tensor are mirrored that a shard is home of.
@@ -170,7 +165,7 @@ impl Mirrored {
             return Err(error);
         }
         self.home = home;
-        self.loan = Some(Loan { lent, spare, allowance, torn: None });
+        self.loan = Some(Loan { lent, spare, allowance });
         Ok(())
     }
 }
@@ -324,21 +319,8 @@ impl remote_shard::Mirrored for Mirrored {
         Ok(look.map(|(_, published, numbers)| stands(published, numbers)))
     }
 
-    fn stays_torn(&mut self) -> bool {
-        let (Some(Loan { lent, torn, .. }), Some(windows)) = (&mut self.loan, &self.windows) else {
-            return false;
-        };
-        let Some(chunk) = windows.take_torn(self.shard) else {
-            *torn = None;
-            return false;
-        };
-        let sequence = lent.sequence(chunk);
-        let before = torn.filter(|(before, ..)| *before == chunk);
-        let times = before.map_or(1, |(_, _, times)| times + 1);
-        *torn = Some((chunk, sequence, times));
-        // Whoever goes on writing publishes something between, and its readers see it.
-        let stands = before.is_some_and(|(_, before, _)| before == sequence);
-        sequence % 2 == 1 && stands || times >= TORN_LOOKS
+    fn take_unread(&mut self) -> Option<Unread> {
+        self.windows.as_ref().filter(|_| self.loan.is_some())?.take_unread(self.shard)
     }
 
     fn borrow(&mut self, progress: u64) -> bool {

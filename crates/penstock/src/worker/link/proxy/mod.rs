@@ -57,8 +57,6 @@ const USUAL_LINKS: usize = 8;
 const FRAMES: usize = 32;
 /// Time from one look whether something is late to the next.
 const TICKS_APART: Duration = Duration::from_millis(20);
-/// The same for whether a lender leaves something half-written.
-const LOANS_APART: Duration = Duration::from_millis(500);
 /// Time from one question to the connection, what it has carried, to the next.
 const FLOWS_APART: Duration = Duration::from_millis(10);
 
@@ -701,8 +699,7 @@ impl Proxy {
         let is_pressing =
             self.lodging.as_ref().is_some_and(Lodging::is_pressing) || self.orders.lodgers.is_pressing();
         let longest = if self.remote.awaits() || is_pressing { longest.min(TICKS_APART) } else { longest };
-        // A reader that waits for what its lender leaves half-written wakes nobody.
-        let longest = if self.remote.lender().is_some() { longest.min(LOANS_APART) } else { longest };
+        let longest = self.remote.looks_at_loans_within().map_or(longest, |within| longest.min(within));
         let longest = match self.borrow_at {
             Some(at) => longest.min(at.saturating_duration_since(Instant::now())),
             None => longest,

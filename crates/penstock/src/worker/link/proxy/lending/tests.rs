@@ -5,7 +5,7 @@ use super::super::{RemoteHome, rig};
 use super::*;
 use crate::wire::travel::members::plain_tensor;
 use penstock_fabric::memory::{
-    ExtentLayout, HomeRegions, LaneView, LendError, Place, ServerPart, Windows, WorkerMemory,
+    ExtentLayout, HomeRegions, LaneView, LendError, Place, ServerPart, Unread, Windows, WorkerMemory,
 };
 use penstock_fabric::net::remote_shard::{Kept, Mirrored as _, Value};
 use penstock_fabric::publish::Published;
@@ -21,6 +21,8 @@ use penstock_proto::travel::{Registry, Travel};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+mod borrowed;
 
 const CHUNK: usize = 4096;
 const CHUNKS: u32 = 5;
@@ -80,6 +82,10 @@ impl Worker {
         self.mirrored.borrow(2)
     }
 
+    fn go_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
+        self.mirrored.take_back(&mut || {})
+    }
+
     fn read(&self, chunk: u32) -> Option<(u64, u8)> {
         let mut bytes = vec![0; CHUNK];
         let published = self.memory.read_chunk(chunk, &mut bytes[..]).ok()?;
@@ -109,7 +115,7 @@ fn a_borrower_sees_what_its_lender_publishes_at_the_same_address_and_keeps_it_wh
     assert_eq!((borrower.viewed(3), borrower.memory.progress(0, 0)), (2, Some(2)));
     borrower.mirrored.progress(3);
     assert_eq!(borrower.memory.progress(0, 0), Some(3));
-    let kept = borrower.mirrored.take_back(&mut || {}).unwrap();
+    let kept = borrower.go_back().unwrap();
     assert!(kept.iter().all(|(_, kept)| matches!(kept, Kept::Whole(stands) if stands.publication == 6)));
     lender.publish_all(9);
     for chunk in [0, 1, 3, 4] {
@@ -135,13 +141,12 @@ fn a_chunk_that_stays_half_written_is_lost_after_a_while_shows_no_zeros_and_is_n
     let mut header = place.header;
     header.begin();
     place.seen[..100].fill(77);
-    assert!(!borrower.mirrored.stays_torn(), "nobody has looked");
+    assert_eq!(borrower.mirrored.take_unread(), None, "nobody has looked");
     assert_eq!(borrower.read(1), None);
-    assert!(!borrower.mirrored.stays_torn(), "it may be over in a moment");
-    assert_eq!(borrower.read(1), None);
-    assert!(borrower.mirrored.stays_torn());
+    assert_eq!(borrower.mirrored.take_unread(), Some(Unread::HalfWritten));
+    assert_eq!(borrower.mirrored.take_unread(), None, "nobody waits any more");
     borrower.mirrored.progress(3);
-    let kept = borrower.mirrored.take_back(&mut || {}).unwrap();
+    let kept = borrower.go_back().unwrap();
     assert_eq!(kept.iter().filter(|(_, kept)| *kept == Kept::Lost).count(), 1);
     assert_eq!((borrower.read(0), borrower.read(1)), (Some((2, 2)), None));
     assert_eq!(borrower.memory.progress(0, 0), Some(3), "versions do not fall");
@@ -188,7 +193,7 @@ fn versions_never_fall_nor_mix_for_who_reads_while_it_is_borrowed_and_given_back
     for version in 2..200 {
         lender.publish_all(version);
         if borrower.mirrored.is_borrowed() {
-            borrower.mirrored.take_back(&mut || {}).unwrap();
+            borrower.go_back().unwrap();
         } else {
             // As new as the lender's: then it may be borrowed.
             borrower.publish_all(version);
@@ -384,21 +389,6 @@ fn what_would_be_said_of_each_of_many_tensors_is_said_once_a_minute() {
     let (seldom, now) = (Seldom(Mutex::new(None)), Instant::now());
     assert!(seldom.is_time(now) && !seldom.is_time(now + SAID_EVERY / 2));
     assert!(seldom.is_time(now + SAID_EVERY) && !seldom.is_time(now + SAID_EVERY));
-}
-
-#[test]
-fn a_lender_of_the_last_version_that_a_number_can_be_makes_no_borrower_fail() {
-    let (mut lender, mut borrower) = (worker(), worker());
-    lender.publish_all(1);
-    borrower.publish_all(1);
-    assert!(borrower.borrow(&lender));
-    for chunk in [0, 1, 3, 4] {
-        let last = Published { version: u64::MAX, steps: u64::MAX };
-        lender.mirrored.home.chunk(chunk).header.publish(last);
-    }
-    assert_eq!(borrower.memory.chunk_progress(0), u64::MAX);
-    borrower.mirrored.take_back(&mut || {}).unwrap();
-    assert_eq!(borrower.memory.progress(0, 0), Some(2), "progress is the borrower's own count");
 }
 
 // A child that says another's name would have been sent no values, or have another sent none.
