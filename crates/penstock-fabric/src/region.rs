@@ -253,7 +253,7 @@ impl Mapping {
     }
 
     /// The same for the pages of `range`, which starts with one.
-    fn touch_part(&self, range: Range<usize>) -> io::Result<()> {
+    pub(crate) fn touch_part(&self, range: Range<usize>) -> io::Result<()> {
         if cfg!(miri) || self.whole.is_some() {
             return Ok(()); // a piece was touched with the rest
         }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::publish::{Published, Torn};
-use crate::region::Mapping;
+use crate::region::{Mapping, Region, Writers};
 use crate::sync::Ordering;
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::chunk::Cut;
@@ -189,4 +189,34 @@ fn a_lane_is_written_and_added_to_while_a_home_looks() {
             mapping.foreign(0..1004).copy_to(&mut [0; 1004]);
         }
     });
+}
+
+// Its chunks were read by the headers of one memory, and the bytes of another.
+#[test]
+#[cfg_attr(miri, ignore = "maps files")]
+fn where_a_switch_fails_halfway_nobody_reads_until_the_next_has_not() {
+    let (cut, extent) = (Cut::new(5 * 4096, 4096), Extent { first: 0, count: 5 });
+    let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
+    let shard_of = [0, 0, 1, 0, 0];
+    let (mut homes, model) = HomeRegions::new("w", layout).unwrap().split(&shard_of, 2);
+    let (_, lane) = LaneView::new("lane", layout.lane(), 2).unwrap();
+    let windows = Arc::new(Windows::new(layout, &shard_of, 2));
+    let [seen, lane] = [model.model(), lane.fd()].map(|fd| fd.try_clone_to_owned().unwrap());
+    let place = Some(Place::Windows(seen, lane, Arc::clone(&windows)));
+    let (worker, _) = WorkerMemory::new(cut, Dtype::F32, &[ServerPart { extent, place }]).unwrap();
+    for chunk in 0..5 {
+        let home = &mut homes[shard_of[chunk as usize] as usize];
+        home.header(chunk).publish(Published { version: 1, steps: 1 });
+    }
+    let reads = || [0, 2, 4].map(|chunk| worker.read_chunk(chunk, &mut [0; 4096][..]).is_ok());
+    assert_eq!(reads(), [true; 3]);
+    let region = model.into_model();
+    let tail = region.mapping().piece(layout.model().data..layout.model().total()).unwrap();
+    let tails = || (Arc::clone(&tail), Arc::clone(&tail));
+    // It ends in the middle of the second piece of mapping that it takes.
+    let short = Region::new("short", 4 * 4096, Writers::Maker).unwrap();
+    assert!(windows.switch(0, short.fd(), tails(), || {}).is_err());
+    assert_eq!(reads(), [false, true, false], "another shard's goes on");
+    windows.switch(0, region.fd(), tails(), || {}).unwrap();
+    assert_eq!(reads(), [true; 3]);
 }

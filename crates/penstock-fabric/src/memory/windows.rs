@@ -10,6 +10,7 @@
 //!   and every earlier reader has left by then.
 //! - **W-3** Of a lender's memory no reader gets a version below what its own process has counted of all chunks, nor one that no job
 //!   reaches: it gets [`Torn`], and that is [noted](Windows::take_unread).
+//! - **W-4** Where a switch has failed halfway, no reader gets anything until the next one has not.
 
 use super::extent::ExtentLayout;
 use crate::layout::{Count, ModelLayout};
@@ -31,6 +32,9 @@ const MOST_PIECES: usize = 16 * 1024;
 /// Those that may be there by now.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes that are brought in at once.
+const AT_ONCE: usize = 16 << 20;
+
 /// Why something is not lent or borrowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LendError {
@@ -47,6 +51,14 @@ pub enum LendError {
     Pieces {
         /// How many.
         more: usize,
+    },
+    /// There is no memory for what is to be kept here.
+    #[error("there is no memory for {bytes} bytes: {errno}")]
+    Memory {
+        /// How many.
+        bytes: usize,
+        /// What the system said.
+        errno: Errno,
     },
     /// What came is no region of that tensor.
     #[error("expected a region of {expected} bytes that cannot shrink, got {got} bytes, seals {seals:#x}")]
@@ -87,6 +99,12 @@ fn system(what: &'static str) -> impl Fn(Errno) -> LendError {
     move |errno| LendError::System { what, errno }
 }
 
+/// What is said where pages could not be brought in. Where a store would have ended this process for want of memory, that is a bad
+/// address to the system.
+fn without_memory(errno: Errno) -> Errno {
+    if errno == Errno::FAULT { Errno::NOMEM } else { errno }
+}
+
 #[derive(Debug, Default)]
 struct Seen {
     /// Where the worker has mapped the value, and at which byte of it the extent begins.
@@ -94,6 +112,8 @@ struct Seen {
     /// By shard: headers, and progress. That is this process's own: whoever lends has its word for each chunk, and for no more.
     tails: Vec<Arc<Mapping>>,
     counts: Vec<Arc<Mapping>>,
+    /// By shard: whether its chunks may be seen in two places at once, as a switch has failed.
+    stopped: Vec<bool>,
 }
 
 /// Where the chunks of one extent are seen, shard by shard.
@@ -146,6 +166,7 @@ impl Windows {
         seen.seat = Some((Arc::downgrade(value), at));
         seen.tails = vec![Arc::clone(tail); self.runs.len()];
         seen.counts = seen.tails.clone();
+        seen.stopped = vec![false; self.runs.len()];
     }
 
     /// Notes that a reader has got a chunk of a lender, or why not.
@@ -234,6 +255,9 @@ impl Windows {
         let index = chunk - self.layout.extent.first;
         let (at, shard) = (self.layout.model().header(index), self.shard_of[index as usize] as usize);
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        if seen.stopped[shard] {
+            return Err(Torn);
+        }
         let (tail, count) = (&seen.tails[shard], &seen.counts[shard]);
         if Arc::ptr_eq(tail, count) {
             return look(tail.peek(at));
@@ -250,9 +274,32 @@ impl Windows {
         looked.map_err(|_| Torn)
     }
 
+    /// Brings in the pages that going back to a region of this layout takes for a shard's chunks, piece by piece; `between` is told how
+    /// many bytes each was. An error: there is no memory for them, and no store was tried.
+    pub fn touch(
+        &self,
+        shard: u32,
+        region: &Region,
+        between: &mut dyn FnMut(usize),
+    ) -> Result<(), LendError> {
+        let runs = &self.runs[shard as usize];
+        for run in runs {
+            for start in run.clone().step_by(AT_ONCE) {
+                let piece = start..run.end.min(start + AT_ONCE);
+                let bytes = piece.len();
+                region.mapping().touch_part(piece).map_err(|errno| LendError::Memory {
+                    bytes: runs.iter().map(Range::len).sum(),
+                    errno: without_memory(errno),
+                })?;
+                between(bytes);
+            }
+        }
+        Ok(())
+    }
+
     /// From now on a shard's chunks are seen in this region, with this tail, which is part of it, and its progress in that one. `last`
-    /// runs when no reader is there any more, and before the next comes. On an error some may be seen there, and whoever called
-    /// has to switch again.
+    /// runs when no reader is there any more, and before the next comes. On an error some may be seen there: nobody reads any of them
+    /// before another switch has not failed, and whoever called has to see to that.
     pub fn switch(
         &self,
         shard: u32,
@@ -262,6 +309,9 @@ impl Windows {
     ) -> Result<(), LendError> {
         let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
         last();
+        if let Some(stopped) = seen.stopped.get_mut(shard as usize) {
+            *stopped = true;
+        }
         // A worker that has gone sees nothing.
         if let Some((value, at)) = seen.seat.as_ref().and_then(|(value, at)| Some((value.upgrade()?, at))) {
             for run in &self.runs[shard as usize] {
@@ -274,6 +324,9 @@ impl Windows {
         }
         if let Some(place) = seen.counts.get_mut(shard as usize) {
             *place = count;
+        }
+        if let Some(stopped) = seen.stopped.get_mut(shard as usize) {
+            *stopped = false;
         }
         // What was met in one lender's memory is not held against the next.
         self.take_unread(shard);
@@ -357,7 +410,11 @@ impl Lent {
     }
 }
 
-/// A region for an extent's values that nobody has touched: it takes no memory until something is written there.
+/// A region for an extent's values, which take no memory until something is written there. Its headers are brought in.
 pub fn untouched(name: &str, layout: ExtentLayout) -> Result<Region, LendError> {
-    Region::untouched(name, layout.model().total(), Writers::Maker).map_err(system("make a region"))
+    let model = layout.model();
+    let region = Region::untouched(name, model.total(), Writers::Maker).map_err(system("make a region"))?;
+    let lacking = |errno| LendError::Memory { bytes: model.tail(), errno: without_memory(errno) };
+    region.mapping().touch_part(model.data..model.total()).map_err(lacking)?;
+    Ok(region)
 }

@@ -15,7 +15,7 @@ mod borrowing;
 mod parents;
 mod update;
 
-pub use borrowing::Kept;
+pub use borrowing::{GoingBack, Kept};
 pub use parents::{Left, Unreached, Wish};
 pub use update::{Sum, Update};
 
@@ -122,20 +122,26 @@ pub trait Mirrored {
     }
     /// Its worker sees that memory from now on, if it can; whether it does. Nothing is published here then.
     /// `progress`: the least version + 1 of what is held so far.
-    fn borrow(&mut self, _progress: u64) -> bool {
-        false
+    ///
+    /// # Errors
+    /// It sees some of both, of which nobody reads anything: why.
+    fn borrow(&mut self, _progress: u64) -> Result<bool, String> {
+        Ok(false)
     }
     /// The worst that keeps its worker's readers from chunks that stand there, since this was asked last.
     fn take_unread(&mut self) -> Option<Unread> {
         None
     }
-    /// Its worker sees memory of its own again, with what stood there: of each chunk what was kept, and published here.
-    ///
-    /// `beat` is called all along: there may be much to copy.
+    /// Its worker sees memory of its own again, with what stood there: of each chunk what was kept, and published here. What is not so by
+    /// `is_so`, which is asked of a chunk's number and what stands there, is not kept.
     ///
     /// # Errors
-    /// It sees neither: why.
-    fn take_back(&mut self, _beat: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
+    /// It cannot, as there is no memory, or no mapping: why. What could not be taken back stays borrowed.
+    fn take_back(
+        &mut self,
+        _way: &mut GoingBack<'_>,
+        _is_so: &dyn Fn(u32, &Stands) -> bool,
+    ) -> Result<Vec<(u32, Kept)>, String> {
         Ok(Vec::new())
     }
 

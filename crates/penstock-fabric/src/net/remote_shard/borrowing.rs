@@ -6,7 +6,7 @@
 //! holds is so.
 
 use super::super::link::Link;
-use super::{Mirrored, RemoteShard, Submitter};
+use super::{Mirrored, Mirrors, RemoteShard, Submitter};
 use crate::doorbell::single_chunks;
 use crate::memory::Unread;
 use penstock_proto::frame::Notice;
@@ -25,6 +25,13 @@ const NEXT_LOOKS_APART: Duration = Duration::from_millis(100);
 /// How many more looks find that they do not than that they do, before the lender is left: about a second of it.
 const UNREAD_LOOKS: u32 = 10;
 
+/// Bytes that are copied on the way back between two signs of life, and time that is waited.
+const A_BEAT: usize = 64 << 20;
+const BEATS_APART: Duration = Duration::from_millis(10);
+/// How long chunks that are being written in a lender's memory are looked at again, of all tensors together, before they are given up: a
+/// lender that lives has written them by then, also one that had no core for a while.
+const WAITS_FOR: Duration = Duration::from_millis(50);
+
 /// What was taken back of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
@@ -32,6 +39,55 @@ pub enum Kept {
     Whole(Stands),
     /// Nothing that is known: its lender was in the middle of a write.
     Lost,
+}
+
+/// A way back from a lender's memory, of all tensors that stand there: the signs of life along it, and the time that it may wait.
+pub struct GoingBack<'a> {
+    beat: &'a mut dyn FnMut(),
+    /// Bytes that were written, and time that was waited, since the last sign of life.
+    written: usize,
+    waited: Duration,
+    /// Time that may still be waited.
+    left: Duration,
+}
+
+impl<'a> GoingBack<'a> {
+    /// From one look at a chunk that is being written to the next, at least.
+    pub const LOOKS_APART: Duration = Duration::from_micros(200);
+
+    /// `beat` is called all along: there may be much to copy.
+    pub fn new(beat: &'a mut dyn FnMut()) -> Self {
+        Self { beat, written: 0, waited: Duration::ZERO, left: WAITS_FOR }
+    }
+
+    /// So many bytes were written, or their pages brought in.
+    pub fn wrote(&mut self, bytes: usize) {
+        self.written = self.written.saturating_add(bytes);
+        if self.written >= A_BEAT {
+            self.beat();
+        }
+    }
+
+    /// Whether a chunk that is being written may be looked at again.
+    pub fn may_wait(&self) -> bool {
+        !self.left.is_zero()
+    }
+
+    /// One was waited for, and looked at in vain before: so long.
+    pub fn waited(&mut self, time: Duration) {
+        // So that they are so many at most, whatever a clock says.
+        let time = time.max(Self::LOOKS_APART);
+        self.left = self.left.saturating_sub(time);
+        self.waited = self.waited.saturating_add(time);
+        if self.waited >= BEATS_APART {
+            self.beat();
+        }
+    }
+
+    fn beat(&mut self) {
+        (self.written, self.waited) = (0, Duration::ZERO);
+        (self.beat)();
+    }
 }
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
@@ -110,8 +166,16 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let Some(mirrored) = self.mirrors.tensors.get_mut(id) else { return false };
         let looks = mirrored.chunks().iter().map(|&chunk| Some((chunk, mirrored.look_there(chunk).ok()??)));
         let Some(looks) = looks.collect::<Option<Vec<_>>>() else { return false };
-        if !self.machine.is_reached(id, looks) || !mirrored.borrow(self.machine.least(id)) {
+        if !self.machine.is_reached(id, looks) {
             return false;
+        }
+        match mirrored.borrow(self.machine.least(id)) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(what) => {
+                self.failed.get_or_insert(what);
+                return false;
+            }
         }
         self.machine.borrow(id, true);
         if self.lender.replace(rank).is_none() {
@@ -191,35 +255,43 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.unread = 0;
         let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
         let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
-        borrowed.into_iter().for_each(|id| self.take_one_back(id));
+        self.take_some_back(borrowed);
         self.greet();
     }
 
-    /// The same for one tensor.
-    fn take_one_back(&mut self, id: TensorId) {
+    /// The same for some tensors.
+    fn take_some_back(&mut self, ids: Vec<TensorId>) {
         let Self { machine, mirrors, submitter, failed, wire, .. } = self;
-        let Some(mirrored) = mirrors.tensors.get_mut(id) else { return };
+        let Mirrors { job, tensors, .. } = mirrors;
         let mut wire = wire.as_mut().filter(|_| machine.is_resumed());
-        let mut beat = || wire.iter_mut().for_each(|wire| Self::beat_now(mirrors.job, wire));
-        match mirrored.take_back(&mut beat) {
-            Err(what) => *failed = Some(what),
-            Ok(kept) => {
-                for (chunk, kept) in kept {
-                    match kept {
-                        Kept::Whole(stands) if machine.found(id, chunk, stands).is_ok() => {}
-                        // Or it says what no honest lender does. The home sends it again.
-                        _ => machine.lose(id, chunk),
-                    }
+        let mut beat = || wire.iter_mut().for_each(|wire| Self::beat_now(*job, wire));
+        let mut way = GoingBack::new(&mut beat);
+        for id in ids {
+            let Some(mirrored) = tensors.get_mut(id) else { continue };
+            let is_so = |chunk, stands: &Stands| machine.is_reached_at(id, chunk, stands);
+            let kept = match mirrored.take_back(&mut way, &is_so) {
+                Ok(kept) => kept,
+                Err(what) => {
+                    // This worker has failed. What it has not taken back stays borrowed: nothing is written where there may be no memory.
+                    failed.get_or_insert(what);
+                    return;
+                }
+            };
+            for (chunk, kept) in kept {
+                match kept {
+                    Kept::Whole(stands) if machine.found(id, chunk, stands).is_ok() => {}
+                    // The home sends it again.
+                    _ => machine.lose(id, chunk),
                 }
             }
+            machine.borrow(id, false);
+            mirrored.progress(machine.least(id));
+            if let Some(ticket) = machine.take_returned(id) {
+                mirrored.fetched(ticket);
+            }
+            submitter.tell(id + 1);
+            submitter.tell(single_chunks(id + 1));
         }
-        machine.borrow(id, false);
-        mirrored.progress(machine.least(id));
-        if let Some(ticket) = machine.take_returned(id) {
-            mirrored.fetched(ticket);
-        }
-        submitter.tell(id + 1);
-        submitter.tell(single_chunks(id + 1));
     }
 
     /// How long the owner may wait until the next [tick](Self::tick) for what a lender does: a reader that does not get what it lends wakes
@@ -233,7 +305,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     pub(super) fn look_at_loans(&mut self, now: Duration) {
         let (Some(lender), Some(apart)) = (self.lender, self.looks_at_loans_within()) else { return };
         let past: Vec<TensorId> = self.machine.sent_past().collect();
-        past.into_iter().for_each(|id| self.take_one_back(id));
+        if !past.is_empty() {
+            self.take_some_back(past);
+        }
         if now.saturating_sub(self.looked) < apart {
             return;
         }

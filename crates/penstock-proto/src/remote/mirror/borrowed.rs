@@ -200,9 +200,16 @@ impl Mirror {
         let mut seen = 0;
         let all = stands.into_iter().all(|(chunk, stands)| {
             seen += 1;
-            mirrored.chunks.binary_search(&chunk).is_ok_and(|local| mirrored.is_reached_by(local, &stands))
+            self.is_reached_at(tensor, chunk, &stands)
         });
         all && seen == mirrored.chunks.len()
+    }
+
+    /// Whether that is so of one chunk.
+    pub fn is_reached_at(&self, tensor: TensorId, chunk: u32, stands: &Stands) -> bool {
+        self.tensors.get(tensor).is_some_and(|mirrored| {
+            mirrored.chunks.binary_search(&chunk).is_ok_and(|local| mirrored.is_reached_by(local, stands))
+        })
     }
 
     /// From now on a tensor's values stand in a lender's memory, or do no more.

@@ -9,7 +9,7 @@ use penstock_kernels::Foreign;
 use penstock_kernels::codec::Undecodable;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::factors::LowRank;
-use penstock_proto::frame::{Body, Header};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::overlay::{Parent, Pass};
 use penstock_proto::seal::{Scope, Sealer, Verifier};
 use std::cell::Cell;
@@ -25,8 +25,10 @@ const LENDER: Rank = 4;
 #[derive(Default)]
 struct Script {
     looks: Cell<usize>,
+    waits: Cell<usize>,
     version: Cell<u64>,
     went_back: Cell<usize>,
+    lacks_memory: Cell<bool>,
 }
 
 struct Fake {
@@ -108,8 +110,21 @@ impl Mirrored for Fake {
         self.unread.take()
     }
 
-    fn take_back(&mut self, _: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
-        self.script.went_back.set(self.script.went_back.get() + 1);
+    fn take_back(
+        &mut self,
+        way: &mut GoingBack<'_>,
+        _: &dyn Fn(u32, &Stands) -> bool,
+    ) -> Result<Vec<(u32, Kept)>, String> {
+        let Script { waits, went_back, lacks_memory, .. } = &*self.script;
+        if lacks_memory.get() && went_back.get() == 2 {
+            return Err("there is no memory".to_owned());
+        }
+        // Something is half-written in each.
+        while way.may_wait() {
+            waits.set(waits.get() + 1);
+            way.waited(Duration::from_millis(1));
+        }
+        went_back.set(went_back.get() + 1);
         self.borrowed = false;
         Ok(Vec::new())
     }
@@ -260,4 +275,31 @@ fn a_lender_of_what_is_not_so_is_left_at_the_next_look() {
     let (mut shard, _) = borrowing(3, 1, Vec::new());
     let looks = looks_until_left(&mut shard, |look| Some(Unread::NotSo).filter(|_| look == 5));
     assert_eq!((looks, shard.take_left()), (Some(5), vec![left()]));
+}
+
+#[test]
+fn the_way_back_of_all_tensors_waits_so_long_together_and_the_home_hears_that_this_end_lives() {
+    let (mut shard, script) = borrowing(100, 1, Vec::new());
+    shard.attach(Memory { comes: frame(Notice::Taken).into(), went: Vec::new() });
+    while shard.hear() != super::super::Heard::Nothing {}
+    shard.take_back();
+    assert_eq!((script.went_back.get(), shard.lender()), (100, None));
+    assert_eq!(script.waits.get() as u128, WAITS_FOR.as_millis());
+    let went = &shard.link().unwrap().went;
+    let beats =
+        went.chunks_exact(HEADER_BYTES).map(|frame| Header::decode(frame.try_into().unwrap()).unwrap().body);
+    let beats: Vec<Body> = beats.collect();
+    assert_eq!(beats, vec![Body::Alive; (WAITS_FOR.as_millis() / BEATS_APART.as_millis()) as usize]);
+}
+
+// It was taken for its own all the same, and what came next was written there.
+#[test]
+fn what_cannot_be_taken_back_stays_borrowed_and_its_worker_has_failed() {
+    let (mut shard, script) = borrowing(5, 1, Vec::new());
+    script.lacks_memory.set(true);
+    shard.take_back();
+    assert_eq!(shard.take_failed().as_deref(), Some("there is no memory"));
+    let borrowed = |id| (shard.tensor(id).unwrap().borrowed, shard.machine.is_borrowed(id));
+    let stay = (0..5).map(borrowed).filter(|&borrowed| borrowed == (true, true)).count();
+    assert_eq!((stay, script.went_back.get()), (3, 2), "no more of them are tried");
 }

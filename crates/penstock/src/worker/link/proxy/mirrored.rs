@@ -7,7 +7,7 @@ use super::lending::not_shared;
 use penstock_fabric::memory::{
     HomeChunk, HomeMemory, LaneView, LendError, Lent, Look, StateMirror, Unread, Windows, untouched,
 };
-use penstock_fabric::net::remote_shard::{self, Kept, Update, Value};
+use penstock_fabric::net::remote_shard::{self, GoingBack, Kept, Update, Value};
 use penstock_fabric::publish::{Numbers, Published, Torn};
 use penstock_fabric::region::{Mapping, Region};
 use penstock_fabric::sync::Ordering;
@@ -22,15 +22,7 @@ use penstock_proto::update::Updates;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long chunks that are being written in a lender's memory are looked at again, all of one tensor together, before they are given
-/// up: a lender that lives has written them by then, also one that had no core for a while. And how long from one look to the next.
-const LOOKS_FOR: Duration = Duration::from_millis(50);
-const LOOKS_APART: Duration = Duration::from_micros(200);
-
-/// Bytes that are copied back between two signs of life.
-const A_BEAT: usize = 64 << 20;
+use std::time::Instant;
 
 /// What it takes to be lent, and to be seen elsewhere: a region of its own, and where its worker sees what is mirrored there.
 #[derive(Debug, Clone)]
@@ -146,58 +138,100 @@ impl Mirrored {
         tail.ok_or(LendError::System { what: "find a region's headers", errno: rustix::io::Errno::INVAL })
     }
 
-    /// Has the worker see what is offered. On an error it sees its own.
+    /// Has the worker see what is offered; whether it does. If not it sees its own. On an error it sees some of both.
     fn move_out(
         &mut self,
         (lent, allowance): (Lent, Allowance),
         windows: &Windows,
         own: &Region,
         progress: u64,
-    ) -> Result<(), LendError> {
-        windows.count_pieces()?;
-        let spare = untouched("penstock-mirror", windows.layout())?;
-        let (own_tail, count) = (Self::tail(own, windows)?, Self::tail(&spare, windows)?);
+    ) -> Result<bool, LendError> {
+        let ready = || {
+            windows.count_pieces()?;
+            let spare = untouched("penstock-mirror", windows.layout())?;
+            let tails = (Self::tail(own, windows)?, Self::tail(&spare, windows)?);
+            Ok::<_, LendError>((spare, tails))
+        };
+        let (spare, (own_tail, count)) = match ready() {
+            Ok(ready) => ready,
+            Err(error) => {
+                not_shared(None, None, &error);
+                return Ok(false);
+            }
+        };
         let home = self.home.in_another(spare.mapping());
         home.progress().0.store(progress, Ordering::Release);
         if let Err(error) = windows.switch(self.shard, lent.fd(), (Arc::clone(lent.tail()), count), || {}) {
+            not_shared(None, None, &error);
             // What had been switched is put back: it was there a moment ago.
             windows.switch(self.shard, own.fd(), (Arc::clone(&own_tail), own_tail), || {})?;
-            return Err(error);
+            return Ok(false);
         }
         self.home = home;
         self.loan = Some(Loan { lent, spare, allowance });
-        Ok(())
+        Ok(true)
     }
 }
 
-/// Copies what stands of a chunk there, and publishes it here; what was kept, with the sequence that it had. One that is being written is
-/// looked at until then.
-fn keep(lent: &Lent, home: &mut HomeMemory, chunk: u32, until: &mut Option<Instant>) -> (Option<u64>, Kept) {
-    loop {
-        let mut place = home.chunk(chunk);
-        place.header.begin();
-        match lent.copy(chunk, place.seen) {
-            Ok(Some((sequence, published, numbers))) => {
-                place.header.number(numbers);
-                place.header.publish(published);
-                return (Some(sequence), Kept::Whole(stands(published, numbers)));
-            }
-            Ok(None) => break,
-            Err(Torn) => {
-                let now = Instant::now();
-                if now >= *until.get_or_insert(now + LOOKS_FOR) {
-                    break;
-                }
-                // Another process writes there, and tells nobody when it has.
-                std::thread::sleep(LOOKS_APART);
+/// Why a worker fails that cannot go back.
+fn cannot_go_back(error: &LendError) -> String {
+    let what = "it could not go back from another worker's memory to its own";
+    let hint = match error {
+        LendError::Memory { .. } => "; give the workers of this host more memory, or set PENSTOCK_LEND=off",
+        _ => "",
+    };
+    format!("{what}: {error}{hint}")
+}
+
+/// How the chunks of a tensor are copied on the way back, out of this memory.
+struct Copying<'a, 'b> {
+    lent: &'a Lent,
+    home: &'a mut HomeMemory,
+    way: &'a mut GoingBack<'b>,
+    is_so: &'a dyn Fn(u32, &Stands) -> bool,
+}
+
+impl Copying<'_, '_> {
+    /// Copies what stands there of each chunk that was not copied, or was changed since. `waits`: for what is being written, a while.
+    fn go(&mut self, kept: &mut [(u32, (Option<u64>, Kept))], waits: bool) {
+        for (chunk, kept) in kept {
+            if kept.0.is_none_or(|sequence| !self.lent.is_still(*chunk, sequence)) {
+                *kept = self.keep(*chunk, waits);
+                self.way.wrote(self.home.range(*chunk).len());
             }
         }
     }
-    // No pull takes it before the home has sent it. A view shows something of it, rather than zeros.
-    let mut place = home.chunk(chunk);
-    place.header.begin();
-    lent.copy_unverified(chunk, place.seen);
-    (None, Kept::Lost)
+
+    /// Copies what stands of a chunk there, and publishes it here; what was kept, with the sequence that it had.
+    fn keep(&mut self, chunk: u32, waits: bool) -> (Option<u64>, Kept) {
+        let Self { lent, home, way, is_so } = self;
+        let mut place = home.chunk(chunk);
+        place.header.begin();
+        loop {
+            let since = Instant::now();
+            match lent.copy(chunk, place.seen) {
+                Ok(Some((sequence, published, numbers))) => {
+                    let stands = stands(published, numbers);
+                    // What no honest lender says is no reader's here either.
+                    if !is_so(chunk, &stands) {
+                        return (Some(sequence), Kept::Lost);
+                    }
+                    place.header.number(numbers);
+                    place.header.publish(published);
+                    return (Some(sequence), Kept::Whole(stands));
+                }
+                Err(Torn) if waits && way.may_wait() => {
+                    // Another process writes there, and tells nobody when it has.
+                    std::thread::sleep(GoingBack::LOOKS_APART);
+                    way.waited(since.elapsed());
+                }
+                Ok(None) | Err(Torn) => break,
+            }
+        }
+        // No pull takes it before the home has sent it. A view shows something of it, rather than zeros.
+        lent.copy_unverified(chunk, place.seen);
+        (None, Kept::Lost)
+    }
 }
 
 fn stands(published: Published, Numbers { publication, content }: Numbers) -> Stands {
@@ -323,56 +357,47 @@ impl remote_shard::Mirrored for Mirrored {
         self.windows.as_ref().filter(|_| self.loan.is_some())?.take_unread(self.shard)
     }
 
-    fn borrow(&mut self, progress: u64) -> bool {
-        let Some(windows) = self.windows.clone().filter(|windows| windows.is_seated()) else { return false };
-        let (Some(lent), Some(own)) = (self.offer.take(), self.own.take()) else { return false };
-        match self.move_out(lent, &windows, &own.region, progress) {
-            Ok(()) => {
-                self.remote.borrows.store(true, Ordering::Relaxed);
-                true
-            }
-            Err(error) => {
-                not_shared(None, None, &error);
-                self.own = Some(own);
-                false
-            }
+    fn borrow(&mut self, progress: u64) -> Result<bool, String> {
+        let Some(windows) = self.windows.clone().filter(|windows| windows.is_seated()) else {
+            return Ok(false);
+        };
+        let (Some(lent), Some(own)) = (self.offer.take(), self.own.take()) else { return Ok(false) };
+        let moved = self.move_out(lent, &windows, &own.region, progress);
+        if let Ok(true) = moved {
+            self.remote.borrows.store(true, Ordering::Relaxed);
+        } else {
+            self.own = Some(own);
         }
+        moved.map_err(|error| cannot_go_back(&error))
     }
 
-    fn take_back(&mut self, beat: &mut dyn FnMut()) -> Result<Vec<(u32, Kept)>, String> {
+    fn take_back(
+        &mut self,
+        way: &mut GoingBack<'_>,
+        is_so: &dyn Fn(u32, &Stands) -> bool,
+    ) -> Result<Vec<(u32, Kept)>, String> {
         self.offer = None;
-        let (Some(Loan { lent, spare, allowance, .. }), Some(windows)) =
-            (self.loan.take(), self.windows.clone())
-        else {
+        let (Some(Loan { lent, spare, .. }), Some(windows)) = (&self.loan, &self.windows) else {
             return Ok(Vec::new());
         };
-        self.remote.borrows.store(false, Ordering::Relaxed);
-        let Self { home, shard, .. } = self;
-        let chunks = home.chunks().to_vec();
-        let mut until = None;
-        let (mut kept, mut copied) = (Vec::with_capacity(chunks.len()), 0);
-        for chunk in chunks {
-            kept.push((chunk, keep(&lent, home, chunk, &mut until)));
-            copied += home.range(chunk).len();
-            if copied >= A_BEAT {
-                beat();
-                copied = 0;
-            }
-        }
-        let tail = Self::tail(&spare, &windows);
-        let switched = tail.and_then(|tail| {
-            windows.switch(*shard, spare.fd(), (Arc::clone(&tail), tail), || {
-                // Nobody reads there any more: whatever was read by now is not newer than this.
-                let mut until = None;
-                for (chunk, kept) in &mut kept {
-                    if kept.0.is_none_or(|sequence| !lent.is_still(*chunk, sequence)) {
-                        *kept = keep(&lent, home, *chunk, &mut until);
-                    }
-                }
+        // Before anything is stored there: a store for which there is no memory would end this process.
+        let touched = windows.touch(self.shard, spare, &mut |bytes| way.wrote(bytes));
+        let tail = touched.and_then(|()| Self::tail(spare, windows));
+        let tail = tail.map_err(|error| cannot_go_back(&error))?;
+        let nothing = |&chunk: &u32| (chunk, (None, Kept::Lost));
+        let mut kept: Vec<_> = self.home.chunks().iter().map(nothing).collect();
+        let mut copying = Copying { lent, home: &mut self.home, way, is_so };
+        copying.go(&mut kept, true);
+        // What changed meanwhile once more, so that readers wait for little.
+        copying.go(&mut kept, true);
+        windows
+            .switch(self.shard, spare.fd(), (Arc::clone(&tail), tail), || {
+                // Nobody reads there any more: whatever was read by now is not newer than this. And nobody waits here, as all do.
+                copying.go(&mut kept, false);
             })
-        });
-        self.own = Some(Arc::new(Own::new(spare, allowance)));
-        switched.map_err(|error| format!("it could not go back from another worker's memory: {error}"))?;
+            .map_err(|error| cannot_go_back(&error))?;
+        self.remote.borrows.store(false, Ordering::Relaxed);
+        self.own = self.loan.take().map(|Loan { spare, allowance, .. }| Arc::new(Own::new(spare, allowance)));
         Ok(kept.into_iter().map(|(chunk, (_, kept))| (chunk, kept)).collect())
     }
 

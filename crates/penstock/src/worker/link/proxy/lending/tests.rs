@@ -7,7 +7,7 @@ use crate::wire::travel::members::plain_tensor;
 use penstock_fabric::memory::{
     ExtentLayout, HomeRegions, LaneView, LendError, Place, ServerPart, Unread, Windows, WorkerMemory,
 };
-use penstock_fabric::net::remote_shard::{Kept, Mirrored as _, Value};
+use penstock_fabric::net::remote_shard::{GoingBack, Kept, Mirrored as _, Value};
 use penstock_fabric::publish::Published;
 use penstock_fabric::region::{Region, Writers};
 use penstock_kernels::Dtype;
@@ -79,11 +79,11 @@ impl Worker {
     fn borrow(&mut self, lender: &Self) -> bool {
         let (fd, _) = lender.mirrored.lendable().unwrap();
         self.mirrored.offer(fd.try_clone_to_owned().unwrap(), allowance()).unwrap();
-        self.mirrored.borrow(2)
+        self.mirrored.borrow(2).unwrap()
     }
 
     fn go_back(&mut self) -> Result<Vec<(u32, Kept)>, String> {
-        self.mirrored.take_back(&mut || {})
+        self.mirrored.take_back(&mut GoingBack::new(&mut || {}), &|_, _| true)
     }
 
     fn read(&self, chunk: u32) -> Option<(u64, u8)> {
@@ -166,7 +166,7 @@ fn what_is_no_region_of_the_tensor_is_not_borrowed() {
     rustix::fs::ftruncate(&open, bytes).unwrap();
     let refused = borrower.mirrored.offer(open, allowance()).unwrap_err();
     assert!(matches!(refused, LendError::NoRegion { .. }), "it could be made shorter: {refused}");
-    assert!(!borrower.mirrored.borrow(0));
+    assert_eq!(borrower.mirrored.borrow(0), Ok(false));
 }
 
 #[test]

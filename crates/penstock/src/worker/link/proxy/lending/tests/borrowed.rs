@@ -2,6 +2,8 @@
 
 use super::*;
 use penstock_proto::clock::MAX_CLOCK;
+use penstock_proto::remote::mirror::Stands;
+use rustix::mm;
 
 /// Chunks whose home the shard is.
 const HOMED: [u32; 4] = [0, 1, 3, 4];
@@ -45,6 +47,22 @@ fn a_version_that_fell_or_that_no_job_reaches_is_no_readers_and_its_lender_is_kn
     }
 }
 
+#[test]
+fn what_is_not_so_is_no_readers_behind_the_way_back_either() {
+    let (mut lender, mut borrower) = lent(9);
+    claim(&mut lender, 1, 0);
+    claim(&mut lender, 3, u64::MAX);
+    assert_eq!(borrower.memory.chunk_progress(3), u64::MAX);
+    let is_so = |_, stands: &Stands| (9..=MAX_CLOCK).contains(&stands.version);
+    let kept = borrower.mirrored.take_back(&mut GoingBack::new(&mut || {}), &is_so).unwrap();
+    let lost = kept.iter().filter(|(_, kept)| *kept == Kept::Lost).map(|(chunk, _)| *chunk);
+    assert_eq!(lost.collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(HOMED.map(|chunk| borrower.read(chunk).map(|read| read.0)), [Some(9), None, None, Some(9)]);
+    assert_eq!(borrower.memory.progress(0, 0), Some(10), "progress is the borrower's own count");
+    borrower.publish(3, 9);
+    assert_eq!(borrower.read(3), Some((9, 9)));
+}
+
 // It was noted of one chunk, with its sequence: who moved on to the next chunk, or whose readers were at two, was never found out.
 #[test]
 fn a_reader_that_is_held_up_is_seen_whichever_chunk_that_is_at_and_whatever_others_get_meanwhile() {
@@ -72,4 +90,49 @@ fn a_reader_that_is_held_up_is_seen_whichever_chunk_that_is_at_and_whatever_othe
     lender.publish_all(3);
     assert!(borrower.borrow(&lender));
     assert_eq!(borrower.mirrored.take_unread(), None);
+}
+
+// Each waited by itself, twice, and once while all readers waited: 50 ms a tensor, without a sign of life.
+#[test]
+fn however_many_tensors_are_half_written_the_way_back_waits_once_for_all_and_shows_life() {
+    let mut pairs: Vec<_> = (0..100).map(|_| lent(2)).collect();
+    let mut beats = 0;
+    let mut beat = || beats += 1;
+    let mut way = GoingBack::new(&mut beat);
+    for (lender, borrower) in &mut pairs {
+        begin(lender, 1);
+        let kept = borrower.mirrored.take_back(&mut way, &|_, _| true).unwrap();
+        assert_eq!(kept.iter().filter(|(_, kept)| *kept == Kept::Lost).count(), 1);
+        assert!(!way.may_wait(), "the first took all that there was");
+    }
+    // One every 10 ms of the 50, fewer where the machine was busy with something else.
+    assert!((1..=5).contains(&beats), "{beats}");
+}
+
+// It was counted from 0 for each tensor: many small ones showed no life at all.
+#[test]
+fn what_many_small_tensors_take_is_counted_together_until_it_is_time_for_a_sign_of_life() {
+    let mut beats = 0;
+    let mut beat = || beats += 1;
+    let mut way = GoingBack::new(&mut beat);
+    // As if others had been before it.
+    way.wrote((64 << 20) - CHUNK);
+    let (_lender, mut borrower) = lent(2);
+    borrower.mirrored.take_back(&mut way, &|_, _| true).unwrap();
+    assert_eq!(beats, 1);
+}
+
+// It was stored to all the same, which ended the process.
+#[test]
+fn where_there_is_no_memory_to_go_back_to_that_is_said_before_anything_is_stored_and_all_stays_as_it_was() {
+    let (mut lender, mut borrower) = lent(2);
+    let spare = borrower.mirrored.home.chunk(3).seen.as_mut_ptr();
+    // SAFETY: a page of the region that it would go back to, which nothing refers to. From now on there is none, and whoever stores there
+    // ends the test; the mapping's owner may unmap what is not mapped.
+    unsafe { mm::munmap(spare.cast(), CHUNK) }.unwrap();
+    let why = borrower.go_back().unwrap_err();
+    assert!(why.contains("no memory for 16384 bytes") && why.contains("PENSTOCK_LEND=off"), "{why}");
+    assert!(borrower.mirrored.is_borrowed());
+    lender.publish_all(3);
+    assert_eq!(HOMED.map(|chunk| borrower.viewed(chunk)), [3; 4]);
 }
