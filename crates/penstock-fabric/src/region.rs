@@ -41,6 +41,10 @@ pub struct Region {
 }
 
 impl Region {
+    /// Those of a region that only its maker writes.
+    pub const SEALS: SealFlags =
+        SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
     /// Makes a region of `bytes` bytes of zeros (rounded up to pages), maps it writable, touches it, seals it.
     pub fn new(name: &str, bytes: usize, writers: Writers) -> io::Result<Self> {
         let region = Self::untouched(name, bytes, writers)?;

@@ -20,7 +20,6 @@ use crate::sync::Ordering;
 use penstock_kernels::Foreign;
 use penstock_proto::clock::MAX_CLOCK;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
@@ -61,14 +60,28 @@ pub enum LendError {
         errno: Errno,
     },
     /// What came is no region of that tensor.
-    #[error("expected a region of {expected} bytes that cannot shrink, got {got} bytes, seals {seals:#x}")]
+    #[error("expected a region of {expected} bytes, got {got}")]
     NoRegion {
         /// Of the tensor.
         expected: u64,
         /// What came.
         got: u64,
-        /// Its seals.
-        seals: u32,
+    },
+    /// Its length might change, or others might write it.
+    #[error("expected a region with seals {expected:#x}, got {got:#x}")]
+    Unsealed {
+        /// Those that each region has.
+        expected: u32,
+        /// Its own.
+        got: u32,
+    },
+    /// It is no memory of small pages: what is mapped of others covers more than was asked for.
+    #[error("expected a region of tmpfs ({expected:#x}), got one of file system {got:#x}")]
+    Pages {
+        /// Of tmpfs.
+        expected: u64,
+        /// What came.
+        got: u64,
     },
 }
 
@@ -353,14 +366,23 @@ pub struct Lent {
 pub type Look = (u64, Published, Numbers);
 
 impl Lent {
-    /// Maps a region that came. Refused is what is not as long as a region of this layout is, or could be made shorter under the mapping.
+    /// Maps a region that came. Refused is what is not as each region of this layout is, in its seals, kind and length.
     pub fn new(fd: OwnedFd, layout: ExtentLayout) -> Result<Self, LendError> {
+        // First, as it is refused of what is no memory: another file system might think for hours about its answer.
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("ask for a region's seals"))?;
+        if !seals.contains(Region::SEALS) {
+            return Err(LendError::Unsealed { expected: Region::SEALS.bits(), got: seals.bits() });
+        }
+        let kind = rustix::fs::fstatfs(&fd).map_err(system("ask for a region's file system"))?.f_type as u64;
+        let expected = libc::TMPFS_MAGIC as u64;
+        if kind != expected {
+            return Err(LendError::Pages { expected, got: kind });
+        }
         let model = layout.model();
         let expected = model.total() as u64;
         let got = rustix::fs::fstat(&fd).map_err(system("ask for a region's size"))?.st_size as u64;
-        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("ask for a region's seals"))?;
-        if got != expected || !seals.contains(SealFlags::SHRINK) {
-            return Err(LendError::NoRegion { expected, got, seals: seals.bits() });
+        if got != expected {
+            return Err(LendError::NoRegion { expected, got });
         }
         let part = Part { fd: fd.as_fd(), offset: 0, bytes: model.total() };
         let mapping = Mapping::new(&[part], Access::Read).map_err(system("map a region that is lent"))?;

@@ -18,6 +18,7 @@ use penstock_proto::frame::{Header, Notice};
 use penstock_proto::placement::Extent;
 use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::{Registry, Travel};
+use rustix::fs::MemfdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -156,16 +157,41 @@ fn a_chunk_that_stays_half_written_is_lost_after_a_while_shows_no_zeros_and_is_n
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "it says what it could not try")]
 fn what_is_no_region_of_the_tensor_is_not_borrowed() {
     let mut borrower = worker();
     let short = Region::new("short", CHUNK, Writers::Maker).unwrap();
     let refused = borrower.mirrored.offer(short.fd().try_clone_to_owned().unwrap(), allowance()).unwrap_err();
     assert!(matches!(refused, LendError::NoRegion { got: 4096, .. }), "{refused}");
     let bytes = borrower.mirrored.lendable().unwrap().1;
-    let open = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&open, bytes).unwrap();
-    let refused = borrower.mirrored.offer(open, allowance()).unwrap_err();
-    assert!(matches!(refused, LendError::NoRegion { .. }), "it could be made shorter: {refused}");
+    let memory = |more| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | more;
+        rustix::fs::memfd_create("memory", flags)
+    };
+    // All others have been there, so that this one is what it is refused for.
+    for missing in Region::SEALS.iter() {
+        let open = memory(MemfdFlags::empty()).unwrap();
+        rustix::fs::ftruncate(&open, bytes).unwrap();
+        rustix::fs::fcntl_add_seals(&open, Region::SEALS.difference(missing)).unwrap();
+        let refused = borrower.mirrored.offer(open, allowance()).unwrap_err();
+        assert!(matches!(refused, LendError::Unsealed { .. }), "{missing:?}: {refused}");
+    }
+    // Each piece of it that is mapped over a value would cover 2 MiB.
+    match memory(MemfdFlags::HUGETLB) {
+        Ok(huge) => {
+            rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
+            rustix::fs::fcntl_add_seals(&huge, Region::SEALS).unwrap();
+            let refused = borrower.mirrored.offer(huge, allowance()).unwrap_err();
+            assert!(matches!(refused, LendError::Pages { .. }), "{refused}");
+        }
+        Err(error) => println!("not tried with huge pages: {error}"),
+    }
+    // What is no memory is refused before it is asked for anything.
+    let (socket, _other) = Connection::pair().unwrap();
+    let refused =
+        borrower.mirrored.offer(socket.as_fd().try_clone_to_owned().unwrap(), allowance()).unwrap_err();
+    let what = "ask for a region's seals";
+    assert_eq!(refused, LendError::System { what, errno: Errno::INVAL });
     assert_eq!(borrower.mirrored.borrow(0), Ok(false));
 }
 
