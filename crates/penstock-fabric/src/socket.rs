@@ -13,10 +13,15 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Most descriptors of one message: a page, the flags, and a wake-up for each shard.
 pub const MAX_DESCRIPTORS: usize = MAX_SHARDS as usize + 2;
+
+/// Longest path of a socket.
+const LONGEST_PATH: usize = 107;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -63,11 +68,20 @@ impl Connection {
         Ok(Self { fd })
     }
 
-    /// Connects to a socket without a file ([`Expecting`]); does not wait.
-    pub fn connect_to(name: &[u8]) -> io::Result<Self> {
+    /// Connects to a socket at which this process is [expected](Expecting); does not wait. Nobody can send it a descriptor there, where
+    /// the kernel knows of that.
+    pub fn connect_to(path: &Path) -> io::Result<Self> {
         let fd = seqpacket(SocketFlags::NONBLOCK)?;
-        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self { fd })
+        let connection = Self { fd };
+        connection.let_descriptors_come(false)?;
+        rustix::net::connect(&connection.fd, &SocketAddrUnix::new(path)?)?;
+        Ok(connection)
+    }
+
+    /// Whether the other end may send descriptors: else it is told that it may not (Linux 6.16; an older kernel lets them come). One that
+    /// waits in a queue is closed by whoever takes or drops the queue, and closing may take as long as its sender likes.
+    pub fn let_descriptors_come(&self, may: bool) -> io::Result<()> {
+        let_descriptors_come(&self.fd, may)
     }
 
     /// Who is at the other end: the process that connected, or the one that began to listen. The kernel wrote it down then, and
@@ -97,6 +111,12 @@ impl Connection {
     /// a process of another user.
     pub fn is_own_users(&self) -> io::Result<bool> {
         Ok(self.peer()?.uid == own_user())
+    }
+
+    /// Whether it is one that sees this process, and of this user beyond doubt: who has no number in this namespace of users has the
+    /// number of all those that have none.
+    pub fn is_neighbours(&self) -> io::Result<bool> {
+        Ok(is_neighbour(self.peer()?, own_user(), user_without_number()))
     }
 
     /// Sends a message and descriptors beside it.
@@ -164,23 +184,59 @@ pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// What the kernel says of users that have no number in this process's namespace.
+fn user_without_number() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(65_534)
+}
+
+fn is_neighbour(peer: Peer, own: u32, without_number: u32) -> bool {
+    peer.uid == own && own != without_number && peer.pid != 0
+}
+
+fn let_descriptors_come(fd: &OwnedFd, may: bool) -> io::Result<()> {
+    // Its number on the architectures that this runs on.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let may = libc::c_int::from(may);
+    // SAFETY: the kernel reads as many bytes as are said, those of an integer that lives as long as the call; what option this is, or that
+    // it is none, has no effect on this process's memory.
+    let failed = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const may).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(code) if failed != 0 && code != libc::ENOPROTOOPT => Err(Errno::from_raw_os_error(code)),
+        _ => Ok(()),
+    }
+}
+
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
 }
 
-/// A socket without a file, of a name that goes away with it: any process of this network namespace may connect, and see the name.
+/// Where one process is expected, for a while: a socket in a directory that other users cannot enter. The file goes away with it.
 #[derive(Debug)]
 pub struct Expecting {
+    _file: SocketFile,
     fd: OwnedFd,
 }
 
 impl Expecting {
-    /// Listens there. A name that somebody has is refused.
-    pub fn bind(name: &[u8]) -> io::Result<Self> {
-        let fd = seqpacket(SocketFlags::NONBLOCK)?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
-        rustix::net::listen(&fd, 16)?;
-        Ok(Self { fd })
+    /// Listens on `path`. What has that name is refused, and stays. Who connects can send no descriptor, where the kernel knows of that.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
+        let address = address(path)?;
+        let fd = seqpacket(SocketFlags::NONBLOCK).map_err(system)?;
+        // Connections inherit it.
+        let_descriptors_come(&fd, false).map_err(system)?;
+        let file = SocketFile::bind(&fd, path, &address)?;
+        rustix::net::listen(&fd, 16).map_err(system)?;
+        Ok(Self { _file: file, fd })
     }
 
     /// Takes the next connection; does not wait for one.
@@ -188,6 +244,39 @@ impl Expecting {
         let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC)?;
         Ok(Connection { fd })
     }
+
+    /// Removes sockets of this kind, by what their names begin with, whose processes were killed.
+    pub fn remove_left_behind(directory: &Path, prefix: &str) {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().take(MOST_ENTRIES).flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
+            let path = entry.path();
+            if is_old_socket(&path) && is_left(&path) {
+                let _ = rustix::fs::unlink(&path);
+            }
+        }
+    }
+}
+
+/// Names that are looked at in a directory, at most.
+const MOST_ENTRIES: usize = 4096;
+/// Age from which on a socket's file may be left behind: a young one's may be about to be bound.
+const OLD: Duration = Duration::from_secs(60);
+
+fn is_old_socket(path: &Path) -> bool {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return false };
+    let age = found.modified().ok().and_then(|made| SystemTime::now().duration_since(made).ok());
+    found.file_type().is_socket() && age.is_some_and(|age| age >= OLD)
+}
+
+/// Whether no process has the socket at `path`. None that has it takes notice.
+fn is_left(path: &Path) -> bool {
+    let ask = || -> io::Result<()> {
+        // Of another kind than any that is expected: it is told so where there is one, whether it listens or not.
+        let fd =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)
+    };
+    ask() == Err(Errno::CONNREFUSED)
 }
 
 impl AsFd for Expecting {
@@ -199,13 +288,18 @@ impl AsFd for Expecting {
 /// A server's socket. The file goes away with it.
 #[derive(Debug)]
 pub struct Listener {
+    _file: SocketFile,
     fd: OwnedFd,
-    path: PathBuf,
-    /// The socket's file: another's under the same name is not ours to remove.
-    file: File,
     /// Held as long as the server lives: its holder owns the path. Dropped behind the socket's file: what is removed is
     /// never a successor's.
     _lock: Lock,
+}
+
+/// A socket's file, which goes away with this. Another's under the same name is not ours to remove.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    file: File,
 }
 
 /// A lock beside a socket. Its file goes away with it.
@@ -242,7 +336,7 @@ impl From<&rustix::fs::Stat> for File {
     }
 }
 
-/// Why a server could not listen.
+/// Why a process could not listen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
     /// Another server listens there, or another program.
@@ -252,7 +346,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// The path does not fit into a socket's address.
-    #[error("expected a socket path of at most 107 bytes, got {got} in {path}")]
+    #[error("expected a socket path of at most {LONGEST_PATH} bytes, got {got} in {path}")]
     PathTooLong {
         /// The path.
         path: PathBuf,
@@ -289,10 +383,7 @@ impl Listener {
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
         let in_use = || ListenError::InUse { path: path.to_owned() };
-        let got = path.as_os_str().len();
-        if got > 107 {
-            return Err(ListenError::PathTooLong { path: path.to_owned(), got });
-        }
+        let address = address(path)?;
         let is_socket = |found: &rustix::fs::Stat| FileType::from_raw_mode(found.st_mode) == FileType::Socket;
         let left = match rustix::fs::lstat(path) {
             Ok(found) if !is_socket(&found) => return Err(ListenError::NoSocket { path: path.to_owned() }),
@@ -304,25 +395,49 @@ impl Listener {
         if left.is_some_and(|left| left.is_named(path)) {
             rustix::fs::unlink(path).map_err(system)?;
         }
-        let listen = || -> io::Result<(OwnedFd, File)> {
-            let fd = seqpacket(SocketFlags::NONBLOCK)?;
-            rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-            rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
-            let file = File::named(path)?;
-            rustix::net::listen(&fd, 128)?;
-            Ok((fd, file))
-        };
-        let (fd, file) = listen().map_err(|error| match error {
-            Errno::ADDRINUSE => in_use(),
-            error => system(error),
-        })?;
-        Ok(Self { fd, path: path.to_owned(), file, _lock: lock })
+        let fd = seqpacket(SocketFlags::NONBLOCK).map_err(system)?;
+        let file = SocketFile::bind(&fd, path, &address)?;
+        rustix::net::listen(&fd, 128).map_err(system)?;
+        Ok(Self { _file: file, fd, _lock: lock })
     }
 
     /// Takes the next connection; does not wait for one.
     pub fn accept(&self) -> io::Result<Connection> {
         let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC)?;
         Ok(Connection { fd })
+    }
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
+    let got = path.as_os_str().len();
+    if got > LONGEST_PATH {
+        return Err(ListenError::PathTooLong { path: path.to_owned(), got });
+    }
+    let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
+    SocketAddrUnix::new(path).map_err(system)
+}
+
+impl SocketFile {
+    /// Gives the socket this name, for its user alone.
+    fn bind(fd: &OwnedFd, path: &Path, address: &SocketAddrUnix) -> Result<Self, ListenError> {
+        let bind = || -> io::Result<Self> {
+            rustix::net::bind(fd, address)?;
+            let named = Self { path: path.to_owned(), file: File::named(path)? };
+            rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+            Ok(named)
+        };
+        bind().map_err(|error| match error {
+            Errno::ADDRINUSE => ListenError::InUse { path: path.to_owned() },
+            error => ListenError::System { path: path.to_owned(), reason: error.to_string() },
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.file.is_named(&self.path) {
+            let _ = rustix::fs::unlink(&self.path);
+        }
     }
 }
 
@@ -381,14 +496,6 @@ impl Drop for Lock {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if self.file.is_named(&self.path) {
-            let _ = rustix::fs::unlink(&self.path);
-        }
     }
 }
 
@@ -537,6 +644,88 @@ mod tests {
         assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(8));
         assert_eq!(&buffer[..8], b"farewell");
         assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
+    }
+
+    #[test]
+    fn who_is_expected_comes_by_a_file_for_this_user_alone_which_goes_away() {
+        use std::os::unix::fs::MetadataExt as _;
+        let path = socket_path("expecting");
+        let expecting = Expecting::bind(&path).unwrap();
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(Expecting::bind(&path).unwrap_err(), ListenError::InUse { path: path.clone() });
+        let (near, far) = (Connection::connect_to(&path).unwrap(), expecting.accept().unwrap());
+        assert!(near.is_neighbours().unwrap() && far.is_neighbours().unwrap());
+        drop(expecting);
+        assert!(!path.exists() && Connection::connect_to(&path).is_err());
+        let path = Path::new("/tmp").join("x".repeat(103));
+        assert_eq!(Expecting::bind(&path).unwrap_err(), ListenError::PathTooLong { path, got: 108 });
+    }
+
+    // Closing one takes as long as its sender likes: a TCP connection with bytes that nobody takes lingers for hours.
+    #[test]
+    fn no_descriptor_waits_at_either_end_of_what_is_expected_until_one_is_allowed() {
+        use std::io::Write as _;
+        let path = socket_path("descriptors");
+        let expecting = Expecting::bind(&path).unwrap();
+        let near = Connection::connect_to(&path).unwrap();
+        // Before it is accepted, too.
+        match near.send(b"mine", &[near.as_fd()], SendFlags::DONTWAIT) {
+            Ok(()) => {
+                let _ = writeln!(std::io::stderr(), "skipped: this kernel knows no SO_PASSRIGHTS");
+                return;
+            }
+            Err(error) => assert_eq!(error, Errno::PERM),
+        }
+        let far = expecting.accept().unwrap();
+        assert_eq!(near.send(b"mine", &[near.as_fd()], SendFlags::DONTWAIT), Err(Errno::PERM));
+        assert_eq!(far.send(b"yours", &[far.as_fd()], SendFlags::DONTWAIT), Err(Errno::PERM));
+        far.let_descriptors_come(true).unwrap();
+        near.send(b"mine", &[near.as_fd()], SendFlags::DONTWAIT).unwrap();
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        let (length, came) = far.receive_with_descriptors(&mut buffer, RecvFlags::DONTWAIT).unwrap();
+        assert_eq!((length, came.descriptors.len()), (4, 1));
+    }
+
+    #[test]
+    fn sockets_that_killed_processes_left_are_removed_and_no_others() {
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
+        let folder = socket_path("left");
+        std::fs::create_dir(&folder).unwrap();
+        let (dead, young, alive) = (folder.join("b-dead"), folder.join("b-young"), folder.join("b-alive"));
+        let (other, file) = (folder.join("server"), folder.join("b-file"));
+        let leave = |path: &Path| {
+            let fd = seqpacket(SocketFlags::empty()).unwrap();
+            rustix::net::bind(&fd, &SocketAddrUnix::new(path).unwrap()).unwrap();
+            fd
+        };
+        [&dead, &young, &other].into_iter().for_each(|path| drop(leave(path)));
+        std::fs::write(&file, "").unwrap();
+        // That does not listen so far.
+        let _bound = leave(&alive);
+        let hour_ago = Timespec {
+            tv_sec: -3600 + std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let times = Timestamps { last_access: hour_ago, last_modification: hour_ago };
+        for path in [&dead, &alive, &other, &file] {
+            rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        }
+        Expecting::remove_left_behind(&folder, "b-");
+        assert_eq!(
+            [&dead, &young, &alive, &other, &file].map(|path| path.exists()),
+            [false, true, true, true, true]
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_neighbour_is_seen_from_here_and_of_a_user_that_has_a_number() {
+        let peer = |uid, pid| Peer { uid, pid };
+        assert!(is_neighbour(peer(1000, 7), 1000, 65_534));
+        assert!(!is_neighbour(peer(1001, 7), 1000, 65_534), "another user");
+        assert!(!is_neighbour(peer(1000, 0), 1000, 65_534), "in another container");
+        // In a namespace of users in which neither of two users has a number.
+        assert!(!is_neighbour(peer(65_534, 7), 65_534, 65_534));
     }
 
     #[test]

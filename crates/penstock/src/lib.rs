@@ -38,6 +38,7 @@ pub mod service;
 mod sockets;
 mod thread;
 mod uplink;
+pub mod user_directory;
 mod wait;
 mod wire;
 pub mod worker;

@@ -15,6 +15,7 @@ use super::carried::{self, LOOPBACK, Role, directory, random};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
 use penstock::server::Server;
+use penstock::user_directory::NoDirectory;
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
@@ -230,9 +231,9 @@ fn listens(endpoint: &Endpoint) -> bool {
 
 /// Writes the note so that no process can see half of it.
 fn leave(file: &Path, note: &Note) -> Result<(), JoinError> {
-    let refuse = |error: std::io::Error| JoinError::Directory {
-        path: file.parent().unwrap_or(file).to_owned(),
-        reason: error.to_string(),
+    let refuse = |error: std::io::Error| {
+        let path = file.parent().unwrap_or(file).to_owned();
+        JoinError::Directory(NoDirectory { path, reason: error.to_string() })
     };
     let draft = file.with_extension(hex(&random::<8>()?));
     let mut options = OpenOptions::new();

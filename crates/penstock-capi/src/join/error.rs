@@ -3,13 +3,13 @@
 use crate::status::{penstock_status, start};
 use penstock::environment::Stray;
 use penstock::server::StartError;
+use penstock::user_directory::NoDirectory;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
 use penstock_join::launcher::BadVariable;
 use penstock_join::tcp::{Cause, NoRendezvousAddress, RendezvousError, RoundError};
 use penstock_join::way::NoWay;
-use std::path::PathBuf;
 use std::time::Duration;
 
 const HOW_TO_LIST_SERVERS: &str =
@@ -46,8 +46,8 @@ pub(crate) enum JoinError {
     )]
     SeveralHosts { size: u32, announced_by: &'static str },
     /// The directory in which processes meet.
-    #[error("the processes of this host cannot meet in {}: {reason}", path.display())]
-    Directory { path: PathBuf, reason: String },
+    #[error(transparent)]
+    Directory(#[from] NoDirectory),
     /// Rank 0's server.
     #[error("the job's server could not be started: {0}")]
     Server(StartError),
@@ -173,7 +173,7 @@ impl JoinError {
             Self::Server(error) => start(error),
             Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
             Self::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
-            Self::Directory { .. } | Self::System { .. } | Self::Core(_) => PENSTOCK_SYSTEM,
+            Self::Directory(_) | Self::System { .. } | Self::Core(_) => PENSTOCK_SYSTEM,
             _ => PENSTOCK_NOT_UNDER_LAUNCHER,
         }
     }
@@ -198,7 +198,7 @@ impl JoinError {
             Self::Misspelled(stray) => return stray.hint(),
             Self::BadServer { what } => what.hint().unwrap_or_else(|| HOW_TO_LIST_SERVERS.to_owned()),
             Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
-            Self::Directory { path, .. } => {
+            Self::Directory(NoDirectory { path, .. }) => {
                 format!(
                     "{} must be a directory of this user that nobody else can enter (mode 0700)",
                     path.display()

@@ -1,8 +1,8 @@
 //! Workers of one host that share one copy: what the *lender*, whose mirror it is, and a *borrower*, which reads there, say to each
 //! other before a descriptor goes over.
 //!
-//! The borrower listens on an abstract Unix socket of its host, of a name that it has just drawn, and says that name to its parent
-//! when it comes to be fed. So only that parent knows that it is to go there, though any process of the host can see the name. It
+//! The borrower listens on a Unix socket in its user's directory, of a name that it has just drawn, and says that name to its parent
+//! when it comes to be fed. So only that parent knows that it is to go there, though any process of the user can see the name. It
 //! connects, and both prove that they know the child's [pass](super::Pass) for this parent, over the name and numbers that both have
 //! just drawn: each other's incarnation before, another worker of the job, and another process of the same user prove nothing. The
 //! kernel says whose processes they are; nothing is said to another user's.
@@ -18,6 +18,7 @@
 //! one of them has it.
 
 use crate::TensorId;
+use crate::hex::hex;
 use crate::mac;
 use crate::message::Secret;
 use hmac::Mac as _;
@@ -110,11 +111,12 @@ pub fn proves(pass: &Secret, end: End, lodging: &Lodging, nonce: &Nonce, proof: 
     mac(pass, end, lodging, nonce).verify_slice(proof).is_ok()
 }
 
-/// The abstract name of a borrower's socket.
-pub fn socket_name(lodging: &Lodging) -> Vec<u8> {
-    let hex =
-        lodging.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|half| b"0123456789abcdef"[half as usize]);
-    b"penstock-borrower-".iter().copied().chain(hex).collect()
+/// What the names of borrowers' sockets begin with.
+pub const SOCKET_PREFIX: &str = "borrower-";
+
+/// The name of a borrower's socket in its user's directory.
+pub fn socket_name(lodging: &Lodging) -> String {
+    format!("{SOCKET_PREFIX}{}", hex(lodging))
 }
 
 #[cfg(test)]
@@ -159,6 +161,6 @@ mod tests {
 
     #[test]
     fn a_name_says_its_number() {
-        assert_eq!(socket_name(&[0xa5; 16]), b"penstock-borrower-a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
+        assert_eq!(socket_name(&[0xa5; 16]), "borrower-a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
     }
 }

@@ -8,6 +8,7 @@ use super::proxy::{self, Allowance, Command, Credentials, For, Lendable, Own, Re
 use super::{Channel, Introduction, Link, Newcomer, Outlets, Wire, judge, lock};
 use crate::options::Options;
 use crate::thread::{self, Wakeup};
+use crate::user_directory::{RUNTIME, UserDirectory};
 use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, OneCore, cores, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
@@ -231,6 +232,7 @@ impl Link {
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
         let (mut proxies, mut wakeups) = (Vec::new(), Vec::new());
+        let meets = options.lend.then(|| UserDirectory::of(std::env::var(RUNTIME).ok()));
         // Shards have even loads, and so do the interfaces if the shards take turns on them.
         let mut ways = vec![Arc::clone(&dialer)];
         ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
@@ -253,7 +255,7 @@ impl Link {
                 doors: doors.clone(),
                 verifier,
                 credentials: Credentials { secret, session },
-                lends: options.lend,
+                meets: meets.clone(),
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
             if let Some(doors) = &doors {

@@ -6,9 +6,10 @@
 
 use super::allowance::{Allowance, For};
 use super::mirrored::Mirrored;
+use crate::user_directory::{NoDirectory, UserDirectory};
 use crate::wire::random;
 use penstock_fabric::net::remote_shard::RemoteShard;
-use penstock_fabric::socket::{Connection, Expecting};
+use penstock_fabric::socket::{Connection, Expecting, ListenError};
 use penstock_proto::message::{MAX_MESSAGE_BYTES, Secret, Session};
 use penstock_proto::overlay::Pass;
 use penstock_proto::overlay::lending::{self, End, MAX_WORD_BYTES, Nonce, Word};
@@ -50,6 +51,29 @@ pub(in crate::worker::link) struct Credentials {
     pub(in crate::worker::link) secret: Secret,
     /// This worker's, by which it knows its children.
     pub(in crate::worker::link) session: Session,
+}
+
+/// Why values are not shared with another worker of this host.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unshared {
+    /// There is nowhere to meet.
+    #[error(transparent)]
+    Directory(#[from] NoDirectory),
+    /// Nobody can be expected there.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The other is of another user, or of another container.
+    #[error(
+        "the process at the other end is not seen from here, or of a user that is not certainly this one"
+    )]
+    NoNeighbour,
+    /// The system says no.
+    #[error("{what}: {errno}")]
+    System { what: &'static str, errno: Errno },
+}
+
+fn system(what: &'static str) -> impl Fn(Errno) -> Unshared {
+    move |errno| Unshared::System { what, errno }
 }
 
 /// A message, or why there is none.
@@ -140,9 +164,19 @@ pub(super) struct Lodging {
 
 impl Lodging {
     /// Where this parent is expected, of the job's secret and the pass for it.
-    pub(super) fn open(lender: Rank, pass: &Pass, secret: &Secret) -> rustix::io::Result<Self> {
-        let name: Name = random::bytes()?;
-        let socket = Some(Expecting::bind(&lending::socket_name(&name))?);
+    pub(super) fn open(
+        meets: &UserDirectory,
+        lender: Rank,
+        pass: &Pass,
+        secret: &Secret,
+    ) -> Result<Self, Unshared> {
+        static CLEANED: Seldom = Seldom(Mutex::new(None));
+        let directory = meets.make()?;
+        if CLEANED.is_time(Instant::now()) {
+            Expecting::remove_left_behind(directory, lending::SOCKET_PREFIX);
+        }
+        let name: Name = random::bytes().map_err(system("draw a name"))?;
+        let socket = Some(Expecting::bind(&directory.join(lending::socket_name(&name)))?);
         Ok(Self {
             name,
             lender,
@@ -253,7 +287,7 @@ impl Lodging {
         for taken in 0..MOST_ACCEPTED {
             match socket.accept() {
                 // Nothing is said to another user's process, and nothing that it says is read.
-                Ok(connection) if connection.is_own_users().unwrap_or(false) => {
+                Ok(connection) if connection.is_neighbours().unwrap_or(false) => {
                     if self.knocking.len() < MOST_KNOCKING {
                         self.knocking.push((connection, now + HEARD_FOR));
                     }
@@ -278,7 +312,10 @@ impl Lodging {
                     if lending::proves(pass, End::Lender, name, &nonce, &proof) =>
                 {
                     let proof = lending::proof(pass, End::Borrower, name, &nonce);
-                    if say(connection, &Word::Borrower { proof }, &[]).is_ok() {
+                    // Its descriptors come from now on.
+                    if connection.let_descriptors_come(true).is_ok()
+                        && say(connection, &Word::Borrower { proof }, &[]).is_ok()
+                    {
                         self.connection = Some(self.knocking.swap_remove(at).0);
                     }
                     // Nobody comes in behind it.
@@ -360,15 +397,16 @@ struct Lodger {
 }
 
 impl Lodger {
-    fn new(visit: Visit) -> rustix::io::Result<Self> {
+    fn new(meets: &UserDirectory, visit: Visit) -> Result<Self, Unshared> {
         let Visit { ref name, ref pass, .. } = visit;
-        let nonce: Nonce = random::bytes()?;
-        let connection = Connection::connect_to(&lending::socket_name(name))?;
-        if !connection.is_own_users()? {
-            return Err(Errno::PERM);
+        let nonce: Nonce = random::bytes().map_err(system("draw a number"))?;
+        let path = meets.make()?.join(lending::socket_name(name));
+        let connection = Connection::connect_to(&path).map_err(system("connect to a borrower"))?;
+        if !connection.is_neighbours().map_err(system("ask who borrows"))? {
+            return Err(Unshared::NoNeighbour);
         }
         let proof = lending::proof(pass, End::Lender, name, &nonce);
-        say(&connection, &Word::Lender { nonce, proof }, &[])?;
+        say(&connection, &Word::Lender { nonce, proof }, &[]).map_err(system("speak to a borrower"))?;
         let (proved, seen, offered, full) = (false, 0, BTreeSet::new(), false);
         Ok(Self { visit, nonce, connection, proved, seen, offered, full })
     }
@@ -429,14 +467,17 @@ pub(super) struct Lodgers {
 
 impl Lodgers {
     /// Goes to one that has come to be fed, and would be lent to.
-    pub(super) fn visit(&mut self, visit: Visit) {
+    pub(super) fn visit(&mut self, meets: &UserDirectory, visit: Visit) {
         if self.inside.len() + self.outside.len() >= MOST_LODGERS {
             return;
         }
-        match Lodger::new(visit) {
+        match Lodger::new(meets, visit) {
             Ok(lodger) => self.inside.push(lodger),
             // Others fill its socket, or this process has as many descriptors as it may have.
-            Err(Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+            Err(Unshared::System {
+                errno: Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM,
+                ..
+            }) => {
                 self.outside.extend(visit.again(Instant::now()));
             }
             // It may be on another host behind the same address, or of another user.
@@ -455,11 +496,17 @@ impl Lodgers {
     }
 
     /// Sees to each; whether anything was done.
-    pub(super) fn look(&mut self, remote: &mut RemoteShard<Mirrored>, declared: usize, now: Instant) -> bool {
+    pub(super) fn look(
+        &mut self,
+        meets: &UserDirectory,
+        remote: &mut RemoteShard<Mirrored>,
+        declared: usize,
+        now: Instant,
+    ) -> bool {
         let mut busy = false;
         for visit in self.outside.extract_if(.., |visit| visit.next <= now).collect::<Vec<_>>() {
             if remote.lodges((visit.rank, &visit.name)) {
-                self.visit(visit);
+                self.visit(meets, visit);
             }
         }
         let Self { inside, outside } = self;

@@ -15,6 +15,7 @@ mod rig;
 mod updates;
 
 use crate::thread::{self, Inbox};
+use crate::user_directory::UserDirectory;
 use crate::wait::{Crowd, Patience, poll};
 use crate::wire::dial::Dialer;
 use crate::wire::redial::{Caller, Failed, Redial};
@@ -210,8 +211,8 @@ pub(super) struct Setup {
     pub(super) verifier: Option<Verifier>,
     /// By what it knows its children, and is known by its parents.
     pub(super) credentials: Credentials,
-    /// Whether workers of one host share a copy of what trees bring.
-    pub(super) lends: bool,
+    /// Where workers of one host meet that share a copy of what trees bring; `None`: they share none.
+    pub(super) meets: Option<UserDirectory>,
 }
 
 /// Starts a proxy; the descriptor is what it is woken with.
@@ -221,7 +222,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
     let proxy = new(setup, inbox);
     let progress = Arc::clone(&proxy.progress);
-    let lends = proxy.setup.lends && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
+    let lends = proxy.setup.meets.is_some() && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
     thread.start(name, move || proxy.run())?;
     Ok((Handle { thread, progress, lends }, rung))
 }
@@ -247,6 +248,7 @@ fn new(setup: Setup, inbox: Inbox<Command>) -> Proxy {
             doors: setup.doors.clone(),
             declared: 0,
             lodgers: Lodgers::default(),
+            meets: setup.meets.clone(),
             fed: BTreeMap::new(),
             running: true,
         },
@@ -301,6 +303,7 @@ struct Orders {
     /// Tensors that were declared, and those that they are lent to.
     declared: usize,
     lodgers: Lodgers,
+    meets: Option<UserDirectory>,
     /// Who is to be told that everything was taken.
     drains: Vec<Sender<()>>,
     /// Parents that the doors were asked to dial.
@@ -351,10 +354,10 @@ impl Orders {
                         );
                     }
                     remote.lodger_came(rank, (striping, stripes), lodging, stream);
-                    if let Some(name) = lodging {
+                    if let (Some(name), Some(meets)) = (lodging, &self.meets) {
                         let Credentials { secret, session } = &self.credentials;
                         let pass = Pass::new(session, self.server, rank).secret(secret);
-                        self.lodgers.visit(Visit::to(rank, name, pass));
+                        self.lodgers.visit(meets, Visit::to(rank, name, pass));
                     }
                 }
                 Command::Parent { epoch, rank, stripes, stream } => {
@@ -575,14 +578,14 @@ impl Proxy {
     fn lodge(&mut self, wish: &Wish) -> Option<Name> {
         // Nobody else lends now, whoever this one is.
         self.leave_lodging();
-        let doors = self.setup.doors.as_ref()?;
+        let (doors, meets) = (self.setup.doors.as_ref()?, self.setup.meets.as_ref()?);
         let [here, there] = [doors.address(), wish.parent.address].map(|at| at.ip().to_canonical());
         // Behind loopback each worker stands for a host, as in the plan: those in between feed others.
         let is_here = here == there && !here.is_loopback();
-        if !self.setup.lends || !is_here || wish.stripes != self.remote.stripes() {
+        if !is_here || wish.stripes != self.remote.stripes() {
             return None;
         }
-        match Lodging::open(wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
+        match Lodging::open(meets, wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
             Ok(lodging) => {
                 let name = lodging.name();
                 self.lodging = Some(lodging);
@@ -622,7 +625,9 @@ impl Proxy {
         let mut busy = false;
         if looks {
             self.next_loans = now + TICKS_APART;
-            busy |= orders.lodgers.look(remote, orders.declared, now);
+            if let Some(meets) = &orders.meets {
+                busy |= orders.lodgers.look(meets, remote, orders.declared, now);
+            }
         }
         if let Some(what) = remote.take_failed() {
             let what = what.clone();
@@ -783,7 +788,7 @@ mod tests {
             doors: None,
             verifier: None,
             credentials: Credentials { secret: SECRET, session: [0; 16] },
-            lends: true,
+            meets: None,
         }
     }
 

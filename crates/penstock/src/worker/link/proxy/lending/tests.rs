@@ -3,6 +3,7 @@
 use super::super::mirrored::{Lendable, Mirrored, Own};
 use super::super::{RemoteHome, rig};
 use super::*;
+use crate::directory::Directory;
 use crate::wire::travel::members::plain_tensor;
 use penstock_fabric::memory::{
     ExtentLayout, HomeRegions, LaneView, LendError, Place, ServerPart, Unread, Windows, WorkerMemory,
@@ -20,8 +21,10 @@ use penstock_proto::propagation::Propagation;
 use penstock_proto::travel::{Registry, Travel};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::sync::Arc;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 mod borrowed;
 
@@ -270,27 +273,44 @@ fn settle(lodging: &mut Lodging, lodger: &mut Lodger, remotes: [&mut RemoteShard
     stays
 }
 
+/// Where the workers of these tests meet.
+fn meets() -> &'static UserDirectory {
+    static MEETS: OnceLock<(Directory, UserDirectory)> = OnceLock::new();
+    let make = || {
+        let (base, prefix) = (std::env::temp_dir(), "penstock-lending-");
+        Directory::remove_left_behind(&base, prefix);
+        let directory = Directory::new(&base, prefix).unwrap();
+        let meets = UserDirectory::from(directory.path());
+        (directory, meets)
+    };
+    &MEETS.get_or_init(make).1
+}
+
+fn path_of(name: &Name) -> PathBuf {
+    meets().make().unwrap().join(lending::socket_name(name))
+}
+
 fn connect(name: &Name) -> rustix::io::Result<Connection> {
-    Connection::connect_to(&lending::socket_name(name))
+    Connection::connect_to(&path_of(name))
 }
 
 #[test]
 fn a_lender_that_knows_the_pass_offers_what_it_has_and_strangers_before_it_keep_nobody_out() {
     let ((mut lends, _), (mut borrows, _)) = (shard(worker()), shard(worker()));
-    let mut lodging = Lodging::open(4, &pass(), &SECRET).unwrap();
+    let mut lodging = Lodging::open(meets(), 4, &pass(), &SECRET).unwrap();
     let name = lodging.name();
     // Some of the same user who say nothing, or something else.
     let strangers: Vec<Connection> = (0..6).map(|_| connect(&name).unwrap()).collect();
     say(&strangers[5], &Word::Lent { tensor: rig::W, bytes: 1 }, &[]).unwrap();
-    let mut guesser = Lodger::new(visit(name, Secret([9; 32]))).unwrap();
+    let mut guesser = Lodger::new(meets(), visit(name, Secret([9; 32]))).unwrap();
     assert!(!settle(&mut lodging, &mut guesser, [&mut borrows, &mut lends]), "it does not know the pass");
     assert!(lodging.offered.is_empty());
-    let mut lodger = Lodger::new(visit(name, the_pass())).unwrap();
+    let mut lodger = Lodger::new(meets(), visit(name, the_pass())).unwrap();
     assert!(settle(&mut lodging, &mut lodger, [&mut borrows, &mut lends]));
     assert_eq!(lodging.offered.iter().copied().collect::<Vec<_>>(), [rig::W]);
     assert!(borrows.tensor(rig::W).unwrap().is_offered());
     // The door is closed behind it: to a second one, also with the pass.
-    assert!(Lodger::new(visit(name, the_pass())).is_err());
+    assert!(Lodger::new(meets(), visit(name, the_pass())).is_err());
     lodging.close(&mut borrows);
     assert!(!borrows.tensor(rig::W).unwrap().is_offered(), "nothing of one that lends no more is kept");
 }
@@ -298,7 +318,7 @@ fn a_lender_that_knows_the_pass_offers_what_it_has_and_strangers_before_it_keep_
 #[test]
 fn a_lender_that_was_let_in_and_not_heard_stays_whoever_comes_behind_it() {
     let (mut borrows, _) = shard(worker());
-    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (mut lodging, now) = (Lodging::open(meets(), 4, &pass(), &SECRET).unwrap(), Instant::now());
     let name = lodging.name();
     // A lender that has not said its word when it is let in.
     let slow = connect(&name).unwrap();
@@ -319,7 +339,7 @@ fn a_lender_that_was_let_in_and_not_heard_stays_whoever_comes_behind_it() {
 #[test]
 fn however_many_come_and_go_a_look_takes_so_many_and_calls_it_no_work_and_the_rest_wait_until_the_next() {
     let (mut borrows, _) = shard(worker());
-    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (mut lodging, now) = (Lodging::open(meets(), 4, &pass(), &SECRET).unwrap(), Instant::now());
     let name = lodging.name();
     let polled = |lodging: &Lodging| lodging.fds().count();
     assert_eq!(polled(&lodging), 1);
@@ -338,14 +358,14 @@ fn however_many_come_and_go_a_look_takes_so_many_and_calls_it_no_work_and_the_re
 #[test]
 fn who_says_nothing_is_heard_for_a_while_and_a_lender_that_was_refused_comes_again() {
     let ((mut lends, _), (mut borrows, _)) = (shard(worker()), shard(worker()));
-    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (mut lodging, now) = (Lodging::open(meets(), 4, &pass(), &SECRET).unwrap(), Instant::now());
     let name = lodging.name();
     let _strangers: Vec<Connection> = (0..MOST_KNOCKING).map(|_| connect(&name).unwrap()).collect();
     lodging.look(&mut borrows, now);
-    let mut refused = Lodger::new(visit(name, the_pass())).unwrap();
+    let mut refused = Lodger::new(meets(), visit(name, the_pass())).unwrap();
     lodging.look(&mut borrows, now + DEAF);
     assert!(!refused.look(&mut lends, 1).0);
-    let mut again = Lodger::new(refused.visit.again(now).unwrap()).unwrap();
+    let mut again = Lodger::new(meets(), refused.visit.again(now).unwrap()).unwrap();
     lodging.look(&mut borrows, now + DEAF + HEARD_FOR);
     lodging.look(&mut borrows, now + 2 * (DEAF + HEARD_FOR));
     assert!(again.look(&mut lends, 1).0 && again.proved);
@@ -354,10 +374,10 @@ fn who_says_nothing_is_heard_for_a_while_and_a_lender_that_was_refused_comes_aga
 #[test]
 fn a_lender_goes_again_to_a_socket_that_others_fill_so_often_and_no_more() {
     let (name, now) = (random::bytes().unwrap(), Instant::now());
-    let _socket = Expecting::bind(&lending::socket_name(&name)).unwrap();
+    let _socket = Expecting::bind(&path_of(&name)).unwrap();
     let _filled: Vec<Connection> = std::iter::from_fn(|| connect(&name).ok()).collect();
     let mut lodgers = Lodgers::default();
-    lodgers.visit(visit(name, the_pass()));
+    lodgers.visit(meets(), visit(name, the_pass()));
     assert!(lodgers.is_pressing() && lodgers.inside.is_empty());
     let mut visit = Some(lodgers.outside[0]);
     let mut visits = 2;
@@ -367,20 +387,20 @@ fn a_lender_goes_again_to_a_socket_that_others_fill_so_often_and_no_more() {
     assert_eq!(visits, VISITS);
     // It is of another host, behind the same address: there is no such socket.
     let mut lodgers = Lodgers::default();
-    lodgers.visit(Visit::to(1, random::bytes().unwrap(), the_pass()));
+    lodgers.visit(meets(), Visit::to(1, random::bytes().unwrap(), the_pass()));
     assert!(!lodgers.is_pressing() && lodgers.inside.is_empty());
 }
 
 #[test]
 fn a_socket_to_which_no_lender_came_is_closed() {
     let (mut borrows, _) = shard(worker());
-    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (mut lodging, now) = (Lodging::open(meets(), 4, &pass(), &SECRET).unwrap(), Instant::now());
     let name = lodging.name();
     lodging.look(&mut borrows, now + 2 * EXPECTED_FOR);
     assert!(connect(&name).is_ok(), "whoever is to come has not come to be its parent so far");
     lodging.expected_until = Some(now + EXPECTED_FOR);
     lodging.look(&mut borrows, now + EXPECTED_FOR);
-    assert_eq!(connect(&name).err(), Some(Errno::CONNREFUSED));
+    assert_eq!(connect(&name).err(), Some(Errno::NOENT), "nothing of it is left");
     assert!(lodging.fds().count() == 0 && !lodging.is_pressing());
 }
 
@@ -390,7 +410,7 @@ fn what_is_offered_before_it_is_declared_waits_and_beyond_so_many_nothing_more_i
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let (mut borrows, _) = shard(worker());
-    let (mut lodging, now) = (Lodging::open(4, &pass(), &SECRET).unwrap(), Instant::now());
+    let (mut lodging, now) = (Lodging::open(meets(), 4, &pass(), &SECRET).unwrap(), Instant::now());
     let (ours, theirs) = Connection::pair().unwrap();
     (lodging.socket, lodging.connection) = (None, Some(ours));
     let region = Region::new("any", CHUNK, Writers::Maker).unwrap();
@@ -435,13 +455,13 @@ fn whose_a_name_is_its_rank_says_by_which_it_was_let_in() {
 fn who_says_that_it_borrows_without_having_been_offered_anything_is_hung_up_on() {
     let (mut lends, _) = shard(worker());
     let name = random::bytes().unwrap();
-    let socket = Expecting::bind(&lending::socket_name(&name)).unwrap();
-    let mut lodger = Lodger::new(visit(name, the_pass())).unwrap();
+    let socket = Expecting::bind(&path_of(&name)).unwrap();
+    let mut lodger = Lodger::new(meets(), visit(name, the_pass())).unwrap();
     let end = socket.accept().unwrap();
     say(&end, &Word::Borrowed { tensor: rig::W }, &[]).unwrap();
     assert!(!lodger.look(&mut lends, 1).0);
     // A proof of another incarnation's.
-    let mut again = Lodger::new(visit(name, the_pass())).unwrap();
+    let mut again = Lodger::new(meets(), visit(name, the_pass())).unwrap();
     let end = socket.accept().unwrap();
     let stale = lending::proof(&the_pass(), End::Borrower, &name, &[0; 32]);
     say(&end, &Word::Borrower { proof: stale }, &[]).unwrap();
@@ -453,4 +473,34 @@ fn nothing_of_a_tensor_that_is_not_borrowable_is_offered() {
     let (mirrored, _) = rig::tensor(Agreed::RAW);
     assert!(mirrored.lendable().is_none());
     let _: Header = rig::value(rig::W, 0, 1);
+}
+
+// Another user's connection to an abstract socket brought a descriptor whose closing takes hours.
+#[test]
+fn nobody_but_its_user_finds_a_borrower_and_no_socket_is_left_where_a_lender_came() {
+    let ((mut lends, _), (mut borrows, _)) = (shard(worker()), shard(worker()));
+    let mut lodging = Lodging::open(meets(), 4, &pass(), &SECRET).unwrap();
+    let (name, path) = (lodging.name(), path_of(&lodging.name()));
+    assert!(path.exists());
+    let listed = std::fs::read_to_string("/proc/self/net/unix").unwrap();
+    let hex = penstock_proto::hex::hex(&name);
+    let lines: Vec<&str> = listed.lines().filter(|line| line.contains(&hex)).collect();
+    assert!(!lines.is_empty() && lines.iter().all(|line| !line.contains('@')), "{lines:?}");
+    // A stranger that would send one is refused that, where the kernel knows how.
+    let stranger = connect(&name).unwrap();
+    match say(&stranger, &Word::Borrowed { tensor: rig::W }, &[stranger.as_fd()]) {
+        Ok(()) => {}
+        Err(error) => assert_eq!(error, Errno::PERM),
+    }
+    let mut lodger = Lodger::new(meets(), visit(name, the_pass())).unwrap();
+    assert!(settle(&mut lodging, &mut lodger, [&mut borrows, &mut lends]) && lodger.proved);
+    assert!(!path.exists());
+    // A directory that others may enter is none to meet in.
+    let open = Directory::new(&std::env::temp_dir(), "penstock-lending-").unwrap();
+    std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let refused = Lodging::open(&UserDirectory::from(open.path()), 4, &pass(), &SECRET).err();
+    assert!(matches!(refused, Some(Unshared::Directory(_))), "{refused:?}");
+    let long = open.path().join("x".repeat(90));
+    let refused = Lodging::open(&UserDirectory::from(&*long), 4, &pass(), &SECRET).err();
+    assert!(matches!(refused, Some(Unshared::Listen(ListenError::PathTooLong { .. }))), "{refused:?}");
 }
