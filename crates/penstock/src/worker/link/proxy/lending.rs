@@ -41,6 +41,8 @@ const VISITS_APART: Duration = Duration::from_millis(200);
 const SAID_EVERY: Duration = Duration::from_secs(60);
 /// Workers that one proxy lends to, at most. Those beyond them are fed by frames.
 const MOST_LODGERS: usize = 256;
+/// Words of a borrower's that one look takes, at most.
+const MOST_WORDS: usize = 64;
 /// Tensors of which a borrower keeps what was offered before it has declared them, at most: a descriptor each.
 const MOST_EARLY: usize = 256;
 
@@ -392,6 +394,8 @@ struct Lodger {
     /// How many tensors had been declared when it was last seen to; those that it was offered.
     seen: usize,
     offered: BTreeSet<TensorId>,
+    /// Of these, those that it has said it reads: it says so once.
+    borrowed: BTreeSet<TensorId>,
     /// The socket takes no more for now.
     full: bool,
 }
@@ -407,14 +411,15 @@ impl Lodger {
         }
         let proof = lending::proof(pass, End::Lender, name, &nonce);
         say(&connection, &Word::Lender { nonce, proof }, &[]).map_err(system("speak to a borrower"))?;
-        let (proved, seen, offered, full) = (false, 0, BTreeSet::new(), false);
-        Ok(Self { visit, nonce, connection, proved, seen, offered, full })
+        let (proved, seen, offered, borrowed, full) = (false, 0, BTreeSet::new(), BTreeSet::new(), false);
+        Ok(Self { visit, nonce, connection, proved, seen, offered, borrowed, full })
     }
 
     /// Hears it, and offers it what it was not offered; whether it stays, and whether anything was done.
     fn look(&mut self, remote: &mut RemoteShard<Mirrored>, declared: usize) -> (bool, bool) {
         let mut busy = false;
-        loop {
+        // What more it says is heard at the next look: others are seen to between.
+        for _ in 0..MOST_WORDS {
             let Visit { rank, ref name, ref pass, .. } = self.visit;
             match hear_words(&self.connection) {
                 Heard::Nothing => break,
@@ -423,7 +428,9 @@ impl Lodger {
                 {
                     (self.proved, busy) = (true, true);
                 }
-                Heard::Word(Word::Borrowed { tensor }, _) if self.offered.contains(&tensor) => {
+                Heard::Word(Word::Borrowed { tensor }, _)
+                    if self.offered.contains(&tensor) && self.borrowed.insert(tensor) =>
+                {
                     busy = true;
                     remote.lend((rank, name), tensor);
                 }

@@ -504,3 +504,44 @@ fn nobody_but_its_user_finds_a_borrower_and_no_socket_is_left_where_a_lender_cam
     let refused = Lodging::open(&UserDirectory::from(&*long), 4, &pass(), &SECRET).err();
     assert!(matches!(refused, Some(Unshared::Listen(ListenError::PathTooLong { .. }))), "{refused:?}");
 }
+
+/// A lender's end, and the other, of one that has proved itself and was offered so many tensors.
+fn offered(tensors: u32) -> (Lodger, Connection) {
+    let name = random::bytes().unwrap();
+    let socket = Expecting::bind(&path_of(&name)).unwrap();
+    let mut lodger = Lodger::new(meets(), visit(name, the_pass())).unwrap();
+    (lodger.proved, lodger.seen) = (true, 1);
+    lodger.offered = (0..tensors).collect();
+    (lodger, socket.accept().unwrap())
+}
+
+#[test]
+fn one_that_says_again_that_it_borrows_a_tensor_is_hung_up_on_however_fast_it_goes_on() {
+    let (mut lends, _) = shard(worker());
+    let (mut lodger, end) = offered(1);
+    let flood = std::thread::spawn(move || {
+        let mut said = 0;
+        while said < 200_000 {
+            match say(&end, &Word::Borrowed { tensor: 0 }, &[]) {
+                Ok(()) => said += 1,
+                Err(Errno::AGAIN) => std::thread::yield_now(),
+                Err(error) => return Some(error),
+            }
+        }
+        None
+    });
+    while !flood.is_finished() && lodger.look(&mut lends, 1).0 {}
+    drop(lodger);
+    assert!(matches!(flood.join().unwrap(), Some(Errno::PIPE | Errno::CONNRESET)));
+}
+
+#[test]
+fn of_one_that_says_much_at_once_a_look_hears_so_much_and_the_next_one_more() {
+    let (mut lends, _) = shard(worker());
+    let (mut lodger, end) = offered(1 << 20);
+    let say_it = |tensor: &u32| say(&end, &Word::Borrowed { tensor: *tensor }, &[]).is_ok();
+    let said = (0..1 << 20).take_while(say_it).count();
+    assert!(said > MOST_WORDS, "the socket has room for more than a look takes");
+    assert!(lodger.look(&mut lends, 1) == (true, true) && lodger.borrowed.len() == MOST_WORDS);
+    assert!(lodger.look(&mut lends, 1).0 && lodger.borrowed.len() == said.min(2 * MOST_WORDS));
+}
