@@ -44,6 +44,11 @@ impl Allowance {
         // Ordering: it is a number, and guards nothing.
         of.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(of))
     }
+
+    /// The same for what it is kept for now, as far as there is room for that; else it counts as it did.
+    pub(in crate::worker) fn now_for(self, of: For) -> Self {
+        Self::take(of).unwrap_or(self)
+    }
 }
 
 impl Drop for Allowance {

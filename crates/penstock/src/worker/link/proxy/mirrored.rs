@@ -1,7 +1,7 @@
 //! Where a proxy mirrors the chunks of a tensor: in memory of its process, in which readers see them as those of a shard.
 
 use super::RemoteHome;
-use super::allowance::Allowance;
+use super::allowance::{Allowance, For};
 use super::bypass::Share;
 use super::lending::not_shared;
 use penstock_fabric::memory::{
@@ -397,7 +397,8 @@ impl remote_shard::Mirrored for Mirrored {
             })
             .map_err(|error| cannot_go_back(&error))?;
         self.remote.borrows.store(false, Ordering::Relaxed);
-        self.own = self.loan.take().map(|Loan { spare, allowance, .. }| Arc::new(Own::new(spare, allowance)));
+        let given_back = |Loan { spare, allowance, .. }: Loan| Own::new(spare, allowance.now_for(For::OWN));
+        self.own = self.loan.take().map(|loan| Arc::new(given_back(loan)));
         Ok(kept.into_iter().map(|(chunk, (_, kept))| (chunk, kept)).collect())
     }
 

@@ -545,3 +545,46 @@ fn of_one_that_says_much_at_once_a_look_hears_so_much_and_the_next_one_more() {
     assert!(lodger.look(&mut lends, 1) == (true, true) && lodger.borrowed.len() == MOST_WORDS);
     assert!(lodger.look(&mut lends, 1).0 && lodger.borrowed.len() == said.min(2 * MOST_WORDS));
 }
+
+/// Runs the test that calls this once more, in a process of its own, as what a process may have open is the process's; whether this is
+/// that one.
+fn is_alone_with(descriptors: u64) -> bool {
+    const ROLE: &str = "PENSTOCK_TEST_LENDING_ALONE";
+    if std::env::var_os(ROLE).is_some() {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), maximum }).unwrap();
+        return true;
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    let done = program.args(["--exact", &name, "--nocapture"]).env(ROLE, "").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    false
+}
+
+// What had been borrowed went on counting as borrowed, and nothing could be borrowed any more.
+#[test]
+fn one_that_went_back_with_all_that_it_may_borrow_borrows_again() {
+    if !is_alone_with(256) {
+        return;
+    }
+    let mut others: Vec<_> = std::iter::from_fn(|| Allowance::take(For::OFFER)).collect();
+    // Room for two.
+    others.truncate(others.len() - 2);
+    let mut lender = worker();
+    let mut borrowers = [worker(), worker()];
+    lender.publish_all(1);
+    for round in 0..3 {
+        for borrower in &mut borrowers {
+            borrower.publish_all(1);
+            assert!(borrower.borrow(&lender), "round {round}");
+        }
+        assert!(Allowance::take(For::OFFER).is_none());
+        borrowers.iter_mut().for_each(|borrower| _ = borrower.mirrored.take_back(&mut || {}).unwrap());
+    }
+}
