@@ -533,7 +533,7 @@ fn a_handshake_is_as_long_as_the_page_draws_it() {
                 shard: 2,
                 striping: 4,
                 stripes: Stripes(9),
-                lodging: Some([8; 16]),
+                rendezvous: Some([8; 16]),
             },
             [&[2, 5, 6, 2, 4, 9, 1][..], &[8; 16]].concat(),
         ),

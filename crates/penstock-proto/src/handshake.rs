@@ -26,7 +26,7 @@ use crate::error::Refusal;
 use crate::mac;
 use crate::message::{PROTOCOL_VERSION, Secret, decode, encode};
 use crate::overlay::Stripes;
-use crate::overlay::lending::Lodging;
+use crate::overlay::lending::Rendezvous;
 use crate::peer::PeerId;
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub enum Purpose {
         /// What it is fed.
         stripes: Stripes,
         /// Whether it is on the parent's own host, and where it would be lent the memory that values stand in there.
-        lodging: Option<Lodging>,
+        rendezvous: Option<Rendezvous>,
     },
     /// Messages about items ([`crate::items::wire`]), of such a peer.
     Items {

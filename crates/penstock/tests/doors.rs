@@ -107,7 +107,7 @@ fn a_server_passes_nothing_on_for_another_and_says_so() {
     let _alone = alone();
     let (_service, address) = service();
     let relay =
-        Purpose::Relay { child: 0, server: 0, shard: 0, striping: 1, stripes: Stripes(1), lodging: None };
+        Purpose::Relay { child: 0, server: 0, shard: 0, striping: 1, stripes: Stripes(1), rendezvous: None };
     let alone = train(address);
     let (_service, address) = service();
     let told = enter(address, "evil", EVIL, relay);

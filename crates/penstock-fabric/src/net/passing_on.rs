@@ -10,7 +10,7 @@ use super::link::{Got, Interest, Link, Segment};
 use penstock_kernels::codec::Codec;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::message::MAX_WORKERS;
-use penstock_proto::overlay::lending::Lodging;
+use penstock_proto::overlay::lending::Rendezvous;
 use penstock_proto::overlay::{Parent, Stripes};
 use penstock_proto::seal::Verifier;
 use penstock_proto::{Rank, TensorId};
@@ -75,7 +75,7 @@ struct Child<L> {
     striping: u32,
     stripes: Stripes,
     /// Where it is lent to, if it is of this host, and the tensors of which it reads what is kept here.
-    lodging: Option<Lodging>,
+    rendezvous: Option<Rendezvous>,
     lent: BTreeSet<TensorId>,
     greeted: bool,
     link: L,
@@ -177,7 +177,7 @@ impl<L: Link> Children<L> {
         &mut self,
         rank: Rank,
         (striping, stripes): (u32, Stripes),
-        lodging: Option<Lodging>,
+        rendezvous: Option<Rendezvous>,
         link: L,
     ) {
         self.0.retain_mut(|child| {
@@ -206,7 +206,7 @@ impl<L: Link> Children<L> {
                 rank,
                 striping,
                 stripes,
-                lodging,
+                rendezvous,
                 lent: BTreeSet::new(),
                 greeted,
                 link,
@@ -244,15 +244,22 @@ impl<L: Link> Children<L> {
         self.0.iter().any(|child| child.greeted && !child.stripes.is_empty())
     }
 
-    /// Whether this worker of this host, which is lent to there, is fed here.
-    pub(super) fn lodges(&self, (rank, lodging): (Rank, &Lodging)) -> bool {
-        self.0.iter().any(|child| child.rank == rank && child.lodging.as_ref() == Some(lodging))
+    /// Whether this worker of this host, which is lent to there, has come to be fed here.
+    pub(super) fn is_child(&self, (rank, rendezvous): (Rank, &Rendezvous)) -> bool {
+        self.0.iter().any(|child| child.rank == rank && child.rendezvous.as_ref() == Some(rendezvous))
+    }
+
+    /// Whether it is sent what is new by now.
+    pub(super) fn feeds(&self, (rank, rendezvous): (Rank, &Rendezvous)) -> bool {
+        let is_it = |child: &&Child<L>| child.rank == rank && child.rendezvous.as_ref() == Some(rendezvous);
+        self.0.iter().filter(is_it).any(|child| child.greeted && !child.stripes.is_empty())
     }
 
     /// It reads a tensor's values where they are kept here from now on; whether it is fed any.
-    pub(super) fn lend(&mut self, (rank, lodging): (Rank, &Lodging), tensor: TensorId) -> bool {
+    pub(super) fn lend(&mut self, (rank, rendezvous): (Rank, &Rendezvous), tensor: TensorId) -> bool {
         // Of a name any child may say that it is its own, by its rank it was let in.
-        let is_it = |child: &&mut Child<L>| child.rank == rank && child.lodging.as_ref() == Some(lodging);
+        let is_it =
+            |child: &&mut Child<L>| child.rank == rank && child.rendezvous.as_ref() == Some(rendezvous);
         let child = self.0.iter_mut().find(is_it);
         child.map(|child| child.lent.insert(tensor)).is_some()
     }

@@ -11,8 +11,8 @@
 //! |---|---|
 //! | lender | its nonce; HMAC-SHA256(pass, "lender", name, nonce) |
 //! | borrower | HMAC-SHA256(pass, "borrower", name, nonce) |
-//! | lender | of each tensor, as it comes: how long the region is; and its descriptor |
-//! | borrower | that it reads a tensor there: from now on it is only told which chunks are new |
+//! | lender | of each tensor, once, as it comes: that it is lent; and its region's descriptor |
+//! | borrower | once, that it reads a tensor there: from now on it is only told which chunks are new |
 //!
 //! Each end hangs up when it is over. Nothing is taken back by words: what is lent is read-only to the borrower, and stays as long as
 //! one of them has it.
@@ -24,8 +24,8 @@ use crate::message::Secret;
 use hmac::Mac as _;
 use serde::{Deserialize, Serialize};
 
-/// The name of a borrower's socket, drawn for one connection to one parent.
-pub type Lodging = [u8; 16];
+/// Where a borrower expects its lender: its socket's name, drawn for one connection to one parent.
+pub type Rendezvous = [u8; 16];
 /// Drawn by the lender.
 pub type Nonce = [u8; 32];
 /// That an end knows the pass.
@@ -53,8 +53,6 @@ pub enum Word {
     Lent {
         /// The tensor.
         tensor: TensorId,
-        /// Bytes of the region.
-        bytes: u64,
     },
     /// The borrower reads this tensor there from now on.
     Borrowed {
@@ -90,33 +88,33 @@ pub enum End {
     Borrower,
 }
 
-fn mac(pass: &Secret, end: End, lodging: &Lodging, nonce: &Nonce) -> impl hmac::Mac {
+fn mac(pass: &Secret, end: End, rendezvous: &Rendezvous, nonce: &Nonce) -> impl hmac::Mac {
     let who: &[u8; 8] = match end {
         End::Lender => b"lender  ",
         End::Borrower => b"borrower",
     };
-    mac::of(&pass.0, [&b"penstock lending 1 "[..], who, lodging, nonce])
+    mac::of(&pass.0, [&b"penstock lending 1 "[..], who, rendezvous, nonce])
 }
 
 /// An end's proof. `pass`: of [`Pass::secret`](super::Pass::secret).
-pub fn proof(pass: &Secret, end: End, lodging: &Lodging, nonce: &Nonce) -> Proof {
-    let bytes = mac(pass, end, lodging, nonce).finalize().into_bytes();
+pub fn proof(pass: &Secret, end: End, rendezvous: &Rendezvous, nonce: &Nonce) -> Proof {
+    let bytes = mac(pass, end, rendezvous, nonce).finalize().into_bytes();
     let mut proof = [0; 32];
     proof.copy_from_slice(&bytes);
     proof
 }
 
 /// Whether that end knows the pass.
-pub fn proves(pass: &Secret, end: End, lodging: &Lodging, nonce: &Nonce, proof: &Proof) -> bool {
-    mac(pass, end, lodging, nonce).verify_slice(proof).is_ok()
+pub fn proves(pass: &Secret, end: End, rendezvous: &Rendezvous, nonce: &Nonce, proof: &Proof) -> bool {
+    mac(pass, end, rendezvous, nonce).verify_slice(proof).is_ok()
 }
 
 /// What the names of borrowers' sockets begin with.
 pub const SOCKET_PREFIX: &str = "borrower-";
 
 /// The name of a borrower's socket in its user's directory.
-pub fn socket_name(lodging: &Lodging) -> String {
-    format!("{SOCKET_PREFIX}{}", hex(lodging))
+pub fn socket_name(rendezvous: &Rendezvous) -> String {
+    format!("{SOCKET_PREFIX}{}", hex(rendezvous))
 }
 
 #[cfg(test)]
@@ -138,7 +136,7 @@ mod tests {
         for word in [
             Word::Lender { nonce: [255; 32], proof: [254; 32] },
             Word::Borrower { proof: [253; 32] },
-            Word::Lent { tensor: u32::MAX, bytes: u64::MAX },
+            Word::Lent { tensor: u32::MAX },
             Word::Borrowed { tensor: 7 },
         ] {
             let bytes = word.encode();

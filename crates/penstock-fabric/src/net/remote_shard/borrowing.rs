@@ -11,7 +11,7 @@ use crate::doorbell::single_chunks;
 use crate::memory::Unread;
 use penstock_proto::frame::Notice;
 use penstock_proto::overlay::Stripes;
-use penstock_proto::overlay::lending::Lodging;
+use penstock_proto::overlay::lending::Rendezvous;
 use penstock_proto::remote::mirror::{Effect, Fault, Stands};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -92,14 +92,14 @@ impl<'a> GoingBack<'a> {
 
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Another worker comes to be fed these stripes, of this host: it reads there what it can be lent.
-    pub fn lodger_came(
+    pub fn borrower_came(
         &mut self,
         rank: Rank,
         (striping, stripes): (u32, Stripes),
-        lodging: Option<Lodging>,
+        rendezvous: Option<Rendezvous>,
         link: L,
     ) {
-        self.children.take_in(rank, (striping, stripes), lodging, link);
+        self.children.take_in(rank, (striping, stripes), rendezvous, link);
         self.greet();
     }
 
@@ -110,13 +110,19 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
     }
 
-    /// Whether this worker, which is lent to there, is fed here.
-    pub fn lodges(&self, who: (Rank, &Lodging)) -> bool {
-        self.children.lodges(who)
+    /// Whether this worker, which is lent to there, has come to be fed here.
+    pub fn is_child(&self, who: (Rank, &Rendezvous)) -> bool {
+        self.children.is_child(who)
+    }
+
+    /// Whether it is sent what is new by now: no more than that is offered to it. Who is fed nothing may be so for long, as who borrows
+    /// feeds nobody, and gives up what could be lent.
+    pub fn feeds(&self, who: (Rank, &Rendezvous)) -> bool {
+        self.children.feeds(who)
     }
 
     /// It reads a tensor's values where they are mirrored here from now on; whether it is fed here.
-    pub fn lend(&mut self, who: (Rank, &Lodging), tensor: TensorId) -> bool {
+    pub fn lend(&mut self, who: (Rank, &Rendezvous), tensor: TensorId) -> bool {
         self.children.lend(who, tensor)
     }
 

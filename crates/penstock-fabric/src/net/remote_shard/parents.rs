@@ -196,7 +196,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// Another worker comes to be fed these stripes.
     pub fn child_came(&mut self, rank: Rank, (striping, stripes): (u32, Stripes), link: L) {
-        self.lodger_came(rank, (striping, stripes), None, link);
+        self.borrower_came(rank, (striping, stripes), None, link);
     }
 
     /// Those that feed these stripes feed them no more.

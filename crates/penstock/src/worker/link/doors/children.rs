@@ -90,12 +90,12 @@ impl Behind for Children {
     }
 
     fn enter(&self, Arrival { stream, purpose, .. }: Arrival) {
-        let Purpose::Relay { child, server, shard, striping, stripes, lodging } = purpose else { return };
+        let Purpose::Relay { child, server, shard, striping, stripes, rendezvous } = purpose else { return };
         if let Some(proxy) = lock(&self.proxies).get_mut(&(server, shard)) {
             proxy.waiting += 1;
             let stream = stream.counted(Arc::clone(&self.traffic));
             stream.send_evenly();
-            proxy.teller.send(Command::Child { rank: child, striping, stripes, lodging, stream });
+            proxy.teller.send(Command::Child { rank: child, striping, stripes, rendezvous, stream });
         }
     }
 }

@@ -160,8 +160,8 @@ impl Shared {
     }
 
     fn reach(&self, request: &Request) -> Result<Stream, DialError> {
-        let &Request { server, shard, address, striping, stripes, child, pass, lodging, .. } = request;
-        let purpose = Purpose::Relay { child, server, shard, striping, stripes, lodging };
+        let &Request { server, shard, address, striping, stripes, child, pass, rendezvous, .. } = request;
+        let purpose = Purpose::Relay { child, server, shard, striping, stripes, rendezvous };
         let address = Address { host: address.ip().to_string(), port: address.port() };
         let gives_up = || {
             let requests = lock(&self.requests);

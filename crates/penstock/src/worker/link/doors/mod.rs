@@ -12,7 +12,7 @@ mod children;
 mod dialing;
 
 use super::lock;
-use super::proxy::{Command, Name};
+use super::proxy::Command;
 use crate::options::Options;
 use crate::server::StartError;
 use crate::thread::Teller;
@@ -27,6 +27,7 @@ use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
 use penstock_proto::message::{Joining, Secret, Session};
+use penstock_proto::overlay::lending::Rendezvous;
 use penstock_proto::overlay::{Pass, Shape, Stripes};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -50,7 +51,7 @@ pub(in crate::worker::link) struct Request {
     /// This worker's rank.
     pub(in crate::worker::link) child: Rank,
     /// Where the parent lends to it, if it is of this host.
-    pub(in crate::worker::link) lodging: Option<Name>,
+    pub(in crate::worker::link) rendezvous: Option<Rendezvous>,
     /// How many parents its proxy is to have.
     pub(in crate::worker::link) parents: usize,
 }

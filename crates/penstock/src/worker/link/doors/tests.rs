@@ -70,8 +70,8 @@ impl Worker {
     fn wish(&self, epoch: u32, parent: SocketAddr, stripes: Stripes) -> Request {
         let pass = Pass::new(&session_of(1), 2, 0);
         let (server, shard, rank, address) = (2, 1, 1, parent);
-        let (striping, child, parents, lodging) = (9, 0, 1, Some([6; 16]));
-        Request { server, shard, epoch, rank, address, pass, striping, stripes, child, lodging, parents }
+        let (striping, child, parents, rendezvous) = (9, 0, 1, Some([6; 16]));
+        Request { server, shard, epoch, rank, address, pass, striping, stripes, child, rendezvous, parents }
     }
 }
 
@@ -103,7 +103,7 @@ fn knock_showing(
 }
 
 fn relay(child: Rank, server: u32, shard: u32) -> Purpose {
-    Purpose::Relay { child, server, shard, striping: 9, stripes: stripes(5), lodging: None }
+    Purpose::Relay { child, server, shard, striping: 9, stripes: stripes(5), rendezvous: None }
 }
 
 #[test]
@@ -112,12 +112,12 @@ fn a_child_that_dials_its_parent_is_led_to_the_proxy_that_it_names_and_each_hear
         let given = [("security", security)];
         let (child, parent) = (worker(0, &given), worker(1, &given));
         child.doors.dial(child.wish(7, parent.doors.address(), stripes(5)));
-        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), lodging, stream: mut theirs } =
+        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), rendezvous, stream: mut theirs } =
             parent.told()
         else {
             panic!("{security}: not a child")
         };
-        assert_eq!(lodging, Some([6; 16]), "and where it would be lent to");
+        assert_eq!(rendezvous, Some([6; 16]), "and where it would be lent to");
         let Command::Parent { epoch: 7, rank: 1, stripes: Stripes(5), stream: Ok(mut ours) } = child.told()
         else {
             panic!("{security}: not its parent")
@@ -158,7 +158,14 @@ fn nobody_comes_in_who_is_no_child_of_the_same_job() {
         (relay(0, 2, 0), "is sent nothing by shard 0 of server 2"),
         (relay(1, 2, 1), "feeds others, and some stripes"),
         (
-            Purpose::Relay { child: 0, server: 2, shard: 1, striping: 9, stripes: stripes(0), lodging: None },
+            Purpose::Relay {
+                child: 0,
+                server: 2,
+                shard: 1,
+                striping: 9,
+                stripes: stripes(0),
+                rendezvous: None,
+            },
             "some stripes",
         ),
     ] {

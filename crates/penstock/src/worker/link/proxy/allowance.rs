@@ -4,9 +4,6 @@
 use crate::limits;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of what the process may have open one in so many is for regions that it could lend, and as many for those that are offered to it.
-const ONE_IN: u64 = 4;
-
 /// For what.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::worker) struct For {
@@ -14,18 +11,25 @@ pub(in crate::worker) struct For {
     kept: &'static AtomicU64,
     /// How many one takes.
     takes: u64,
+    /// Of what the process may have open one in so many is for this.
+    one_in: u64,
 }
 
 impl For {
     /// A region of its own that may be lent.
     pub(in crate::worker) const OWN: Self = {
         static KEPT: AtomicU64 = AtomicU64::new(0);
-        Self { kept: &KEPT, takes: 1 }
+        Self { kept: &KEPT, takes: 1, one_in: 4 }
     };
     /// One that is offered, and what its values go back to.
     pub(in crate::worker) const OFFER: Self = {
         static KEPT: AtomicU64 = AtomicU64::new(0);
-        Self { kept: &KEPT, takes: 2 }
+        Self { kept: &KEPT, takes: 2, one_in: 4 }
+    };
+    /// One that is offered before it can be judged: few, so that who offers many keeps no other lender of this process out.
+    pub(in crate::worker) const EARLY: Self = {
+        static KEPT: AtomicU64 = AtomicU64::new(0);
+        Self { kept: &KEPT, takes: 1, one_in: 32 }
     };
 }
 
@@ -36,7 +40,7 @@ pub(in crate::worker) struct Allowance(For);
 impl Allowance {
     /// One more, unless that would be beyond the share.
     pub(in crate::worker) fn take(of: For) -> Option<Self> {
-        Self::below(of, limits::descriptors() / ONE_IN)
+        Self::below(of, limits::descriptors() / of.one_in)
     }
 
     fn below(of: For, most: u64) -> Option<Self> {
@@ -64,7 +68,7 @@ mod tests {
     #[test]
     fn so_many_may_be_kept_and_one_that_is_let_go_makes_room_for_another() {
         static KEPT: AtomicU64 = AtomicU64::new(0);
-        let of = For { kept: &KEPT, takes: 2 };
+        let of = For { kept: &KEPT, takes: 2, one_in: 4 };
         let mut all: Vec<_> = std::iter::from_fn(|| Allowance::below(of, 9)).collect();
         assert_eq!(all.len(), 4);
         all.pop();

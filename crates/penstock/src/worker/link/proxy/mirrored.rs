@@ -109,10 +109,9 @@ impl Mirrored {
         self
     }
 
-    /// The region that it is mirrored in, and its bytes, if it may be lent now.
-    pub(super) fn lendable(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        let region = &self.own.as_ref()?.region;
-        Some((region.fd(), region.mapping().len() as u64))
+    /// The region that it is mirrored in, if it may be lent now.
+    pub(super) fn lendable(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.own.as_ref()?.region.fd())
     }
 
     /// Another worker offers its own; whether that is of use.

@@ -23,7 +23,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use crate::worker::link::doors::{Doors, Request};
 use crate::worker::link::lock;
-use lending::{Lodgers, Lodging, Visit};
+use lending::{Attempt, Borrower, Lender};
 use mirrored::Mirrored;
 use penstock_fabric::doorbell::Sleeping;
 use penstock_fabric::inlet::Inlet;
@@ -37,6 +37,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
+use penstock_proto::overlay::lending::Rendezvous;
 use penstock_proto::overlay::{Parent, Pass, Stripes};
 use penstock_proto::pressure::Flow;
 use penstock_proto::seal::Verifier;
@@ -62,7 +63,7 @@ const TICKS_APART: Duration = Duration::from_millis(20);
 const FLOWS_APART: Duration = Duration::from_millis(10);
 
 pub(in crate::worker) use allowance::{Allowance, For};
-pub(in crate::worker::link) use lending::{Credentials, Name};
+pub(in crate::worker::link) use lending::Credentials;
 pub(in crate::worker) use mirrored::{Lendable, Own};
 
 /// What a tensor and the proxy of one of its homes tell each other.
@@ -124,7 +125,7 @@ pub(super) enum Command {
         striping: u32,
         stripes: Stripes,
         /// Where it would be lent to, if it is of this host.
-        lodging: Option<Name>,
+        rendezvous: Option<Rendezvous>,
         stream: Stream,
     },
     /// A connection to a parent that this proxy has asked for, or why there is none.
@@ -247,12 +248,12 @@ fn new(setup: Setup, inbox: Inbox<Command>) -> Proxy {
             wished: Vec::new(),
             doors: setup.doors.clone(),
             declared: 0,
-            lodgers: Lodgers::default(),
+            lender: Lender::default(),
             meets: setup.meets.clone(),
             fed: BTreeMap::new(),
             running: true,
         },
-        lodging: None,
+        borrower: None,
         borrow_at: None,
         loans_ready: false,
         next_loans: Instant::now(),
@@ -285,8 +286,8 @@ struct Proxy {
     /// The route of which it was last looked who feeds it, and who does.
     routed: Option<u32>,
     place: Vec<Option<Rank>>,
-    /// Where a parent of this host lends to it; when it is next looked whether what it has offered is new enough.
-    lodging: Option<Lodging>,
+    /// What a parent of this host lends to it; when it is next looked whether what it has offered is new enough.
+    borrower: Option<Borrower>,
     borrow_at: Option<Instant>,
     /// Whether something may be said of loans; when it is next looked, whatever is known.
     loans_ready: bool,
@@ -300,9 +301,9 @@ struct Orders {
     server: u32,
     credentials: Credentials,
     inbox: Inbox<Command>,
-    /// Tensors that were declared, and those that they are lent to.
+    /// Tensors that were declared, those that they are lent to, and where these are met.
     declared: usize,
-    lodgers: Lodgers,
+    lender: Lender,
     meets: Option<UserDirectory>,
     /// Who is to be told that everything was taken.
     drains: Vec<Sender<()>>,
@@ -332,7 +333,7 @@ impl Orders {
                         mirrored.state = Some(state);
                     }
                 }
-                Command::Child { rank, striping, stripes, lodging, stream } => {
+                Command::Child { rank, striping, stripes, rendezvous, stream } => {
                     if let Some(doors) = &self.doors {
                         doors.uplink().watch(&stream, To::Child(rank));
                     }
@@ -353,11 +354,11 @@ impl Orders {
                             "this worker feeds another"
                         );
                     }
-                    remote.lodger_came(rank, (striping, stripes), lodging, stream);
-                    if let (Some(name), Some(meets)) = (lodging, &self.meets) {
+                    remote.borrower_came(rank, (striping, stripes), rendezvous, stream);
+                    if let (Some(rendezvous), Some(meets)) = (rendezvous, &self.meets) {
                         let Credentials { secret, session } = &self.credentials;
                         let pass = Pass::new(session, self.server, rank).secret(secret);
-                        self.lodgers.visit(meets, Visit::to(rank, name, pass));
+                        self.lender.attempt(meets, Attempt::new(rank, rendezvous, pass), Instant::now());
                     }
                 }
                 Command::Parent { epoch, rank, stripes, stream } => {
@@ -532,7 +533,7 @@ impl Proxy {
         }
         let parents = self.remote.parents_named();
         for wish in self.remote.take_wishes() {
-            let lodging = self.lodge(&wish);
+            let rendezvous = self.expect_lender(&wish);
             let Some(doors) = &self.setup.doors else { return };
             let Wish { epoch, striping, ref parent, stripes } = wish;
             doors.dial(Request {
@@ -545,7 +546,7 @@ impl Proxy {
                 striping,
                 stripes,
                 child: self.setup.rank,
-                lodging,
+                rendezvous,
                 parents,
             });
             self.orders.wished.retain(|before| before.stripes.and(stripes).is_empty());
@@ -575,9 +576,9 @@ impl Proxy {
     }
 
     /// Where a parent that is wished for is to lend, if it is of this host and feeds everything.
-    fn lodge(&mut self, wish: &Wish) -> Option<Name> {
+    fn expect_lender(&mut self, wish: &Wish) -> Option<Rendezvous> {
         // Nobody else lends now, whoever this one is.
-        self.leave_lodging();
+        self.decline();
         let (doors, meets) = (self.setup.doors.as_ref()?, self.setup.meets.as_ref()?);
         let [here, there] = [doors.address(), wish.parent.address].map(|at| at.ip().to_canonical());
         // Behind loopback each worker stands for a host, as in the plan: those in between feed others.
@@ -585,12 +586,8 @@ impl Proxy {
         if !is_here || wish.stripes != self.remote.stripes() {
             return None;
         }
-        match Lodging::open(meets, wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
-            Ok(lodging) => {
-                let name = lodging.name();
-                self.lodging = Some(lodging);
-                Some(name)
-            }
+        match Borrower::open(meets, wish.parent.rank, &wish.parent.pass, &self.setup.credentials.secret) {
+            Ok(borrower) => Some(self.borrower.insert(borrower).rendezvous()),
             Err(error) => {
                 let lender = wish.parent.rank;
                 lending::not_shared(None, Some(lender), &error);
@@ -600,25 +597,25 @@ impl Proxy {
     }
 
     /// What was offered is of no use any more.
-    fn leave_lodging(&mut self) {
-        if let Some(lodging) = self.lodging.take() {
-            lodging.close(&mut self.remote);
+    fn decline(&mut self) {
+        if let Some(mut borrower) = self.borrower.take() {
+            borrower.close(&mut self.remote);
         }
     }
 
     /// Gives up what a parent has offered that neither feeds this worker nor is on its way: its memory stays as long as it is kept.
-    fn keep_lodging(&mut self) {
-        let Some(lender) = self.lodging.as_ref().map(Lodging::lender) else { return };
+    fn decline_useless(&mut self) {
+        let Some(lender) = self.borrower.as_ref().map(Borrower::lender) else { return };
         let is_wished = self.orders.wished.iter().any(|wish| wish.parent.rank == lender);
         if !is_wished && !self.remote.feeders().any(|(rank, _)| rank == lender) {
-            self.leave_lodging();
+            self.decline();
         }
     }
 
     /// Lends and borrows; whether anything was done.
     fn see_to_loans(&mut self, was_busy: bool) -> bool {
-        self.keep_lodging();
-        let Self { remote, orders, lodging, borrow_at, .. } = self;
+        self.decline_useless();
+        let Self { remote, orders, borrower, borrow_at, .. } = self;
         let now = Instant::now();
         // A look at each socket costs a system call. One that says something is seen when nothing else is to be done, or soon.
         let looks = std::mem::take(&mut self.loans_ready) || self.next_loans <= now;
@@ -626,7 +623,7 @@ impl Proxy {
         if looks {
             self.next_loans = now + TICKS_APART;
             if let Some(meets) = &orders.meets {
-                busy |= orders.lodgers.look(meets, remote, orders.declared, now);
+                busy |= orders.lender.look(meets, remote, orders.declared, now);
             }
         }
         if let Some(what) = remote.take_failed() {
@@ -637,10 +634,10 @@ impl Proxy {
             self.orders.running = false;
             return true;
         }
-        let Some(lodging) = lodging else { return busy };
-        let came = looks && lodging.look(remote, now);
+        let Some(borrower) = borrower else { return busy };
+        let came = looks && borrower.look(remote, now);
         busy |= came;
-        if lodging.offered.is_empty() {
+        if borrower.offered.is_empty() {
             *borrow_at = None;
             return busy;
         }
@@ -649,10 +646,10 @@ impl Proxy {
         }
         if borrow_at.is_some_and(|at| at <= now) {
             *borrow_at = None;
-            if lodging.borrow(remote) {
+            if borrower.borrow(remote) {
                 // What was mirrored here is given up.
-                orders.lodgers.clear();
-                let (server, shard, lender) = (self.setup.server, self.setup.shard, lodging.lender());
+                orders.lender.give_up();
+                let (server, shard, lender) = (self.setup.server, self.setup.shard, borrower.lender());
                 tracing::info!(server, shard, lender, "a worker of this host lends its copy of the values");
             }
         }
@@ -698,11 +695,11 @@ impl Proxy {
             fds.push(PollFd::new(link, flags));
         }
         let loans_at = fds.len();
-        for (fd, flags) in lending::fds(self.lodging.as_ref(), &self.orders.lodgers) {
+        for (fd, flags) in lending::fds(self.borrower.as_ref(), &self.orders.lender) {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
         let is_pressing =
-            self.lodging.as_ref().is_some_and(Lodging::is_pressing) || self.orders.lodgers.is_pressing();
+            self.borrower.as_ref().is_some_and(Borrower::is_pressing) || self.orders.lender.is_pressing();
         let longest = if self.remote.awaits() || is_pressing { longest.min(TICKS_APART) } else { longest };
         let longest = self.remote.looks_at_loans_within().map_or(longest, |within| longest.min(within));
         let longest = match self.borrow_at {
