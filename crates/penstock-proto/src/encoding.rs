@@ -113,7 +113,7 @@ pub enum Source<'a> {
     Lane(Foreign<'a>),
     /// In a lane whose address others have, who may be writing: it is copied out, and the copy is sent, which is what its
     /// checksum was taken of.
-    LentLane(Foreign<'a>),
+    ExposedLane(Foreign<'a>),
 }
 
 impl Source<'_> {
@@ -121,7 +121,7 @@ impl Source<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::Stands(bytes) | Self::Published(bytes, ..) => bytes.len(),
-            Self::Lane(lane) | Self::LentLane(lane) => lane.len(),
+            Self::Lane(lane) | Self::ExposedLane(lane) => lane.len(),
         }
     }
 
@@ -251,7 +251,7 @@ impl Agreed {
                     return Encoded { encoding, base: 0, payload: Payload::Lane(lane), checksum: None };
                 }
                 Source::Stands(bytes) | Source::Published(bytes, ..) => Foreign::of(bytes),
-                Source::Lane(lane) | Source::LentLane(lane) => lane,
+                Source::Lane(lane) | Source::ExposedLane(lane) => lane,
             };
             let end = at + codec.lengths(chunk.len()).end();
             if buffer.len() < end {
@@ -315,7 +315,7 @@ mod tests {
             matches!(lane, Payload::Lane(memory) if memory.as_ptr() == chunk.as_ptr() && memory.len() == 4)
         );
         assert_eq!(sum, None);
-        let copied = encode(Source::LentLane(Foreign::of(&chunk)));
+        let copied = encode(Source::ExposedLane(Foreign::of(&chunk)));
         assert!(matches!(copied, (Payload::Buffered(range), None) if range == (2..6)));
         assert_eq!(buffer, [9, 9, 1, 2, 3, 4]);
     }

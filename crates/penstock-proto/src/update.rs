@@ -159,7 +159,7 @@ pub fn whole(agreed: &Agreed, value: &[u8], state: &[u8]) -> (Encoding, Vec<u8>)
     both.extend_from_slice(value);
     both.extend_from_slice(state);
     // So that it is copied: nobody else keeps it.
-    let sent = Sent { source: Source::LentLane(Foreign::of(&both)), shadow: None, position: 0 };
+    let sent = Sent { source: Source::ExposedLane(Foreign::of(&both)), shadow: None, position: 0 };
     let mut buffer = Vec::new();
     let encoded = agreed.encode(&sent, &mut buffer, 0);
     let encoding = encoded.encoding;

@@ -215,7 +215,7 @@ impl remote_shard::Mirrored for Mirrored {
     }
 
     /// So that both ways are simulated.
-    fn is_lent(&self) -> bool {
+    fn is_lane_exposed(&self) -> bool {
         self.chunks.len().is_multiple_of(2)
     }
 

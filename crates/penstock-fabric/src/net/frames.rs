@@ -310,7 +310,7 @@ impl<'a> Batch<'a> {
         let by = squeezing.next(tensor, agreed);
         let source = match sent.source {
             // What is read more than once, and by other code, is a copy.
-            Source::Lane(lane) if by.is_some() => Source::LentLane(lane),
+            Source::Lane(lane) if by.is_some() => Source::ExposedLane(lane),
             source => source,
         };
         let attempt = squeezing.encodes(tensor, agreed);
@@ -594,7 +594,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_is_lent_is_sent_as_its_checksum_was_taken() {
-        assert!(is_whole(Source::LentLane));
+        assert!(is_whole(Source::ExposedLane));
     }
 
     #[test]
@@ -709,7 +709,7 @@ mod tests {
                 for (at, &chunk) in chunks.iter().enumerate() {
                     let source = match (at + round) % 3 {
                         0 => Source::Lane(Foreign::of(chunk)),
-                        1 => Source::LentLane(Foreign::of(chunk)),
+                        1 => Source::ExposedLane(Foreign::of(chunk)),
                         _ => Source::Stands(chunk),
                     };
                     let sent = Sent { source, shadow: None, position: 0 };

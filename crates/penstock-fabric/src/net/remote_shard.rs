@@ -89,7 +89,7 @@ pub trait Mirrored {
     /// Whether the shard sends what is new of the values unasked, once it was asked for them.
     fn is_broadcast(&self) -> bool;
     /// Whether others have the lane's address, and may write there at any time.
-    fn is_lent(&self) -> bool;
+    fn is_lane_exposed(&self) -> bool;
     /// Whether the result of the push that is under way is wanted as soon as it is there.
     fn wants(&self) -> bool;
     /// The version + 1 that pushes have asked for.
@@ -248,7 +248,8 @@ impl<M: Mirrored> Mirrors<M> {
             carried;
         let mirrored = self.tensors.get(tensor)?;
         let wanted = matches!(submission, Submission::Push { .. }) && mirrored.wants();
-        let source = |lane| if mirrored.is_lent() { Source::LentLane(lane) } else { Source::Lane(lane) };
+        let source =
+            |lane| if mirrored.is_lane_exposed() { Source::ExposedLane(lane) } else { Source::Lane(lane) };
         match carried {
             Carried::Chunk { chunk, .. } => {
                 let sent = Sent { source: source(mirrored.contribution(chunk)), shadow: None, position: 0 };

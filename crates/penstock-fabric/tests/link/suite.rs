@@ -356,7 +356,7 @@ pub(crate) fn pushes_arrive_bit_for_bit_in_frames<E: Ends>() {
                     // In turns from a lane, from a copy of one, and from where it stands.
                     let source = match at % 3 {
                         0 => Source::Lane(Foreign::of(chunk)),
-                        1 => Source::LentLane(Foreign::of(chunk)),
+                        1 => Source::ExposedLane(Foreign::of(chunk)),
                         _ => Source::Stands(chunk),
                     };
                     let whole = Sent { source, shadow: None, position: 0 };

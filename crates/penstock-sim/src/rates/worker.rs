@@ -88,7 +88,7 @@ impl Mirrored for Mirror {
         true
     }
 
-    fn is_lent(&self) -> bool {
+    fn is_lane_exposed(&self) -> bool {
         false
     }
 

@@ -160,7 +160,7 @@ impl Tensor {
         self.check_for_parts()?;
         // Before the wait: what another thread pushes behind it would be sent from there.
         for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
-            remote.lent.store(true, Ordering::Relaxed);
+            remote.is_lane_exposed.store(true, Ordering::Relaxed);
         }
         self.wait_for_lane(self.job.deadline(timeout))?;
         // Another thread may have pushed one meanwhile.

@@ -83,7 +83,7 @@ impl Mirrored for Fake {
         true
     }
 
-    fn is_lent(&self) -> bool {
+    fn is_lane_exposed(&self) -> bool {
         false
     }
 
@@ -216,7 +216,7 @@ fn borrowing(tensors: u32, chunks: u32, says: Vec<u8>) -> (Shard, Rc<Script>) {
 // Of each of 32 notices a look went through all chunks of a tensor, and called that work: the proxy never slept.
 #[test]
 fn notices_without_news_are_no_work_and_a_look_is_over_after_so_many_chunks_whatever_a_notice_names() {
-    const CHUNKS: u32 = 1_000;
+    const CHUNKS: u32 = 100;
     const NOTICES: usize = 10_000;
     let notice = frame(Notice::Lent { tensor: 0, chunk: 0, count: CHUNKS });
     let (mut shard, script) = borrowing(1, CHUNKS, notice.repeat(NOTICES));

@@ -295,9 +295,9 @@ impl remote_shard::Mirrored for Mirrored {
         self.terms.propagation.is_unasked()
     }
 
-    fn is_lent(&self) -> bool {
+    fn is_lane_exposed(&self) -> bool {
         // Set before the lane's address is given out; the ring orders it before whatever is pushed after that.
-        self.remote.lent.load(Ordering::Relaxed)
+        self.remote.is_lane_exposed.load(Ordering::Relaxed)
     }
 
     fn wants(&self) -> bool {

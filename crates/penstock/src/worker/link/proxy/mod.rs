@@ -88,7 +88,7 @@ pub(in crate::worker) struct RemoteHome {
     /// Whether the home sends what is new unasked: it broadcasts, and was asked for the value.
     pub(in crate::worker) is_sent: AtomicBool,
     /// Whether the lane's address was given to somebody who may write there at any time.
-    pub(in crate::worker) lent: AtomicBool,
+    pub(in crate::worker) is_lane_exposed: AtomicBool,
     /// Whether the value is read in another worker's memory.
     pub(in crate::worker) borrows: AtomicBool,
 }

@@ -626,7 +626,7 @@ fn one_that_went_back_with_all_that_it_may_borrow_borrows_again() {
             assert!(borrower.borrow(&lender), "round {round}");
         }
         assert!(Allowance::take(For::OFFER).is_none());
-        borrowers.iter_mut().for_each(|borrower| _ = borrower.mirrored.take_back(&mut || {}).unwrap());
+        borrowers.iter_mut().for_each(|borrower| _ = borrower.go_back().unwrap());
     }
 }
 

@@ -95,12 +95,12 @@ fn a_reader_that_is_held_up_is_seen_whichever_chunk_that_is_at_and_whatever_othe
 // Each waited by itself, twice, and once while all readers waited: 50 ms a tensor, without a sign of life.
 #[test]
 fn however_many_tensors_are_half_written_the_way_back_waits_once_for_all_and_shows_life() {
-    let mut pairs: Vec<_> = (0..100).map(|_| lent(2)).collect();
     let mut beats = 0;
     let mut beat = || beats += 1;
     let mut way = GoingBack::new(&mut beat);
-    for (lender, borrower) in &mut pairs {
-        begin(lender, 1);
+    for _ in 0..100 {
+        let (mut lender, mut borrower) = lent(2);
+        begin(&mut lender, 1);
         let kept = borrower.mirrored.take_back(&mut way, &|_, _| true).unwrap();
         assert_eq!(kept.iter().filter(|(_, kept)| *kept == Kept::Lost).count(), 1);
         assert!(!way.may_wait(), "the first took all that there was");
