@@ -541,6 +541,7 @@ fn nobody_but_its_user_finds_a_borrower_and_no_socket_is_left_where_a_lender_cam
     std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let refused = Borrower::open(&UserDirectory::from(open.path()), 4, &pass(), &SECRET).err();
     assert!(matches!(refused, Some(Unshared::Directory(_))), "{refused:?}");
+    std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let long = open.path().join("x".repeat(90));
     let refused = Borrower::open(&UserDirectory::from(&*long), 4, &pass(), &SECRET).err();
     assert!(matches!(refused, Some(Unshared::Listen(ListenError::PathTooLong { .. }))), "{refused:?}");
