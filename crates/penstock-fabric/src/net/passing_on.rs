@@ -69,6 +69,28 @@ impl Passed {
     }
 }
 
+/// Chunks of a tensor that one is told are new: from which on, how many, and the one behind them.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    tensor: TensorId,
+    first: u32,
+    count: u32,
+    next: Option<u32>,
+}
+
+impl Run {
+    /// With chunks that follow, or are among these already; `None`: they do not.
+    fn with(self, tensor: TensorId, chunk: u32, count: u32, next: Option<u32>) -> Option<Self> {
+        if tensor != self.tensor {
+            return None;
+        }
+        if count == 1 && chunk >= self.first && self.next.is_none_or(|end| chunk < end) {
+            return Some(self);
+        }
+        (self.next == Some(chunk)).then_some(Self { count: self.count + count, next, ..self })
+    }
+}
+
 /// One child.
 struct Child<L> {
     rank: Rank,
@@ -81,8 +103,9 @@ struct Child<L> {
     link: L,
     writer: FrameWriter,
     queue: VecDeque<Arc<Passed>>,
-    /// Bytes of the queue.
+    /// Bytes of the queue; what its last frame says, if it says what is new where the child reads it.
     queued: usize,
+    shown: Option<Run>,
     readable: bool,
     writable: bool,
     /// Bytes that it took since the last look at the clock, and when it last had taken some, or nothing waited.
@@ -103,6 +126,27 @@ impl<L> Child<L> {
 }
 
 impl<L: Link> Child<L> {
+    fn push(&mut self, passed: Arc<Passed>) {
+        self.queued += passed.bytes();
+        self.is_over |= self.queued > MOST_QUEUED;
+        self.queue.push_back(passed);
+        self.shown = None;
+    }
+
+    /// Says that chunks are new, by the last frame that waits, where that says so of the ones before.
+    fn show(&mut self, job: u64, (tensor, chunk, count): (TensorId, u32, u32), next: Option<u32>) {
+        let run = self.shown.filter(|_| !self.queue.is_empty());
+        if let (Some(run), Some(last)) =
+            (run.and_then(|run| run.with(tensor, chunk, count, next)), self.queue.back_mut())
+        {
+            *last = Arc::new(Passed::lent(job, tensor, run.first, run.count));
+            self.shown = Some(run);
+            return;
+        }
+        self.push(Arc::new(Passed::lent(job, tensor, chunk, count)));
+        self.shown = Some(Run { tensor, first: chunk, count, next });
+    }
+
     fn left(&self) -> usize {
         self.queued + self.writer.held()
     }
@@ -213,6 +257,7 @@ impl<L: Link> Children<L> {
                 writer,
                 queue,
                 queued,
+                shown: None,
                 readable,
                 writable,
                 taken,
@@ -269,8 +314,15 @@ impl<L: Link> Children<L> {
         self.0.iter().filter(|child| child.lent.contains(&tensor)).count()
     }
 
-    /// Chunks of a tensor are new here: those that read them here are told.
-    pub(super) fn show(&mut self, job: u64, stripe: usize, (tensor, chunk, count): (TensorId, u32, u32)) {
+    /// Chunks of a tensor are new here: those that read them here are told. `next`: the one behind them.
+    pub(super) fn show(
+        &mut self,
+        job: u64,
+        stripe: usize,
+        new: (TensorId, u32, u32),
+        next: impl FnOnce() -> Option<u32>,
+    ) {
+        let tensor = new.0;
         let told = |child: &&mut Child<L>| {
             child.greeted && child.stripes.has(stripe) && child.lent.contains(&tensor)
         };
@@ -278,12 +330,8 @@ impl<L: Link> Children<L> {
         if told.peek().is_none() {
             return;
         }
-        let shown = Arc::new(Passed::lent(job, tensor, chunk, count));
-        for child in told {
-            child.queued += shown.bytes();
-            child.is_over |= child.queued > MOST_QUEUED;
-            child.queue.push_back(Arc::clone(&shown));
-        }
+        let next = next();
+        told.for_each(|child| child.show(job, new, next));
     }
 
     /// Whether one is fed this stripe of a tensor by frames.
@@ -295,9 +343,7 @@ impl<L: Link> Children<L> {
     pub(super) fn pass_on(&mut self, (stripe, tensor): (usize, TensorId), passed: Passed) {
         let passed = Arc::new(passed);
         for child in self.0.iter_mut().filter(|child| child.is_passed(stripe, tensor)) {
-            child.queued += passed.bytes();
-            child.is_over |= child.queued > MOST_QUEUED;
-            child.queue.push_back(Arc::clone(&passed));
+            child.push(Arc::clone(&passed));
         }
     }
 
@@ -845,6 +891,48 @@ mod tests {
             children.look(Duration::from_secs(5));
             assert_eq!(children.0.len(), usize::from(is_told));
         }
+    }
+
+    #[test]
+    fn of_chunks_that_follow_each_other_a_borrower_is_told_by_one_frame_as_long_as_that_waits() {
+        let (rendezvous, mut children) = ([5; 16], Children::default());
+        children.take_in(1, (3, stripes([0])), Some(rendezvous), Memory::default());
+        children.greet(JOB, 3);
+        for tensor in [7, 8] {
+            assert!(children.lend((1, &rendezvous), tensor));
+        }
+        // The third is another shard's.
+        let next = |chunk| [Some(1), Some(3), None, Some(4), None][chunk as usize];
+        let show = |children: &mut Children<Memory>, tensor, chunk, count, last| {
+            children.show(JOB, 0, (tensor, chunk, count), || next(last));
+        };
+        for chunk in [0, 1, 3, 1, 0] {
+            show(&mut children, 7, chunk, 1, chunk);
+        }
+        show(&mut children, 8, 4, 1, 4);
+        show(&mut children, 7, 4, 1, 4);
+        show(&mut children, 7, 0, 2, 1);
+        show(&mut children, 7, 3, 2, 4);
+        let took = |children: &mut Children<Memory>| -> Vec<Notice> {
+            let link = &mut children.0[0].link;
+            link.room = 10_000;
+            children.ready();
+            children.send();
+            let went = std::mem::take(&mut children.0[0].link.went);
+            let headers = went.as_chunks::<HEADER_BYTES>().0.iter();
+            headers
+                .map(|header| match Header::decode(header).unwrap().body {
+                    Body::Notice(notice) => notice,
+                    other => panic!("{other:?}"),
+                })
+                .collect()
+        };
+        let lent = |tensor, chunk, count| Notice::Lent { tensor, chunk, count };
+        let said = [Notice::Taken, lent(7, 0, 3), lent(8, 4, 1), lent(7, 4, 1), lent(7, 0, 4)];
+        assert_eq!(took(&mut children), said);
+        show(&mut children, 7, 4, 1, 4);
+        assert_eq!(took(&mut children), [lent(7, 4, 1)], "what has gone says nothing more");
+        assert!(!children.has_due());
     }
 
     #[test]

@@ -412,14 +412,23 @@ fn carry_out<M: Mirrored>(
 }
 
 /// Those that read here what was published are told of it.
-fn show<L: Link>(job: u64, effect: &Effect, machine: &Mirror, children: &mut Children<L>) {
+fn show<M: Mirrored, L: Link>(
+    effect: &Effect,
+    (machine, mirrors): (&Mirror, &Mirrors<M>),
+    children: &mut Children<L>,
+) {
     let new = match *effect {
         Effect::Publish { tensor, chunk, .. } => (tensor, chunk, 1),
         Effect::Raise { tensor, chunk, count, .. } => (tensor, chunk, count),
         _ => return,
     };
     if let Some(stripe) = machine.stripe_of(new.0, new.1) {
-        children.show(job, stripe, new);
+        let (tensor, chunk, count) = new;
+        let next = || {
+            let chunks = mirrors.tensors.get(tensor)?.chunks();
+            chunks.get(chunks.binary_search(&chunk).ok()? + count as usize).copied()
+        };
+        children.show(mirrors.job, stripe, new, next);
     }
 }
 
@@ -826,9 +835,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        let Mirrors { job, tensors, shown, .. } = mirrors;
+        let Mirrors { tensors, shown, .. } = mirrors;
         carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))?;
-        show(*job, &effect, machine, children);
+        show(&effect, (machine, mirrors), children);
         Ok(())
     }
 

@@ -334,9 +334,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             decompressed(&effect, header, payload, &mirrors.tensors, (traffic, unpacked))
         })?;
         let value = Value { header, payload, codec };
-        let Mirrors { job, tensors, shown, .. } = mirrors;
+        let Mirrors { tensors, shown, .. } = mirrors;
         carry_out(effect, &value, (machine, tensors, shown), (submitter, spent))?;
-        show(*job, &effect, machine, children);
+        show(&effect, (machine, mirrors), children);
         Ok(())
     }
 
