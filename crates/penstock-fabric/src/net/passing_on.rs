@@ -32,6 +32,8 @@ const CROWDED: Duration = Duration::from_secs(2);
 const STUCK: Duration = Duration::from_millis(500);
 /// How long a parent may take to say that it feeds a child: it may have to hear of the child's route first.
 const GREETS_WITHIN: Duration = Duration::from_secs(2);
+/// How long it may take that shows meanwhile that it lives: it goes back to memory of its own, and passes nothing on before.
+const SHOWS_LIFE_FOR: Duration = Duration::from_secs(60);
 /// How long a child may wait for a cut that is not known here.
 const WAITS_WITHIN: Duration = Duration::from_secs(10);
 /// How long what the parent before has under way is still taken.
@@ -62,6 +64,11 @@ impl Passed {
     /// The first word to a child: from now on it is fed.
     fn greeting(job: u64) -> Self {
         Self(smallvec![(Header::bare(job, 0, Body::Notice(Notice::Taken)).encode(), Box::default())])
+    }
+
+    /// Before that: it will be.
+    fn sign_of_life(job: u64) -> Self {
+        Self(smallvec![(Header::bare(job, 0, Body::Alive).encode(), Box::default())])
     }
 
     fn bytes(&self) -> usize {
@@ -278,10 +285,16 @@ impl<L: Link> Children<L> {
         }
         for child in self.0.iter_mut().filter(|child| child.striping == striping && !child.greeted) {
             child.greeted = true;
-            let greeting = Arc::new(Passed::greeting(job));
-            child.queued += greeting.bytes();
-            child.queue.push_back(greeting);
+            child.push(Arc::new(Passed::greeting(job)));
         }
+    }
+
+    /// Those that wait to be fed are shown that this end lives, and sent what waits for any, as far as it goes.
+    pub(super) fn reassure(&mut self, job: u64) {
+        for child in self.0.iter_mut().filter(|child| !child.greeted && child.left() == 0) {
+            child.push(Arc::new(Passed::sign_of_life(job)));
+        }
+        self.send();
     }
 
     /// Whether any is fed something.
@@ -428,9 +441,12 @@ impl<L: Link> Children<L> {
 /// One that feeds this worker.
 pub(super) struct Feeder<L> {
     pub(super) parent: Parent,
-    /// Whether it has said that it does; since when it has been waited for.
+    /// Whether it has said that it does; since when it has been waited for, and, whatever it said, at all; whether it has shown since
+    /// it was looked at that it lives.
     pub(super) greeted: bool,
-    pub(super) since: Option<Duration>,
+    since: Option<Duration>,
+    awaited: Option<Duration>,
+    lives: bool,
     /// What it feeds; what another feeds by now, of which it may have something that the other never had to pass on; since when.
     pub(super) stripes: Stripes,
     /// Whether values stand in memory that it lends, or stood there: of some it says only that they are new, also after that.
@@ -464,10 +480,22 @@ pub(super) enum Fed {
 impl<L: Link> Feeder<L> {
     pub(super) fn new(parent: Parent, stripes: Stripes, link: L, read: usize) -> Self {
         let reader = FrameReader::reading_ahead(read);
-        let (greeted, since, seal, readable) = (false, None, Vec::new(), true);
-        let (ending, ends) = (Stripes::default(), None);
-        let (is_sealed, lends) = (false, false);
-        Self { parent, greeted, since, stripes, lends, ending, ends, link, reader, seal, is_sealed, readable }
+        Self {
+            parent,
+            greeted: false,
+            since: None,
+            awaited: None,
+            lives: false,
+            stripes,
+            lends: false,
+            ending: Stripes::default(),
+            ends: None,
+            link,
+            reader,
+            seal: Vec::new(),
+            is_sealed: false,
+            readable: true,
+        }
     }
 
     pub(super) fn stripes(&self) -> Stripes {
@@ -519,6 +547,10 @@ impl<L: Link> Feeder<L> {
         }
         match self.reader.next(&mut self.link, places) {
             Step::Frame(header, codec) => {
+                if header.body == Body::Alive && !self.greeted {
+                    self.lives = true;
+                    return Fed::Part;
+                }
                 let greets = header.body == Body::Notice(Notice::Taken);
                 if greets == self.greeted {
                     return Fed::Over("it sent something else than a greeting and values".to_owned());
@@ -560,13 +592,19 @@ impl<L: Link> Feeder<L> {
     /// Time in which this process did nothing does not count.
     pub(super) fn begin_again(&mut self) {
         if !self.greeted {
-            self.since = None;
+            (self.since, self.awaited) = (None, None);
         }
     }
 
-    /// Whether it has not greeted for long, as of a moment of the owner's clock.
+    /// Whether it has said nothing for long, or no greeting for very long, as of a moment of the owner's clock.
     pub(super) fn is_silent(&mut self, now: Duration) -> bool {
-        !self.greeted && now.saturating_sub(*self.since.get_or_insert(now)) > GREETS_WITHIN
+        if std::mem::take(&mut self.lives) {
+            self.since = Some(now);
+        }
+        let for_long =
+            |since: &mut Option<Duration>, most| now.saturating_sub(*since.get_or_insert(now)) > most;
+        !self.greeted
+            && (for_long(&mut self.since, GREETS_WITHIN) | for_long(&mut self.awaited, SHOWS_LIFE_FOR))
     }
 
     pub(super) fn seal(&self) -> &[u8] {
@@ -933,6 +971,29 @@ mod tests {
         show(&mut children, 7, 4, 1, 4);
         assert_eq!(took(&mut children), [lent(7, 4, 1)], "what has gone says nothing more");
         assert!(!children.has_due());
+    }
+
+    // It copied back what it had borrowed, for longer than that.
+    #[test]
+    fn a_parent_that_shows_that_it_lives_is_not_silent_for_a_minute() {
+        let sign = Header::bare(JOB, 0, Body::Alive).encode();
+        let mut verifier = Verifier::new(&Sealer::new(&[1; 32], SCOPE).key(), SCOPE).unwrap();
+        let (mut mute, mut shows) = (feeder(&[]), feeder(&sign.repeat(100)));
+        let mut silent = [None; 2];
+        for second in 0..90 {
+            assert!(matches!(shows.hear(&mut Anything, &mut verifier), Fed::Part));
+            for (feeder, silent) in [&mut mute, &mut shows].into_iter().zip(&mut silent) {
+                if feeder.is_silent(Duration::from_secs(second)) {
+                    silent.get_or_insert(second);
+                }
+            }
+        }
+        assert_eq!(silent, [Some(3), Some(61)]);
+        // Behind its greeting it says nothing but what is sealed.
+        let greeting = Header::bare(JOB, 0, Body::Notice(Notice::Taken)).encode();
+        let mut feeder = feeder(&[greeting, sign].concat());
+        while !matches!(feeder.hear(&mut Anything, &mut verifier), Fed::Greeting) {}
+        assert!((0..3).any(|_| matches!(feeder.hear(&mut Anything, &mut verifier), Fed::Over(_))));
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod borrowing;
 mod parents;
 mod update;
 
-pub use borrowing::{GoingBack, Kept};
+pub use borrowing::{GoingBack, Kept, NewChild};
 pub use parents::{Left, Unreached, Wish};
 pub use update::{Sum, Update};
 
@@ -47,6 +47,7 @@ use penstock_proto::update::Updates;
 use penstock_proto::{Rank, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use update::updated;
 
@@ -496,6 +497,9 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     seal: Vec<u8>,
     parents: Vec<Feeder<L>>,
     children: Children<L>,
+    /// Where others come in that are to be fed; when those that wait were shown last that this end lives.
+    entrance: Option<Receiver<NewChild<L>>>,
+    reassured: Duration,
     /// How many of both feed, as it was counted last.
     place: (usize, usize),
     wishes: Vec<Wish>,
@@ -531,6 +535,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             seal: Vec::new(),
             parents: Vec::new(),
             children: Children::default(),
+            entrance: None,
+            reassured: Duration::ZERO,
             place: (0, 0),
             wishes: Vec::new(),
             left: Vec::new(),
@@ -676,6 +682,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Takes what the worker has submitted and what has come, `most` frames of it, and sends what is due. `declare` is called
     /// before a submission is taken: what it names was declared before, but that may still be on its way here.
     pub fn look(&mut self, most: usize, declare: impl FnMut(&mut Self)) -> Looked {
+        self.let_in();
         let submitted = self.take_submissions(declare);
         let (heard, mut over) = self.receive(most);
         let mut passed = false;

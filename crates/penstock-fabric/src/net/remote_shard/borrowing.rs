@@ -6,15 +6,17 @@
 //! holds is so.
 
 use super::super::link::Link;
+use super::super::passing_on::Children;
 use super::{Mirrored, Mirrors, RemoteShard, Submitter};
 use crate::doorbell::single_chunks;
 use crate::memory::Unread;
 use penstock_proto::frame::Notice;
-use penstock_proto::overlay::Stripes;
 use penstock_proto::overlay::lending::Rendezvous;
+use penstock_proto::overlay::Stripes;
 use penstock_proto::remote::mirror::{Effect, Fault, Stands};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// How long a worker that leaves waits for what its lender was writing.
@@ -31,6 +33,24 @@ const BEATS_APART: Duration = Duration::from_millis(10);
 /// How long chunks that are being written in a lender's memory are looked at again, of all tensors together, before they are given up: a
 /// lender that lives has written them by then, also one that had no core for a while.
 const WAITS_FOR: Duration = Duration::from_millis(50);
+
+/// How often children that wait, as this worker borrows, are shown that it lives.
+const REASSURED_EVERY: Duration = Duration::from_millis(500);
+
+/// Another worker that comes to be fed these stripes.
+#[derive(Debug)]
+pub struct NewChild<L> {
+    /// Its rank.
+    pub rank: Rank,
+    /// Of which cut, and which.
+    pub striping: u32,
+    /// See there.
+    pub stripes: Stripes,
+    /// Where it is lent to, if it is of this host: it reads there what it can be lent.
+    pub rendezvous: Option<Rendezvous>,
+    /// What it is fed over.
+    pub link: L,
+}
 
 /// What was taken back of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +110,28 @@ impl<'a> GoingBack<'a> {
     }
 }
 
+/// Takes those that have come by now to be fed; whether any has.
+fn take_in<L: Link>(entrance: Option<&Receiver<NewChild<L>>>, children: &mut Children<L>) -> bool {
+    let came = entrance.into_iter().flat_map(Receiver::try_iter);
+    let took = |NewChild { rank, striping, stripes, rendezvous, link }| {
+        children.take_in(rank, (striping, stripes), rendezvous, link);
+    };
+    came.map(took).count() > 0
+}
+
 impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
+    /// From now on others come in there. They are seen whatever this end is busy with.
+    pub fn open_to(&mut self, entrance: Receiver<NewChild<L>>) {
+        self.entrance = Some(entrance);
+    }
+
+    /// Takes those that have come by now.
+    pub fn let_in(&mut self) {
+        if take_in(self.entrance.as_ref(), &mut self.children) {
+            self.greet();
+        }
+    }
+
     /// Another worker comes to be fed these stripes, of this host: it reads there what it can be lent.
     pub fn borrower_came(
         &mut self,
@@ -103,10 +144,21 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.greet();
     }
 
-    /// Greets those that wait for that. Who borrows passes nothing on, until another route has come.
+    /// Greets those that wait for that. Who borrows passes nothing on, until another route has come, but shows that it lives.
     pub(super) fn greet(&mut self) {
-        if let Some(route) = self.machine.way().filter(|_| self.lender.is_none()) {
-            self.children.greet(self.mirrors.job, route.striping);
+        match self.machine.way() {
+            Some(route) if self.lender.is_none() => self.children.greet(self.mirrors.job, route.striping),
+            _ if self.lender.is_some() => self.children.reassure(self.mirrors.job),
+            _ => {}
+        }
+    }
+
+    /// Shows those that wait while it borrows now and then that it lives: it goes back once another feeds it, and until then that is not
+    /// its fault.
+    pub(super) fn reassure(&mut self, now: Duration) {
+        if self.lender.is_some() && now.saturating_sub(self.reassured) >= REASSURED_EVERY {
+            self.reassured = now;
+            self.children.reassure(self.mirrors.job);
         }
     }
 
@@ -267,10 +319,17 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// The same for some tensors.
     fn take_some_back(&mut self, ids: Vec<TensorId>) {
-        let Self { machine, mirrors, submitter, failed, wire, .. } = self;
+        let Self { machine, mirrors, submitter, failed, wire, children, entrance, .. } = self;
         let Mirrors { job, tensors, .. } = mirrors;
         let mut wire = wire.as_mut().filter(|_| machine.is_resumed());
-        let mut beat = || wire.iter_mut().for_each(|wire| Self::beat_now(*job, wire));
+        // This may take longer than those wait that come to be fed, and they would blame this worker.
+        take_in(entrance.as_ref(), children);
+        children.reassure(*job);
+        let mut beat = || {
+            wire.iter_mut().for_each(|wire| Self::beat_now(*job, wire));
+            take_in(entrance.as_ref(), children);
+            children.reassure(*job);
+        };
         let mut way = GoingBack::new(&mut beat);
         for id in ids {
             let Some(mirrored) = tensors.get_mut(id) else { continue };

@@ -74,6 +74,7 @@ impl<M: Mirrored> Places for Elsewhere<'_, M> {
                 }
                 Ok(None)
             }
+            Body::Alive if header.is_bare() && header.job == self.0.job => Ok(None),
             Body::Notice(Notice::Value { .. } | Notice::Raised { .. } | Notice::Seal | Notice::Taken) => {
                 self.0.place(header).map(Some)
             }
@@ -348,6 +349,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             self.parents.iter_mut().for_each(Feeder::begin_again);
         }
         self.children.look(now);
+        self.reassure(now);
         self.look_at_loans(now);
         self.go_on_leaving(Some(now));
         // What is not read of a parent is not its fault.

@@ -259,7 +259,7 @@ impl Link {
             };
             let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
             if let Some(doors) = &doors {
-                doors.lead_to(server, shard, proxy.teller());
+                doors.lead_to(server, shard, (proxy.teller(), proxy.entrance()));
             }
             proxies.push(proxy);
             wakeups.push(wakeup);

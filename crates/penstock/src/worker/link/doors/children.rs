@@ -1,18 +1,21 @@
 //! Who comes in at a worker's door: workers of the same job that are to be fed what this one is sent.
 
 use super::super::lock;
-use super::super::proxy::Command;
+use super::super::proxy::{Command, Entrance};
 use super::Proxies;
 use crate::thread::Teller;
+use crate::uplink::Uplink;
 use crate::wire::acceptor::{Arrival, Behind};
 use crate::worker::fate::Fate;
 use penstock_fabric::net::link::Link as _;
+use penstock_fabric::net::remote_shard::NewChild;
 use penstock_fabric::net::stream::Traffic;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::{Secret, Session};
 use penstock_proto::overlay::Pass;
+use penstock_proto::uplink::To;
 use std::sync::Arc;
 
 /// Most connections that a proxy was told of since it last took what it was told. For one more there is no room: whoever connects
@@ -22,13 +25,14 @@ const MOST: usize = 64;
 /// A proxy, as the doors know it.
 pub(super) struct Proxy {
     pub(super) teller: Teller<Command>,
+    entrance: Entrance,
     /// Connections that it may not have taken so far.
     waiting: usize,
 }
 
 impl Proxy {
-    pub(super) fn new(teller: Teller<Command>) -> Self {
-        Self { teller, waiting: 0 }
+    pub(super) fn new(teller: Teller<Command>, entrance: Entrance) -> Self {
+        Self { teller, entrance, waiting: 0 }
     }
 
     /// Whether it may be told of one more connection.
@@ -51,6 +55,8 @@ pub(super) struct Children {
     pub(super) fate: Arc<Fate>,
     /// What their connections add to.
     pub(super) traffic: Arc<Traffic>,
+    /// Where what they lead to is measured.
+    pub(super) uplink: Arc<Uplink>,
 }
 
 fn refuse(what: String) -> Result<(), Refusal> {
@@ -95,7 +101,11 @@ impl Behind for Children {
             proxy.waiting += 1;
             let stream = stream.counted(Arc::clone(&self.traffic));
             stream.send_evenly();
-            proxy.teller.send(Command::Child { rank: child, striping, stripes, rendezvous, stream });
+            self.uplink.watch(&stream, To::Child(child));
+            // One that has ended takes nobody in.
+            let _ =
+                proxy.entrance.send(NewChild { rank: child, striping, stripes, rendezvous, link: stream });
+            proxy.teller.send(Command::Child { rank: child, stripes, rendezvous });
         }
     }
 }

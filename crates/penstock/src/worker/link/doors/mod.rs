@@ -12,7 +12,7 @@ mod children;
 mod dialing;
 
 use super::lock;
-use super::proxy::Command;
+use super::proxy::{Command, Entrance};
 use crate::options::Options;
 use crate::server::StartError;
 use crate::thread::Teller;
@@ -76,7 +76,7 @@ impl Doors {
         let listen = Address { host: at.ip().to_canonical().to_string(), port: 0 };
         let acceptor = Acceptor::new(&[listen], who.options, AT_WORKERS)?;
         let address = acceptor.addresses()[0];
-        let proxies = Proxies::default();
+        let (proxies, uplink) = (Proxies::default(), Arc::new(Uplink::new()));
         let children = Children {
             rank: who.rank,
             session: who.session,
@@ -84,12 +84,12 @@ impl Doors {
             proxies: Arc::clone(&proxies),
             fate: Arc::clone(who.fate),
             traffic: Arc::clone(dialer.traffic()),
+            uplink: Arc::clone(&uplink),
         };
         acceptor.admit(dialer.job(), who.secret, Arc::new(children));
         acceptor.open();
         let dialer = dialer.by(Address { host: address.ip().to_string(), port: address.port() });
         let dialing = Dialing::new(who.rank, dialer, Arc::clone(&proxies), Arc::clone(who.fate));
-        let uplink = Arc::new(Uplink::new());
         Ok(Self { address, proxies, dialing, uplink, _acceptor: acceptor })
     }
 
@@ -104,8 +104,13 @@ impl Doors {
     }
 
     /// From now on children of this shard's are led to its proxy, and the proxy hears of parents that it asks for.
-    pub(in crate::worker::link) fn lead_to(&self, server: u32, shard: u32, proxy: Teller<Command>) {
-        lock(&self.proxies).insert((server, shard), children::Proxy::new(proxy));
+    pub(in crate::worker::link) fn lead_to(
+        &self,
+        server: u32,
+        shard: u32,
+        (proxy, entrance): (Teller<Command>, Entrance),
+    ) {
+        lock(&self.proxies).insert((server, shard), children::Proxy::new(proxy, entrance));
     }
 
     /// Dials a parent, which the proxy hears of as [`Command::Parent`]: returns at once. A newer request of a proxy takes the place

@@ -3,11 +3,13 @@
 use super::*;
 use crate::thread::{Handle, Inbox, commanded};
 use crate::wire::dial::DialError;
+use penstock_fabric::net::remote_shard::NewChild;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::Secret;
 use penstock_proto::peer::PeerId;
 use std::net::TcpListener;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const JOB: &str = "job";
@@ -20,6 +22,7 @@ struct Worker {
     doors: Doors,
     fate: Arc<Fate>,
     inbox: Inbox<Command>,
+    came: Receiver<NewChild<Stream>>,
     _handle: Handle<Command>,
 }
 
@@ -48,8 +51,9 @@ fn worker(rank: Rank, given: &[(&str, &str)]) -> Worker {
     };
     let doors = Doors::open(&who, "127.0.0.1:1".parse().unwrap(), &dialer(SECRET, given)).unwrap();
     let (handle, inbox) = commanded().unwrap();
-    doors.lead_to(2, 1, handle.teller());
-    Worker { doors, fate, inbox, _handle: handle }
+    let (entrance, came) = channel();
+    doors.lead_to(2, 1, (handle.teller(), entrance));
+    Worker { doors, fate, inbox, came, _handle: handle }
 }
 
 impl Worker {
@@ -112,12 +116,16 @@ fn a_child_that_dials_its_parent_is_led_to_the_proxy_that_it_names_and_each_hear
         let given = [("security", security)];
         let (child, parent) = (worker(0, &given), worker(1, &given));
         child.doors.dial(child.wish(7, parent.doors.address(), stripes(5)));
-        let Command::Child { rank: 0, striping: 9, stripes: Stripes(5), rendezvous, stream: mut theirs } =
-            parent.told()
-        else {
+        let Command::Child { rank: 0, stripes: Stripes(5), rendezvous } = parent.told() else {
             panic!("{security}: not a child")
         };
         assert_eq!(rendezvous, Some([6; 16]), "and where it would be lent to");
+        // It had come in before that was said.
+        let NewChild { rank: 0, striping: 9, stripes: Stripes(5), rendezvous: Some(_), link: mut theirs } =
+            parent.came.try_recv().unwrap()
+        else {
+            panic!("{security}: another one")
+        };
         let Command::Parent { epoch: 7, rank: 1, stripes: Stripes(5), stream: Ok(mut ours) } = child.told()
         else {
             panic!("{security}: not its parent")

@@ -30,7 +30,9 @@ use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::link::Link as _;
-use penstock_fabric::net::remote_shard::{Left, Limits, Looked, Over, RemoteShard, Unreached, Wish};
+use penstock_fabric::net::remote_shard::{
+    Left, Limits, Looked, NewChild, Over, RemoteShard, Unreached, Wish,
+};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -49,7 +51,7 @@ use rustix::fd::OwnedFd;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -119,14 +121,12 @@ pub(super) enum Command {
         id: TensorId,
         state: StateMirror,
     },
-    /// Another worker has come to be fed these stripes.
+    /// Another worker has come in at the [entrance](Handle::entrance), to be fed these stripes.
     Child {
         rank: Rank,
-        striping: u32,
         stripes: Stripes,
         /// Where it would be lent to, if it is of this host.
         rendezvous: Option<Rendezvous>,
-        stream: Stream,
     },
     /// A connection to a parent that this proxy has asked for, or why there is none.
     Parent {
@@ -150,9 +150,13 @@ struct Progress {
     flow: Mutex<Option<Flow>>,
 }
 
+/// Where those come in that a proxy is to feed: it sees them also while it has no time for anything else.
+pub(super) type Entrance = Sender<NewChild<Stream>>;
+
 /// The link's end of a proxy.
 pub(super) struct Handle {
     thread: thread::Handle<Command>,
+    entrance: Entrance,
     progress: Arc<Progress>,
     /// Whether what it mirrors may be lent.
     pub(super) lends: bool,
@@ -175,6 +179,11 @@ impl Handle {
     /// For others that tell the proxy something.
     pub(super) fn teller(&self) -> thread::Teller<Command> {
         self.thread.teller()
+    }
+
+    /// For whoever lets others in, and then [says so](Command::Child).
+    pub(super) fn entrance(&self) -> Entrance {
+        self.entrance.clone()
     }
 
     /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
@@ -221,11 +230,13 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let (mut thread, inbox) = thread::commanded()?;
     let rung = thread.bell()?;
     let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
-    let proxy = new(setup, inbox);
+    let mut proxy = new(setup, inbox);
+    let (entrance, newcomers) = channel();
+    proxy.remote.open_to(newcomers);
     let progress = Arc::clone(&proxy.progress);
     let lends = proxy.setup.meets.is_some() && proxy.setup.doors.is_some() && proxy.setup.verifier.is_some();
     thread.start(name, move || proxy.run())?;
-    Ok((Handle { thread, progress, lends }, rung))
+    Ok((Handle { thread, entrance, progress, lends }, rung))
 }
 
 fn new(setup: Setup, inbox: Inbox<Command>) -> Proxy {
@@ -333,10 +344,7 @@ impl Orders {
                         mirrored.state = Some(state);
                     }
                 }
-                Command::Child { rank, striping, stripes, rendezvous, stream } => {
-                    if let Some(doors) = &self.doors {
-                        doors.uplink().watch(&stream, To::Child(rank));
-                    }
+                Command::Child { rank, stripes, rendezvous } => {
                     let (shard, stripes_fed) = (self.shard, numbers(stripes));
                     // One that comes again and again is no news.
                     if self.fed.insert(rank, stripes) == Some(stripes) {
@@ -354,7 +362,7 @@ impl Orders {
                             "this worker feeds another"
                         );
                     }
-                    remote.borrower_came(rank, (striping, stripes), rendezvous, stream);
+                    remote.let_in();
                     if let (Some(rendezvous), Some(meets)) = (rendezvous, &self.meets) {
                         let Credentials { secret, session } = &self.credentials;
                         let pass = Pass::new(session, self.server, rank).secret(secret);

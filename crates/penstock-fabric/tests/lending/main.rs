@@ -1,0 +1,73 @@
+//! What a worker that lends what it mirrors and one that borrows it assume of each other.
+#![cfg(not(loom))]
+
+mod rig;
+
+use penstock_fabric::memory::Unread;
+use penstock_fabric::net::remote_shard::{NewChild, Unreached};
+use penstock_proto::frame::{Body, Notice};
+use penstock_proto::overlay::Stripes;
+use penstock_proto::submission::{NOBODY, Submission};
+use rig::{BORROWER, End, LENDER, NAME, Rig, W, bodies, pipe};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(10);
+
+#[test]
+fn what_is_borrowed_is_seen_as_it_comes_and_nothing_of_it_is_passed_on() {
+    let mut rig = Rig::borrowing();
+    for _ in 0..3 {
+        rig.publish();
+        rig.settle();
+        assert_eq!(rig.seen(), rig.all());
+    }
+    rig.pass(LONG);
+    assert_eq!(rig.left(), (vec![], vec![]));
+    assert_eq!(rig.mirror(BORROWER).went_back, 0);
+}
+
+/// A child that comes to be fed by the borrower, and its end of their link.
+fn child() -> (NewChild<End>, End) {
+    let (here, there) = pipe();
+    let stripes = Stripes::first(1);
+    (NewChild { rank: 2, striping: 1, stripes, rendezvous: None, link: there }, here)
+}
+
+fn alive() -> Body {
+    Body::Alive
+}
+
+fn greeting() -> Body {
+    Body::Notice(Notice::Taken)
+}
+
+// It copied for seconds, and those that it was to feed said that it was silent; then they copied.
+#[test]
+fn who_comes_while_memory_is_given_back_is_shown_at_once_that_its_parent_lives() {
+    let mut rig = Rig::borrowing();
+    let (child, mut end) = child();
+    let entrance = rig.entrances[BORROWER as usize].clone();
+    let (tells, told) = std::sync::mpsc::channel();
+    rig.mirror(BORROWER).meanwhile = Some(Box::new(move || entrance.send(child).unwrap()));
+    rig.mirror(BORROWER).behind = Some(Box::new(move || tells.send(bodies(&mut end)).unwrap()));
+    // The home feeds it from now on.
+    rig.route(1, &[0]);
+    assert_eq!(told.try_recv().unwrap(), [alive()], "before all is copied");
+    rig.settle();
+    assert_eq!((rig.mirror(BORROWER).went_back, rig.left().1), (1, vec![]));
+}
+
+#[test]
+fn who_waits_for_one_that_borrows_is_shown_that_it_lives_and_greeted_when_that_has_gone_back() {
+    let mut rig = Rig::borrowing();
+    let (child, mut end) = child();
+    rig.entrances[BORROWER as usize].send(child).unwrap();
+    rig.settle();
+    assert_eq!(bodies(&mut end), [alive()]);
+    rig.pass(Duration::from_secs(3));
+    let signs = bodies(&mut end);
+    assert!(signs.len() >= 3 && signs.iter().all(|sign| *sign == alive()), "{signs:?}");
+    rig.route(1, &[0]);
+    rig.settle();
+    assert_eq!(bodies(&mut end).last(), Some(&greeting()));
+}
