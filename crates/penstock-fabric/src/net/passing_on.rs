@@ -322,6 +322,13 @@ impl<L: Link> Children<L> {
         child.map(|child| child.lent.insert(tensor)).is_some()
     }
 
+    /// It reads them here no more: they are passed on to it again.
+    pub(super) fn lend_no_more(&mut self, (rank, rendezvous): (Rank, &Rendezvous), tensor: TensorId) {
+        let is_it =
+            |child: &&mut Child<L>| child.rank == rank && child.rendezvous.as_ref() == Some(rendezvous);
+        self.0.iter_mut().filter(is_it).for_each(|child| _ = child.lent.remove(&tensor));
+    }
+
     /// How many read a tensor's values here.
     pub(super) fn borrowers(&self, tensor: TensorId) -> usize {
         self.0.iter().filter(|child| child.lent.contains(&tensor)).count()

@@ -504,8 +504,10 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     place: (usize, usize),
     wishes: Vec<Wish>,
     left: Vec<Left>,
-    /// Whose memory some values stand in; why its worker cannot go on, if that could not be left.
+    /// Whose memory some values stand in; tensors that stand there no more, of which it is still to be told; why its worker cannot go
+    /// on, if that could not be left.
     lender: Option<Rank>,
+    returned: Vec<TensorId>,
     failed: Option<String>,
     /// When it was last looked whether readers get what its lender lends, and how many more looks found that they do not than that they
     /// do; a worker that says goodbye waits for what a lender was writing, since when, once the time is known.
@@ -541,6 +543,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             wishes: Vec::new(),
             left: Vec::new(),
             lender: None,
+            returned: Vec::new(),
             failed: None,
             looked: Duration::ZERO,
             unread: 0,

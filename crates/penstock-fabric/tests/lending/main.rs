@@ -26,6 +26,74 @@ fn what_is_borrowed_is_seen_as_it_comes_and_nothing_of_it_is_passed_on() {
     assert_eq!(rig.mirror(BORROWER).went_back, 0);
 }
 
+/// The home sends the borrower all values itself, until that goes back.
+fn go_past_trees() -> Rig {
+    let mut rig = Rig::borrowing();
+    rig.by_trees = false;
+    for _ in 0..3 {
+        rig.publish();
+        rig.settle();
+    }
+    rig.pass(Duration::from_millis(40));
+    assert_eq!(rig.mirror(BORROWER).went_back, 1);
+    rig.publish();
+    rig.settle();
+    assert_eq!(rig.seen(), rig.all(), "what the home sends itself comes");
+    rig
+}
+
+// The lender went on saying only that it was new; the borrower waited for values, and blamed it.
+#[test]
+fn what_the_home_sent_itself_for_a_while_is_passed_on_again_once_its_lender_has_heard_that_it_is_not_borrowed()
+ {
+    let mut rig = go_past_trees();
+    assert_eq!(rig.borrower().take_returned(), [W]);
+    rig.workers[LENDER as usize].lend_no_more((BORROWER, &NAME), W);
+    rig.borrower().renew(W);
+    rig.settle();
+    rig.offer();
+    assert!(!rig.borrow(), "the home still sends it itself");
+    rig.by_trees = true;
+    rig.publish();
+    rig.settle();
+    rig.pass(LONG);
+    assert_eq!(rig.seen(), rig.all());
+    assert_eq!(rig.left(), (vec![], vec![]));
+    assert!(rig.borrow(), "it may be borrowed again");
+    rig.publish();
+    rig.settle();
+    rig.pass(LONG);
+    assert_eq!((rig.seen(), rig.left()), (rig.all(), (vec![], vec![])));
+}
+
+#[test]
+fn what_its_lender_said_before_it_heard_that_it_is_not_borrowed_comes_from_the_home() {
+    let mut rig = go_past_trees();
+    assert_eq!(rig.borrower().take_returned(), [W]);
+    rig.by_trees = true;
+    rig.publish();
+    rig.settle();
+    assert_ne!(rig.seen(), rig.all());
+    rig.workers[LENDER as usize].lend_no_more((BORROWER, &NAME), W);
+    rig.borrower().renew(W);
+    rig.pass(LONG);
+    assert_eq!((rig.seen(), rig.left()), (rig.all(), (vec![], vec![])));
+}
+
+#[test]
+fn a_lender_that_cannot_be_told_is_left_by_nobodys_fault() {
+    let mut rig = go_past_trees();
+    rig.borrower().leave_lender();
+    rig.by_trees = true;
+    rig.publish();
+    rig.pass(LONG);
+    assert_eq!(rig.seen(), rig.all());
+    let (blamed, left) = rig.left();
+    assert_eq!((blamed, left.len()), (vec![NOBODY], 1));
+    assert!(rig.is_fed_by_home() && rig.borrower().lender().is_none());
+    assert!(rig.borrower().take_returned().is_empty(), "whom it has left it need not tell");
+}
+
 /// A child that comes to be fed by the borrower, and its end of their link.
 fn child() -> (NewChild<End>, End) {
     let (here, there) = pipe();

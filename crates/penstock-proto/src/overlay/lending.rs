@@ -11,10 +11,13 @@
 //! |---|---|
 //! | lender | its nonce; HMAC-SHA256(pass, "lender", name, nonce) |
 //! | borrower | HMAC-SHA256(pass, "borrower", name, nonce) |
-//! | lender | of each tensor, once, as it comes: that it is lent; and its region's descriptor |
-//! | borrower | once, that it reads a tensor there: from now on it is only told which chunks are new |
+//! | lender | of each tensor, as it comes: that it is lent; and its region's descriptor |
+//! | borrower | that it reads a tensor there: from now on it is only told which chunks are new |
+//! | borrower | that it reads it there no more, though it is fed there: the values come again, and then it is lent anew |
 //!
-//! Each end hangs up when it is over. Nothing is taken back by words: what is lent is read-only to the borrower, and stays as long as
+//! Of a tensor these come in this order, and from the beginning again.
+//!
+//! Each end hangs up when it is over. Nothing is taken away by words: what is lent is read-only to the borrower, and stays as long as
 //! one of them has it.
 
 use crate::TensorId;
@@ -56,6 +59,11 @@ pub enum Word {
     },
     /// The borrower reads this tensor there from now on.
     Borrowed {
+        /// The tensor.
+        tensor: TensorId,
+    },
+    /// It reads it there no more.
+    Returned {
         /// The tensor.
         tensor: TensorId,
     },
@@ -138,6 +146,7 @@ mod tests {
             Word::Borrower { proof: [253; 32] },
             Word::Lent { tensor: u32::MAX },
             Word::Borrowed { tensor: 7 },
+            Word::Returned { tensor: 8 },
         ] {
             let bytes = word.encode();
             assert!(bytes.len() <= MAX_WORD_BYTES);

@@ -178,6 +178,30 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.children.lend(who, tensor)
     }
 
+    /// It reads them here no more, though it is fed here.
+    pub fn lend_no_more(&mut self, who: (Rank, &Rendezvous), tensor: TensorId) {
+        self.children.lend_no_more(who, tensor);
+    }
+
+    /// Tensors that are borrowed no more, though their lender feeds this worker: it is to be told so, as it says of them only what is
+    /// new. If it cannot be, it is to be [left](Self::leave_lender).
+    pub fn take_returned(&mut self) -> Vec<TensorId> {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// Its lender has heard that a tensor is borrowed no more, and feeds it again.
+    pub fn renew(&mut self, id: TensorId) {
+        self.machine.renew(id);
+    }
+
+    /// Leaves its lender, by nobody's fault: the home names it again.
+    pub fn leave_lender(&mut self) {
+        let Some(lender) = self.lender else { return };
+        while let Some(at) = self.parents.iter().position(|feeder| feeder.parent.rank == lender) {
+            self.lost(at, "it goes on lending what is not borrowed any more".to_owned(), |_| Fault::Nobodys);
+        }
+    }
+
     /// How many read a tensor's values here.
     pub fn borrowers(&self, tensor: TensorId) -> usize {
         self.children.borrowers(tensor)
@@ -311,6 +335,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             return;
         }
         self.unread = 0;
+        // Its lender is left with them.
+        self.returned.clear();
         let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
         let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
         self.take_some_back(borrowed);
@@ -371,7 +397,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let (Some(lender), Some(apart)) = (self.lender, self.looks_at_loans_within()) else { return };
         let past: Vec<TensorId> = self.machine.sent_past().collect();
         if !past.is_empty() {
-            self.take_some_back(past);
+            self.take_some_back(past.clone());
+            past.iter().for_each(|&id| self.machine.goes_past(id));
+            self.returned.extend(past);
         }
         if now.saturating_sub(self.looked) < apart {
             return;

@@ -306,6 +306,22 @@ impl Mirror {
         self.tensors.iter().filter(move |(_, mirrored)| is_sent(mirrored)).map(|(id, _)| id)
     }
 
+    /// A tensor that is borrowed no more, as the home sends its values itself: nor is it again before the home has said that it goes by
+    /// trees.
+    pub fn goes_past(&mut self, tensor: TensorId) {
+        self.tensors.get_mut(tensor).into_iter().for_each(|mirrored| mirrored.by_trees = false);
+    }
+
+    /// The lender of a tensor that was given back sends its values again. What it had said meanwhile is only that some were new: the home
+    /// is told what is held, and sends the rest.
+    pub fn renew(&mut self, tensor: TensorId) {
+        let Some(epoch) = self.route.as_ref().map(|route| route.epoch).filter(|_| !self.left) else { return };
+        let given_back = |it: &&Mirrored| it.broadcast && it.asked && !it.borrowed;
+        let Some(mirrored) = self.tensors.get(tensor).filter(given_back) else { return };
+        let all = mirrored.held(tensor, epoch, Stripes::first(MAX_STRIPES));
+        all.for_each(|holds| self.outbox.submit(holds, 1));
+    }
+
     /// The least version + 1 of a tensor's chunks.
     pub fn least(&self, tensor: TensorId) -> u64 {
         self.tensors.get(tensor).and_then(|mirrored| mirrored.progress.least()).unwrap_or(0)

@@ -642,6 +642,10 @@ impl Proxy {
             self.orders.running = false;
             return true;
         }
+        let returned = remote.take_returned();
+        if !returned.is_empty() && !borrower.as_mut().is_some_and(|it| it.say_returned(&returned)) {
+            remote.leave_lender();
+        }
         let Some(borrower) = borrower else { return busy };
         let came = looks && borrower.look(remote, now);
         busy |= came;

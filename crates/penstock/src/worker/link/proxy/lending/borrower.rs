@@ -53,8 +53,10 @@ pub(in super::super) struct Borrower {
     pub(super) connection: Option<Connection>,
     /// Nothing more is taken of the lender for now.
     pub(super) is_full: bool,
-    /// What was offered on this connection so far: each tensor once.
+    /// What was offered on this connection so far: each tensor once, and once more after it was given back.
     heard: BTreeSet<TensorId>,
+    /// What is borrowed no more, as was said, and not offered again so far.
+    pub(super) returned: BTreeSet<TensorId>,
     /// What was offered before it was declared here.
     pub(super) early: BTreeMap<TensorId, Early>,
     /// What was offered and is not borrowed.
@@ -87,6 +89,7 @@ impl Borrower {
             connection: None,
             is_full: false,
             heard: BTreeSet::new(),
+            returned: BTreeSet::new(),
             early: BTreeMap::new(),
             offered: BTreeSet::new(),
         })
@@ -240,6 +243,10 @@ impl Borrower {
         (fd, allowance): (OwnedFd, Allowance),
         remote: &mut RemoteShard<Mirrored>,
     ) {
+        // What its lender said before this counted on memory that is not read any more.
+        if self.returned.remove(&id) {
+            remote.renew(id);
+        }
         let Some(mirrored) = remote.tensor_mut(id) else { return };
         match mirrored.offer(fd, allowance) {
             Ok(true) => _ = self.offered.insert(id),
@@ -261,24 +268,36 @@ impl Borrower {
     /// Borrows what was offered and is new enough; whether anything. What the lender need not send any more it is told.
     pub(in super::super) fn borrow(&mut self, remote: &mut RemoteShard<Mirrored>) -> bool {
         let before = self.offered.len();
-        let (lender, connection) = (self.lender, &self.connection);
-        self.offered.retain(|&id| {
-            if !remote.may_borrow(id, lender) {
-                return true;
-            }
-            if remote.borrow(id, lender) {
-                let told = connection.as_ref().map(|it| say(it, &Word::Borrowed { tensor: id }, &[]));
-                // It goes on sending frames, which say no less.
-                if !matches!(told, Some(Ok(()))) {
-                    tracing::debug!(tensor = id, lender, "a lender was not told that its memory is read");
-                }
+        let lender = self.lender;
+        for id in std::mem::take(&mut self.offered) {
+            if remote.may_borrow(id, lender) && remote.borrow(id, lender) {
+                self.say_borrowed(id);
                 tracing::info!(tensor = id, lender, "values are read in another worker's memory");
-                return false;
+            } else if remote.tensor(id).is_some_and(Mirrored::is_offered) {
+                // One that cannot be borrowed has said so.
+                self.offered.insert(id);
             }
-            // One that cannot be borrowed has said so.
-            remote.tensor(id).is_some_and(Mirrored::is_offered)
-        });
+        }
         self.offered.len() < before
+    }
+
+    fn say_borrowed(&self, id: TensorId) {
+        let told = self.connection.as_ref().map(|it| say(it, &Word::Borrowed { tensor: id }, &[]));
+        // It goes on sending frames, which say no less.
+        if !matches!(told, Some(Ok(()))) {
+            let lender = self.lender;
+            tracing::debug!(tensor = id, lender, "a lender was not told that its memory is read");
+        }
+    }
+
+    /// Says that tensors are borrowed no more; whether the lender will hear it. Until it has it sends nothing of them.
+    pub(in super::super) fn say_returned(&mut self, ids: &[TensorId]) -> bool {
+        let Some(connection) = &self.connection else { return false };
+        ids.iter().all(|&id| {
+            self.heard.remove(&id);
+            self.returned.insert(id);
+            say(connection, &Word::Returned { tensor: id }, &[]).is_ok()
+        })
     }
 
     pub(super) fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {

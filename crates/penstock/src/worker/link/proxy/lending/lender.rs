@@ -61,7 +61,7 @@ pub(super) struct Connected {
     /// How many tensors had been declared when it was last offered some; those that it was.
     pub(super) seen: usize,
     pub(super) offered: BTreeSet<TensorId>,
-    /// Of these, those that it has said it reads: it says so once.
+    /// Of these, those that it has said it reads: it says so once, until it has said that it does no more.
     pub(super) borrowed: BTreeSet<TensorId>,
     /// The socket takes no more for now.
     full: bool,
@@ -106,6 +106,13 @@ impl Connected {
                 {
                     busy = true;
                     remote.lend((rank, rendezvous), tensor);
+                }
+                Heard::Word(Word::Returned { tensor }, _) if self.offered.remove(&tensor) => {
+                    busy = true;
+                    self.borrowed.remove(&tensor);
+                    remote.lend_no_more((rank, rendezvous), tensor);
+                    // It is offered anew, by which it hears that it is sent values again.
+                    self.seen = 0;
                 }
                 Heard::Word(..) | Heard::Over => return (false, true),
             }

@@ -501,6 +501,11 @@ fn who_says_that_it_borrows_without_having_been_offered_anything_is_hung_up_on()
     let end = socket.accept().unwrap();
     say(&end, &Word::Borrowed { tensor: rig::W }, &[]).unwrap();
     assert!(!connected.look(&mut lends, 1, true).0);
+    // Or that it does no more.
+    let mut connected = Connected::new(meets(), attempt(name, the_pass())).unwrap();
+    let end = socket.accept().unwrap();
+    say(&end, &Word::Returned { tensor: rig::W }, &[]).unwrap();
+    assert!(!connected.look(&mut lends, 1, true).0);
     // A proof of another incarnation's.
     let mut again = Connected::new(meets(), attempt(name, the_pass())).unwrap();
     let end = socket.accept().unwrap();
@@ -686,4 +691,36 @@ fn one_that_waits_to_be_fed_is_offered_nothing_and_is_lent_to_when_it_is_fed() {
     assert!(lender.connected.is_empty());
     borrower.look(&mut borrows, now);
     assert!(borrower.offered.is_empty() && !borrows.tensor(rig::W).unwrap().is_offered());
+}
+
+/// A borrower, and its lender, which has come to it and offered what it has.
+fn borrowing(
+    lends: &mut RemoteShard<Mirrored>,
+    borrows: &mut RemoteShard<Mirrored>,
+) -> (Borrower, Connected) {
+    let mut borrower = Borrower::open(meets(), 4, &pass(), &SECRET).unwrap();
+    come(lends, 1, borrower.rendezvous());
+    let mut connected = Connected::new(meets(), attempt(borrower.rendezvous(), the_pass())).unwrap();
+    assert!(settle(&mut borrower, &mut connected, [borrows, lends]));
+    (borrower, connected)
+}
+
+// Its lender went on saying only what was new of it, and never offered it again.
+#[test]
+fn what_is_borrowed_no_more_is_passed_on_again_and_offered_anew() {
+    let ((mut lends, _memory), (mut borrows, _its)) = (shard(worker()), shard(worker()));
+    let (mut borrower, mut connected) = borrowing(&mut lends, &mut borrows);
+    for _ in 0..2 {
+        assert!(borrower.offered.remove(&rig::W) && borrows.tensor(rig::W).unwrap().is_offered());
+        borrows.tensor_mut(rig::W).unwrap().decline();
+        say(borrower.connection.as_ref().unwrap(), &Word::Borrowed { tensor: rig::W }, &[]).unwrap();
+        assert!(settle(&mut borrower, &mut connected, [&mut borrows, &mut lends]));
+        assert_eq!((lends.borrowers(rig::W), borrower.offered.len()), (1, 0));
+        assert!(borrower.say_returned(&[rig::W]) && borrower.returned.contains(&rig::W));
+        assert!(settle(&mut borrower, &mut connected, [&mut borrows, &mut lends]));
+        assert_eq!((lends.borrowers(rig::W), borrower.returned.len()), (0, 0));
+    }
+    drop(connected);
+    borrower.look(&mut borrows, Instant::now());
+    assert!(!borrower.say_returned(&[rig::W]), "nobody hears it");
 }
