@@ -38,7 +38,7 @@ use penstock_proto::factors::{self, LowRank, ROWS};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::layer::Layer;
 use penstock_proto::numbered::Numbered;
-use penstock_proto::overlay::Route;
+use penstock_proto::overlay::{Parent, Route};
 use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Carried, Effect, Frame, Mirror, Stands};
 use penstock_proto::seal::Verifier;
@@ -507,6 +507,8 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     /// Whose memory some values stand in; tensors that stand there no more, of which it is still to be told; why its worker cannot go
     /// on, if that could not be left.
     lender: Option<Rank>,
+    /// Whether that is to feed it all stripes of a new cut, on another connection: who, and since when, once the time is known.
+    carried: Option<(Parent, Option<Duration>)>,
     returned: Vec<TensorId>,
     failed: Option<String>,
     /// When it was last looked whether readers get what its lender lends, and how many more looks found that they do not than that they
@@ -543,6 +545,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             wishes: Vec::new(),
             left: Vec::new(),
             lender: None,
+            carried: None,
             returned: Vec::new(),
             failed: None,
             looked: Duration::ZERO,
@@ -617,6 +620,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// The connection is given up; another may be made. What was said of parents was said on it.
     pub fn detach(&mut self) {
         self.parents.clear();
+        self.carried = None;
         self.settle_loans();
         self.wishes.clear();
         self.count_place();

@@ -139,3 +139,73 @@ fn who_waits_for_one_that_borrows_is_shown_that_it_lives_and_greeted_when_that_h
     rig.settle();
     assert_eq!(bodies(&mut end).last(), Some(&greeting()));
 }
+
+/// Values are cut anew: as before the lender feeds all of them, or the home.
+fn cut_anew(by_lender: bool) -> Rig {
+    let mut rig = Rig::borrowing();
+    rig.route(2, &[u8::from(by_lender)]);
+    rig
+}
+
+// All was copied back, and given up again as soon as it stood there once more.
+#[test]
+fn what_is_borrowed_stays_so_where_its_lender_is_to_feed_all_stripes_of_a_new_cut() {
+    let mut rig = cut_anew(true);
+    rig.publish();
+    rig.settle();
+    assert_eq!(rig.connect([6; 16]), 1);
+    rig.settle();
+    rig.stands();
+    rig.settle();
+    assert_eq!(rig.seen(), rig.all());
+    // By frames, as long as the lender was not told, and then by word.
+    for _ in 0..2 {
+        for _ in 0..2 {
+            rig.publish();
+            rig.settle();
+            assert_eq!((rig.seen(), rig.mirror(BORROWER).progress), (rig.all(), rig.version + 1));
+        }
+        assert!(rig.workers[LENDER as usize].lend((BORROWER, &[6; 16]), W));
+    }
+    rig.pass(LONG);
+    assert_eq!((rig.left(), rig.mirror(BORROWER).went_back), ((vec![], vec![]), 0));
+    assert!(!rig.is_fed_by_home());
+}
+
+#[test]
+fn what_is_borrowed_is_given_back_where_its_lender_is_not_to_feed_the_new_cut_or_does_not() {
+    let mut rig = cut_anew(false);
+    assert_eq!(rig.mirror(BORROWER).went_back, 1);
+    rig.publish();
+    rig.settle();
+    assert_eq!(rig.seen(), rig.all());
+
+    let mut rig = cut_anew(true);
+    let wishes = rig.borrower().take_wishes();
+    let why = "nobody answers".to_owned();
+    rig.borrower().parent_came(&wishes[0], Err(Unreached { why, is_its: true }));
+    rig.settle();
+    assert_eq!((rig.mirror(BORROWER).went_back, rig.left().0), (1, vec![LENDER]));
+
+    // Another route names somebody else meanwhile.
+    let mut rig = cut_anew(true);
+    rig.route(2, &[0]);
+    assert_eq!((rig.mirror(BORROWER).went_back, rig.left().0), (1, vec![]));
+
+    // Its lender says nothing, or no connection comes about.
+    for comes in [true, false] {
+        let mut rig = cut_anew(true);
+        if comes {
+            let wishes = rig.borrower().take_wishes();
+            let (child, parent) = pipe();
+            rig.borrower().parent_came(&wishes[0], Ok(child));
+            rig.pass(Duration::from_secs(5));
+            drop(parent);
+        } else {
+            rig.pass(Duration::from_secs(5));
+        }
+        rig.publish();
+        rig.settle();
+        assert_eq!((rig.seen(), rig.mirror(BORROWER).went_back), (rig.all(), 1), "comes: {comes}");
+    }
+}

@@ -647,7 +647,7 @@ impl Mirror {
                 return Ok(Effect::Nothing);
             }
         };
-        let is_routed = self.route.is_some();
+        let (is_routed, fed) = (self.route.is_some(), self.fed);
         let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
         match *notice {
             Notice::Value { tensor, chunk, version, steps, publication, base, content } => {
@@ -656,7 +656,8 @@ impl Mirror {
                     return Err(Broken::TooNew { chunk, version });
                 }
                 if mirrored.borrowed {
-                    mirrored.sent_nevertheless(local, version, publication, content);
+                    let is_fed = fed.has(mirrored.digests.stripe(local));
+                    mirrored.sent_nevertheless(local, is_fed, (version, publication, content));
                     return Ok(Effect::Nothing);
                 }
                 let what = Value { version, steps, publication, base, content };

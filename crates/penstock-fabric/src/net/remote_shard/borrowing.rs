@@ -12,7 +12,7 @@ use crate::doorbell::single_chunks;
 use crate::memory::Unread;
 use penstock_proto::frame::Notice;
 use penstock_proto::overlay::lending::Rendezvous;
-use penstock_proto::overlay::Stripes;
+use penstock_proto::overlay::{Parent, Route, Stripes};
 use penstock_proto::remote::mirror::{Effect, Fault, Stands};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -34,6 +34,8 @@ const BEATS_APART: Duration = Duration::from_millis(10);
 /// lender that lives has written them by then, also one that had no core for a while.
 const WAITS_FOR: Duration = Duration::from_millis(50);
 
+/// How long a lender that is to feed this worker stripes of a new cut is waited for.
+const CARRIED_FOR: Duration = Duration::from_secs(3);
 /// How often children that wait, as this worker borrows, are shown that it lives.
 const REASSURED_EVERY: Duration = Duration::from_millis(500);
 
@@ -183,6 +185,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.children.lend_no_more(who, tensor);
     }
 
+    /// Goes back to memory of its own with one tensor, which stands nowhere else any more: its lender has said where it does.
+    pub fn give_back(&mut self, id: TensorId) {
+        self.take_some_back(vec![id]);
+    }
+
     /// Tensors that are borrowed no more, though their lender feeds this worker: it is to be told so, as it says of them only what is
     /// new. If it cannot be, it is to be [left](Self::leave_lender).
     pub fn take_returned(&mut self) -> Vec<TensorId> {
@@ -310,10 +317,52 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         Ok((end.saturating_sub(start), news))
     }
 
-    /// Goes back to memory of its own if its lender feeds it no more.
+    /// Goes back to memory of its own if its lender feeds it no more, nor is to feed it soon.
     pub(super) fn settle_loans(&mut self) {
-        if self.lender.is_some_and(|lender| !self.is_fed_by(lender)) {
+        if self.carried.is_none() && self.lender.is_some_and(|lender| !self.is_fed_by(lender)) {
             self.take_back();
+        }
+    }
+
+    /// There is to be another route. Where its lender is to feed it all stripes of that too, though of another cut, what is borrowed stays
+    /// so while it connects once more: nobody has failed. What comes between it sees when it is greeted.
+    pub(super) fn carry_loans(&mut self, route: &Route, is_recut: bool) {
+        let Some(lender) = self.lender else { return };
+        let feeds = |feeder: &&super::Feeder<L>| feeder.parent.rank == lender;
+        let parent = match self.carried.take() {
+            Some((parent, _)) => Some(parent),
+            None if is_recut => self.parents.iter().find(feeds).map(|feeder| feeder.parent.clone()),
+            None => return,
+        };
+        // By its pass it is the same process.
+        let feeds_all = |parent: &Parent| {
+            !route.feeds.is_empty() && route.feeds.iter().all(|feed| feed.parent.as_ref() == Some(parent))
+        };
+        match parent.filter(feeds_all) {
+            Some(parent) => self.carried = Some((parent, None)),
+            None => self.take_back(),
+        }
+    }
+
+    /// This parent feeds these stripes from now on; whether it is its lender, which was waited for.
+    pub(super) fn is_carried_by(&mut self, parent: &Parent, stripes: Stripes) -> bool {
+        let is_its = |(lender, _): &mut (Parent, _)| lender == parent;
+        self.stripes().without(stripes).is_empty() && self.carried.take_if(is_its).is_some()
+    }
+
+    /// Looks at all that is borrowed. An error comes again at the next look.
+    pub(super) fn look_at_all(&mut self) {
+        let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
+        let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
+        borrowed.into_iter().for_each(|id| _ = self.look_at(id, 0, u32::MAX));
+    }
+
+    /// Goes back where its lender does not come.
+    fn wait_for_lender(&mut self, now: Duration) {
+        let Some((_, since)) = &mut self.carried else { return };
+        if now.saturating_sub(*since.get_or_insert(now)) > CARRIED_FOR {
+            self.carried = None;
+            self.settle_loans();
         }
     }
 
@@ -337,6 +386,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.unread = 0;
         // Its lender is left with them.
         self.returned.clear();
+        self.carried = None;
         let borrowed = self.mirrors.tensors.iter().filter(|(_, mirrored)| mirrored.is_borrowed());
         let borrowed: Vec<TensorId> = borrowed.map(|(id, _)| id).collect();
         self.take_some_back(borrowed);
@@ -394,6 +444,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Goes back where it is no use to borrow, or nobody knows what stands there: of tensors that the home sends here itself, and from a
     /// lender of whose memory readers do not get what they wait for.
     pub(super) fn look_at_loans(&mut self, now: Duration) {
+        self.wait_for_lender(now);
         let (Some(lender), Some(apart)) = (self.lender, self.looks_at_loans_within()) else { return };
         let past: Vec<TensorId> = self.machine.sent_past().collect();
         if !past.is_empty() {

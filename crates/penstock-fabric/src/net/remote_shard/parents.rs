@@ -122,9 +122,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         let before = self.machine.way().map(|before| (before.striping, before.parents()));
         let (cut_before, named_before) = before.unwrap_or_default();
         let fed_before = named_before.or(self.machine.fed());
-        if cut_before != striping {
-            self.take_back();
-        }
+        self.carry_loans(&route, cut_before != striping);
         self.machine.route(route);
         self.greet();
         if cut_before == striping {
@@ -208,6 +206,9 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// Leaves the parents of these stripes, and says so.
     fn leave(&mut self, stripes: Stripes, fault: Fault) {
         self.forget(stripes);
+        if !stripes.is_empty() {
+            self.carried = None;
+        }
         self.settle_loans();
         self.machine.stray(stripes, fault);
     }
@@ -215,6 +216,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     /// A parent feeds no more, by its fault or not.
     pub(super) fn lost(&mut self, at: usize, what: String, fault: impl FnOnce(Rank) -> Fault) {
         let Feeder { parent, stripes, .. } = self.parents.remove(at);
+        self.carried.take_if(|(lender, _)| *lender == parent);
         self.settle_loans();
         let route = self.machine.way();
         let names = |stripe: &usize| {
@@ -252,11 +254,19 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
                         let mut feeder = self.parents.remove(at);
                         self.parents.retain_mut(|other| other.hand_over(feeder.stripes));
                         feeder.greeted = true;
-                        self.settle_loans();
-                        self.leave_past_lender();
+                        if self.is_carried_by(&feeder.parent, feeder.stripes) {
+                            feeder.lends = true;
+                        } else {
+                            self.settle_loans();
+                            self.leave_past_lender();
+                        }
                         self.machine.hand_over(feeder.stripes);
                         at = self.parents.len();
+                        let lends = feeder.lends;
                         self.parents.push(feeder);
+                        if lends {
+                            self.look_at_all();
+                        }
                         busy = true;
                     }
                     Fed::Ended(why) => break Some((why, false)),

@@ -164,9 +164,14 @@ impl Mirrored {
             && stands.publication > 0
     }
 
-    /// The home has sent a chunk's value, which is not written.
-    pub(super) fn sent_nevertheless(&mut self, local: usize, version: u64, publication: u64, content: u64) {
-        self.direct = self.direct.saturating_add(1);
+    /// The home has sent a chunk's value, which is not written. `is_fed`: though others feed it.
+    pub(super) fn sent_nevertheless(
+        &mut self,
+        local: usize,
+        is_fed: bool,
+        (version, publication, content): (u64, u64, u64),
+    ) {
+        self.direct = self.direct.saturating_add(usize::from(is_fed));
         if publication > self.positions[local] {
             self.lost.insert(local, publication);
             self.expects(self.chunks[local], [Holding { content, version }]);

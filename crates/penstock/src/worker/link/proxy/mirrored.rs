@@ -121,6 +121,15 @@ impl Mirrored {
         Ok(true)
     }
 
+    /// Whether it is borrowed there.
+    pub(super) fn reads_in(&self, fd: BorrowedFd<'_>) -> bool {
+        let file = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+        self.loan.as_ref().is_some_and(|loan| {
+            let there = file(loan.lent.fd());
+            there.is_some() && there == file(fd)
+        })
+    }
+
     /// Whether one does, which is not borrowed.
     pub(super) fn is_offered(&self) -> bool {
         self.offer.is_some()

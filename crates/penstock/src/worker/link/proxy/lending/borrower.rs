@@ -6,7 +6,7 @@ use super::report::{Seldom, not_shared};
 use super::{Heard, Unshared, hear, hear_words, say, system};
 use crate::user_directory::UserDirectory;
 use crate::wire::random;
-use penstock_fabric::net::remote_shard::RemoteShard;
+use penstock_fabric::net::remote_shard::{Mirrored as _, RemoteShard};
 use penstock_fabric::socket::{Connection, Expecting};
 use penstock_proto::message::Secret;
 use penstock_proto::overlay::Pass;
@@ -243,6 +243,14 @@ impl Borrower {
         (fd, allowance): (OwnedFd, Allowance),
         remote: &mut RemoteShard<Mirrored>,
     ) {
+        let Some(mirrored) = remote.tensor(id) else { return };
+        if mirrored.is_borrowed() {
+            // Of before values were cut anew.
+            if mirrored.reads_in(fd.as_fd()) {
+                return self.say_borrowed(id);
+            }
+            remote.give_back(id);
+        }
         // What its lender said before this counted on memory that is not read any more.
         if self.returned.remove(&id) {
             remote.renew(id);

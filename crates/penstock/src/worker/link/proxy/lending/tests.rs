@@ -724,3 +724,21 @@ fn what_is_borrowed_no_more_is_passed_on_again_and_offered_anew() {
     borrower.look(&mut borrows, Instant::now());
     assert!(!borrower.say_returned(&[rig::W]), "nobody hears it");
 }
+
+#[test]
+fn what_is_borrowed_already_stays_so_where_the_same_memory_is_offered_and_moves_where_other_is() {
+    let ((mut lends, _memory), (mut borrows, _its)) = (shard(worker()), shard(worker()));
+    let (mut borrower, _connected) = borrowing(&mut lends, &mut borrows);
+    assert_eq!(borrows.tensor_mut(rig::W).unwrap().borrow(0), Ok(true));
+    borrower.offered.clear();
+    // The same lender, on another connection.
+    let (again, mut connected) = borrowing(&mut lends, &mut borrows);
+    assert!(connected.look(&mut lends, 1, true).0);
+    assert!(again.offered.is_empty() && borrows.tensor(rig::W).unwrap().is_borrowed());
+    assert_eq!(lends.borrowers(rig::W), 1);
+    let (mut other, _its) = shard(worker());
+    let (moved, _connected) = borrowing(&mut other, &mut borrows);
+    let tensor = borrows.tensor(rig::W).unwrap();
+    assert!(!tensor.is_borrowed() && tensor.is_offered() && moved.offered.contains(&rig::W));
+    assert_eq!(other.borrowers(rig::W), 0);
+}
