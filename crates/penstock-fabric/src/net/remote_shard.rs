@@ -512,10 +512,12 @@ pub struct RemoteShard<M, S = Inlet, L = Stream> {
     returned: Vec<TensorId>,
     failed: Option<String>,
     /// When it was last looked whether readers get what its lender lends, and how many more looks found that they do not than that they
-    /// do; a worker that says goodbye waits for what a lender was writing, since when, once the time is known.
+    /// do; a worker that says goodbye waits for what a lender was writing, since when, once the time is known,
+    /// and how long.
     looked: Duration,
     unread: u32,
     leaving: Option<Option<Duration>>,
+    lacks_for: Duration,
     /// When it was last looked at the clock.
     ticked: Duration,
     spent: Option<Arc<Spent>>,
@@ -551,6 +553,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             looked: Duration::ZERO,
             unread: 0,
             leaving: None,
+            lacks_for: borrowing::LACKS_FOR,
             ticked: Duration::ZERO,
             spent: None,
         }

@@ -209,3 +209,28 @@ fn what_is_borrowed_is_given_back_where_its_lender_is_not_to_feed_the_new_cut_or
         assert_eq!((rig.seen(), rig.mirror(BORROWER).went_back), (rig.all(), 1), "comes: {comes}");
     }
 }
+
+/// When a worker says goodbye, in milliseconds, whose lender was in the middle of a write, if the home does not send that.
+fn leaves_after(within: Option<Duration>) -> Option<u128> {
+    let mut rig = Rig::borrowing();
+    rig.mirror(BORROWER).torn = true;
+    rig.is_mute = true;
+    let began = rig.now;
+    within.into_iter().for_each(|within| rig.borrower().leave_within(within));
+    rig.borrower().submit(Submission::Leave);
+    for _ in 0..200 {
+        rig.pass(Duration::from_millis(20));
+        if rig.said_goodbye() {
+            return Some((rig.now - began).as_millis());
+        }
+    }
+    None
+}
+
+// It waited for two seconds, and had one.
+#[test]
+fn who_leaves_waits_for_what_its_lender_was_writing_no_longer_than_half_of_its_time() {
+    assert_eq!(leaves_after(None), Some(2040));
+    assert_eq!(leaves_after(Some(LONG)), Some(2040));
+    assert_eq!(leaves_after(Some(Duration::from_secs(1))), Some(540));
+}

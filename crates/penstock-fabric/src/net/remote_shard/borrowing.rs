@@ -19,8 +19,8 @@ use penstock_proto::{Rank, TensorId};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// How long a worker that leaves waits for what its lender was writing.
-const LACKS_FOR: Duration = Duration::from_secs(2);
+/// How long a worker that leaves waits for what its lender was writing, at most, and no more than half of the time that it has.
+pub(super) const LACKS_FOR: Duration = Duration::from_secs(2);
 /// Time from one look whether readers get what is lent to the next; the same once they were found not to.
 const LOOKS_APART: Duration = Duration::from_millis(500);
 const NEXT_LOOKS_APART: Duration = Duration::from_millis(100);
@@ -490,10 +490,15 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         }
     }
 
+    /// Its worker has so long for leaving the job.
+    pub fn leave_within(&mut self, time: Duration) {
+        self.lacks_for = LACKS_FOR.min(time / 2);
+    }
+
     /// Says goodbye once nothing is missing any more that a lender had, or after a while.
     pub(super) fn go_on_leaving(&mut self, now: Option<Duration>) {
         let Some(since) = &mut self.leaving else { return };
-        let is_late = now.is_some_and(|now| now.saturating_sub(*since.get_or_insert(now)) > LACKS_FOR);
+        let is_late = now.is_some_and(|now| now.saturating_sub(*since.get_or_insert(now)) > self.lacks_for);
         if is_late || !self.machine.lacks() {
             self.leaving = None;
             self.machine.submit(Submission::Leave);

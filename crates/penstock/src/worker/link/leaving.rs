@@ -83,6 +83,8 @@ impl Link {
 
     /// Says goodbye to every shard, behind everything that was submitted. Nothing can be submitted afterwards.
     pub(in crate::worker) fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
+        let within = deadline.left();
+        self.proxies.iter().for_each(|proxy| proxy.send(Command::Leave { within }));
         (0..self.welcome.shards).try_for_each(|shard| {
             let mut room = self.room_while(|| self.fate.stands(), shard, 1, deadline)?;
             room.submit(&Submission::Leave);

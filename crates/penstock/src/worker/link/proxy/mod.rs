@@ -135,6 +135,10 @@ pub(super) enum Command {
         stripes: Stripes,
         stream: Result<Stream, Unreached>,
     },
+    /// Behind what is submitted comes a goodbye, and there is so long for it.
+    Leave {
+        within: Duration,
+    },
     /// Say so when everything that was submitted was taken.
     Drain {
         done: Sender<()>,
@@ -379,6 +383,7 @@ impl Orders {
                         remote.parent_came(&self.wished.swap_remove(at), stream);
                     }
                 }
+                Command::Leave { within } => remote.leave_within(within),
                 Command::Drain { done } => self.drains.push(done),
                 Command::Stop => self.running = false,
             }
