@@ -234,3 +234,15 @@ fn who_leaves_waits_for_what_its_lender_was_writing_no_longer_than_half_of_its_t
     assert_eq!(leaves_after(Some(LONG)), Some(2040));
     assert_eq!(leaves_after(Some(Duration::from_secs(1))), Some(540));
 }
+
+// It was out for a minute, and longer each time, where it had had no core for one.
+#[test]
+fn a_lender_that_leaves_a_chunk_half_written_is_left_by_nobodys_fault_and_one_that_lies_by_its_own() {
+    for (unread, blamed) in [(Unread::HalfWritten, NOBODY), (Unread::NotSo, LENDER)] {
+        let mut rig = Rig::borrowing();
+        rig.mirror(BORROWER).unread = Some(unread);
+        rig.pass(Duration::from_secs(3));
+        let (said, left) = rig.left();
+        assert_eq!((said, left.len(), rig.mirror(BORROWER).went_back), (vec![blamed], 1, 1), "{unread:?}");
+    }
+}

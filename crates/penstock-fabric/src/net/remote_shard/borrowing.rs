@@ -458,7 +458,8 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         self.looked = now;
         // Of all tensors together: one chunk after the other may hold up the same reader.
         let borrowed = self.mirrors.tensors.iter_mut().filter(|(_, mirrored)| mirrored.is_borrowed());
-        match borrowed.filter_map(|(_, mirrored)| mirrored.take_unread()).max() {
+        let unread = borrowed.filter_map(|(_, mirrored)| mirrored.take_unread()).max();
+        match unread {
             None => self.unread = self.unread.saturating_sub(1),
             Some(Unread::HalfWritten) => self.unread += 1,
             Some(Unread::NotSo) => self.unread = UNREAD_LOOKS,
@@ -466,7 +467,12 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
         if self.unread >= UNREAD_LOOKS {
             self.unread = 0;
             if let Some(at) = self.parents.iter().position(|feeder| feeder.parent.rank == lender) {
-                self.lost(at, "what it lends is half-written, or not so".to_owned(), Fault::Its);
+                // It may have had no core. Where it does nothing for long, what it passes on is late.
+                let fault = |lender| match unread {
+                    Some(Unread::NotSo) => Fault::Its(lender),
+                    _ => Fault::Nobodys,
+                };
+                self.lost(at, "what it lends is half-written, or not so".to_owned(), fault);
             }
         }
     }
