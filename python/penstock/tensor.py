@@ -617,7 +617,9 @@ class Tensor(Sealed):
             this worker's next push of the tensor, or clock without one, or until a flush of what a filter of
             broadcasts holds back; else this worker's mirror, which does not change until its next pull. Copy
             it to keep it longer, and before `torch.from_numpy`: torch ignores that the array is read-only,
-            and writing to memory that is mapped read-only ends the process.
+            and writing to memory that is mapped read-only ends the process. With the option `lend` what is
+            mapped at its addresses may be replaced by the same values elsewhere: do not pin it or register it
+            with a device (`cudaHostRegister`, RDMA, io_uring), as these would keep the old pages; copy it.
 
         Raises
         ------
