@@ -45,7 +45,8 @@ pub enum Body {
     },
     /// From a shard.
     Notice(Notice),
-    /// A sign of life from a worker that has nothing to submit. Such a frame has no number, and does not count as taken.
+    /// A sign of life from a worker that has nothing to submit, or cannot greet a child so far. Such a frame has no number, and does not
+    /// count as taken.
     Alive,
 }
 

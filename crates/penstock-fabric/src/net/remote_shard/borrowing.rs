@@ -3,7 +3,8 @@
 //!
 //! A worker that feeds others does not borrow, as it has no frames to pass on. It goes back to memory of its own, in which then stands
 //! what was seen, before it leaves that parent, leaves the job, or loses its own connection to the home: so whatever it says of what it
-//! holds is so.
+//! holds is so. Only where the same parent is to feed it all stripes of a new cut nothing goes back while that is connected to once
+//! more.
 
 use super::super::link::Link;
 use super::super::passing_on::Children;
