@@ -92,7 +92,7 @@ class Sharing(Job):
 @contextlib.contextmanager
 def sharing(folder: Path, **options: str) -> Iterator[Sharing]:
     """One that is ended with the test."""
-    chosen = {"tree": "chain", "shards": "1", "lend": "on", **options}
+    chosen = {"tree": "chain", "shards": "1", **options}
     made = Sharing(folder, {f"PENSTOCK_{name.upper()}": value for name, value in chosen.items()})
     try:
         yield made

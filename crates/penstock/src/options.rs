@@ -152,11 +152,11 @@ pub const TABLE: [Row; 17] = [
     Row {
         name: "lend",
         env: "PENSTOCK_LEND",
-        default: "off",
+        default: "on",
         unit: "",
         minimum: "",
         maximum: "",
-        doc: "On: workers of one host that trees feed read one copy of what is broadcast, which the first of them lends the others; experimental. Memory for the others' own copies must stay free: whoever goes back to its own and finds none fails. off: each keeps its own.",
+        doc: "On: workers of one host that trees feed read one copy of what is broadcast, which the first of them lends the others. Memory for the others' own copies must stay free: whoever goes back to its own and finds none fails. off: each keeps its own.",
     },
     Row {
         name: "ca",
