@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from . import _core, units
 from .arrays import Array, ArrayLike
 from .exceptions import DeclarationConflict, OptionError
+from .flags import flag
 from .own import told, which
 
 
@@ -52,11 +53,6 @@ def _fraction(value: object) -> float:
     if not 0 < fraction <= 1:
         raise OptionError(f"expected {expected} for `fraction`, got {value!r}")
     return fraction
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise OptionError(f"expected True or False for `{name}`, got {value!r}")
 
 
 def _seed(value: object) -> int:
@@ -146,7 +142,7 @@ class DVF:
             raise OptionError(f"expected a number of 0 or above for `low`, got {self.low!r}")
         if self.decay not in (None, "sqrt"):
             raise OptionError(f'expected "sqrt" or None for `decay`, got {self.decay!r}')
-        _check_flag("relative", self.relative)
+        object.__setattr__(self, "relative", flag("`relative`", self.relative))
         # -0.0 is the same bound.
         object.__setattr__(self, "low", low + 0.0)
         if self.up is not None:
