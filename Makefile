@@ -97,7 +97,7 @@ format: test-env ## put the formatting right
 CARGO := env -u MAKEFLAGS cargo
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
 	$(CARGO) test --workspace --quiet --no-run
-	$(LIMIT) $(CARGO) test --workspace --quiet
+	env -u MAKEFLAGS $(LIMIT) $(PYTHON) tests/crates.py
 
 # Tests of the crates wait more than they compute, so the models run beside them at the lowest priority.
 test-crates: ## test-rust, and test-model beside it
