@@ -7,6 +7,7 @@ has it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -62,6 +63,16 @@ def environment(program: Program) -> dict[str, str]:
     }
 
 
+# Groups of processes that are running, to be ended with this one.
+RUNNING: set[int] = set()
+
+
+def end(group: int) -> None:
+    """Ends a program, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def run(program: Program, limit: float) -> Done:
     """Runs one; what it started is ended with it where it takes too long."""
     begun = time.monotonic()
@@ -76,15 +87,18 @@ def run(program: Program, limit: float) -> Done:
         errors="replace",
         start_new_session=True,
     )
+    RUNNING.add(popen.pid)
     failure = None
     try:
         said, _ = popen.communicate(timeout=limit)
         if popen.returncode:
             failure = f"exit status {popen.returncode}"
     except subprocess.TimeoutExpired:
-        os.killpg(popen.pid, signal.SIGKILL)
+        end(popen.pid)
         said, _ = popen.communicate()
         failure = f"it was still running after {limit:.0f} s"
+    finally:
+        RUNNING.discard(popen.pid)
     return Done(program, failure, said, time.monotonic() - begun)
 
 
@@ -94,13 +108,22 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=3, help="programs at a time (default: 3)")
     parser.add_argument("--limit", type=float, default=600, help="seconds that one may take (default: 600)")
     asked = parser.parse_args()
+    if not (programs := compiled()):
+        parser.error("cargo named no program that it has compiled")
+    # `timeout` ends this process, and what it has started is in groups of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before all tests had run"))
     failed = []
-    with ThreadPoolExecutor(max(asked.jobs, 1)) as pool:
-        for future in as_completed([pool.submit(run, program, asked.limit) for program in compiled()]):
+    pool = ThreadPoolExecutor(max(asked.jobs, 1))
+    try:
+        for future in as_completed([pool.submit(run, program, asked.limit) for program in programs]):
             done = future.result()
             print(f"{done.program.name}: {done.seconds:.1f} s\n{done.said.strip()}\n", flush=True)
             if done.failure:
                 failed.append(f"{done.program.name}: {done.failure}")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for group in tuple(RUNNING):
+            end(group)
     argv = ["cargo", "test", "--workspace", "--doc", "--quiet"]
     if status := subprocess.run(argv, cwd=ROOT, check=False).returncode:
         failed.append(f"documentation: exit status {status}")

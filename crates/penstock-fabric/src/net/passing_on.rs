@@ -293,6 +293,8 @@ impl<L: Link> Children<L> {
     pub(super) fn reassure(&mut self, job: u64) {
         for child in self.0.iter_mut().filter(|child| !child.greeted && child.left() == 0) {
             child.push(Arc::new(Passed::sign_of_life(job)));
+            // It waits for what it knows of.
+            child.came = None;
         }
         self.send();
     }
@@ -978,6 +980,22 @@ mod tests {
         show(&mut children, 7, 4, 1, 4);
         assert_eq!(took(&mut children), [lent(7, 4, 1)], "what has gone says nothing more");
         assert!(!children.has_due());
+    }
+
+    // Its parent let it go after 10 s, which went on borrowing.
+    #[test]
+    fn a_child_that_is_shown_life_is_not_let_go_for_what_it_waits_for() {
+        let mut children = Children::default();
+        children.take_in(0, (3, stripes([0])), None, endless());
+        for second in 0..40 {
+            children.reassure(JOB);
+            children.look(Duration::from_secs(second));
+        }
+        assert_eq!(children.0.len(), 1);
+        for second in 40..60 {
+            children.look(Duration::from_secs(second));
+        }
+        assert!(children.0.is_empty());
     }
 
     // It copied back what it had borrowed, for longer than that.

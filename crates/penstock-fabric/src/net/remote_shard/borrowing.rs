@@ -480,19 +480,22 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
 
     /// The worker leaves the job: what its views show then is its own, and stays.
     pub(super) fn take_leave(&mut self) {
-        let Some(lender) = self.lender else { return };
-        self.take_back();
         let mut stripes = Stripes::default();
-        self.parents.retain(|feeder| {
-            let is_its = feeder.parent.rank == lender;
-            if is_its {
-                stripes = stripes.or(feeder.stripes);
-            }
-            !is_its
-        });
-        // What views show is then what the home has.
+        if let Some(lender) = self.lender {
+            self.take_back();
+            self.parents.retain(|feeder| {
+                let is_its = feeder.parent.rank == lender;
+                if is_its {
+                    stripes = stripes.or(feeder.stripes);
+                }
+                !is_its
+            });
+        }
+        // What views show is then what the home has. It may have gone back a moment ago, as its lender died.
         if self.machine.lacks() {
-            self.machine.stray(stripes, Fault::Nobodys);
+            if !stripes.is_empty() {
+                self.machine.stray(stripes, Fault::Nobodys);
+            }
             self.leaving = Some(None);
         }
     }
@@ -510,6 +513,11 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
             self.leaving = None;
             self.machine.submit(Submission::Leave);
         }
+    }
+
+    /// Whether its worker cannot go on.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
     }
 
     /// Why its worker cannot go on, if it cannot.

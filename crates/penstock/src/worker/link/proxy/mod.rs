@@ -663,7 +663,10 @@ impl Proxy {
         }
         if borrow_at.is_some_and(|at| at <= now) {
             *borrow_at = None;
-            if borrower.borrow(remote) {
+            let borrows = borrower.borrow(remote);
+            // Where it failed halfway nobody reads any more: that is said at the next look, which is now.
+            busy |= borrows || remote.has_failed();
+            if borrows {
                 // What was mirrored here is given up.
                 orders.lender.give_up();
                 let (server, shard, lender) = (self.setup.server, self.setup.shard, borrower.lender());
