@@ -210,12 +210,16 @@ fn what_is_borrowed_is_given_back_where_its_lender_is_not_to_feed_the_new_cut_or
     }
 }
 
-/// When a worker says goodbye, in milliseconds, whose lender was in the middle of a write, if the home does not send that.
-fn leaves_after(within: Option<Duration>) -> Option<u128> {
+/// When a worker says goodbye, in milliseconds, whose lender was in the middle of a write, if the home does not send that; `left`: it
+/// has left that lender just before.
+fn leaves_after(within: Option<Duration>, left: bool) -> Option<u128> {
     let mut rig = Rig::borrowing();
     rig.mirror(BORROWER).torn = true;
     rig.is_mute = true;
     let began = rig.now;
+    if left {
+        rig.borrower().leave_lender();
+    }
     within.into_iter().for_each(|within| rig.borrower().leave_within(within));
     rig.borrower().submit(Submission::Leave);
     for _ in 0..200 {
@@ -230,9 +234,15 @@ fn leaves_after(within: Option<Duration>) -> Option<u128> {
 // It waited for two seconds, and had one.
 #[test]
 fn who_leaves_waits_for_what_its_lender_was_writing_no_longer_than_half_of_its_time() {
-    assert_eq!(leaves_after(None), Some(2040));
-    assert_eq!(leaves_after(Some(LONG)), Some(2040));
-    assert_eq!(leaves_after(Some(Duration::from_secs(1))), Some(540));
+    assert_eq!(leaves_after(None, false), Some(2040));
+    assert_eq!(leaves_after(Some(LONG), false), Some(2040));
+    assert_eq!(leaves_after(Some(Duration::from_secs(1)), false), Some(540));
+}
+
+// It waited for nothing, as it had no lender any more: a view could stay half-written for good.
+#[test]
+fn who_leaves_right_behind_its_lender_waits_as_long_for_what_that_was_writing() {
+    assert_eq!(leaves_after(None, true), Some(2040));
 }
 
 // It was out for a minute, and longer each time, where it had had no core for one.
