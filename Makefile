@@ -173,7 +173,7 @@ test-netns: test-env ## jobs on several test hosts (network namespaces; needs ro
 	timeout --verbose 900 $(BIN)/python -m pytest tests/netns
 
 test-python: test-env ## real processes, golden trajectories, the command line, the README's own commands
-	timeout --verbose 2400 $(BIN)/python -m pytest --durations 25 --numprocesses 2 --dist loadfile
+	timeout --verbose 2400 $(BIN)/python -m pytest --durations 25 --numprocesses 3 --dist loadfile
 
 KILLS ?= 1000
 MANAGED ?= 300

@@ -254,7 +254,10 @@ mod loom_tests {
     fn what_is_read_behind_a_look_at_the_progress_is_not_older() {
         let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
         let seen = std::sync::Arc::clone(&outcomes);
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        // All interleavings of both changes take minutes.
+        model.preemption_bound = Some(3);
+        model.check(move || {
             let chunk = chunk();
             let home = Arc::clone(&chunk);
             let writer = loom::thread::spawn(move || {
