@@ -20,6 +20,7 @@
 
 mod backlog;
 pub mod endpoint;
+mod feeder;
 pub mod frames;
 pub mod gate;
 pub mod link;

@@ -19,9 +19,10 @@ pub use borrowing::{GoingBack, Kept, NewChild};
 pub use parents::{Left, Unreached, Wish};
 pub use update::{Sum, Update};
 
+use super::feeder::Feeder;
 use super::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use super::link::{Interest, Link};
-use super::passing_on::{Children, Feeder, Passed};
+use super::passing_on::{Children, Passed};
 use super::squeeze::{Squeezer, Squeezing, unpack};
 use super::stream::{Stream, Traffic};
 use crate::doorbell::{self, ANYTHING, single_chunks};

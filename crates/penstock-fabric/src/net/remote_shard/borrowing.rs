@@ -187,7 +187,7 @@ impl<M: Mirrored, S: Submitter, L: Link> RemoteShard<M, S, L> {
     }
 
     /// Goes back to memory of its own with one tensor, which stands nowhere else any more: its lender has said where it does.
-    pub fn give_back(&mut self, id: TensorId) {
+    pub fn take_one_back(&mut self, id: TensorId) {
         self.take_some_back(vec![id]);
     }
 

@@ -1,8 +1,9 @@
 //! What a shard's values are passed on by: parents, which feed this worker, and children, which it feeds.
 
+use super::super::feeder::{Fed, Feeder};
 use super::super::frames::Places;
 use super::super::link::{Interest, Link};
-use super::super::passing_on::{Fed, Feeder, Passed};
+use super::super::passing_on::Passed;
 use super::{Mirrored, Mirrors, Over, RemoteShard, Submitter, Value, carry_out, decompressed, show};
 use crate::spent::Spent;
 use penstock_kernels::codec::Codec;

@@ -1,7 +1,7 @@
 //! A borrower whose memory says what the test has it say.
 
+use super::super::super::feeder::Feeder;
 use super::super::super::link::{Got, Link, Segment};
-use super::super::super::passing_on::Feeder;
 use super::super::{Left, Limits, Value};
 use super::*;
 use crate::publish::{Published, Torn};

@@ -229,6 +229,13 @@ pub(super) struct Setup {
     pub(super) meets: Option<UserDirectory>,
 }
 
+impl Setup {
+    /// Its own worker cannot go on, which is why the job fails.
+    fn fail_self(&self, what: String) {
+        self.fate.fail(JobFailure::WorkerLost { rank: self.rank, loss: Loss::Failed { what } });
+    }
+}
+
 /// Starts a proxy; the descriptor is what it is woken with.
 pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let (mut thread, inbox) = thread::commanded()?;
@@ -434,9 +441,9 @@ impl Proxy {
         self.remote.take_back();
         // Views show what may change at any time, or be gone: whoever holds one is told.
         if let Some(what) = self.remote.take_failed() {
-            let (server, shard, rank) = (self.setup.server, self.setup.shard, self.setup.rank);
+            let (server, shard) = (self.setup.server, self.setup.shard);
             tracing::error!(server, shard, what, "views show another worker's memory from now on");
-            self.setup.fate.fail(JobFailure::WorkerLost { rank, loss: Loss::Failed { what } });
+            self.setup.fail_self(what);
         }
     }
 
@@ -640,10 +647,7 @@ impl Proxy {
             }
         }
         if let Some(what) = remote.take_failed() {
-            let what = what.clone();
-            self.setup
-                .fate
-                .fail(JobFailure::WorkerLost { rank: self.setup.rank, loss: Loss::Failed { what } });
+            self.setup.fail_self(what);
             self.orders.running = false;
             return true;
         }

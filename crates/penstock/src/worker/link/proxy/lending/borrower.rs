@@ -249,7 +249,7 @@ impl Borrower {
             if mirrored.reads_in(fd.as_fd()) {
                 return self.say_borrowed(id);
             }
-            remote.give_back(id);
+            remote.take_one_back(id);
         }
         // What its lender said before this counted on memory that is not read any more.
         if self.returned.remove(&id) {
