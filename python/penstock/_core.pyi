@@ -243,7 +243,7 @@ class Tensor:
     staleness: int
     """How many iterations behind this worker's clock the last pull was (0: fresh)."""
     borrowed: bool
-    """Whether the value is read in memory that another worker of this host lends."""
+    """Whether all of the value is read in memory that other workers of this host lend."""
     slots: list[str]
     """Names of the optimizer's state arrays, torch's own."""
 

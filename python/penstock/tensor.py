@@ -151,8 +151,9 @@ class Tensor(Sealed):
     @property
     def borrowed(self) -> bool:
         """
-        Whether the value is read in memory that another worker of this host lends, for now: then this worker
-        keeps no copy (docs/trees.md, "One copy a host").
+        Whether all of the value is read in memory that other workers of this host lend, for now: then this
+        worker keeps no mirror (docs/trees.md, "One copy a host"). Under SSP and ASP `pull()` still keeps its own
+        copy.
         """
         return self._core.borrowed
 
@@ -617,8 +618,8 @@ class Tensor(Sealed):
             this worker's next push of the tensor, or clock without one, or until a flush of what a filter of
             broadcasts holds back; else this worker's mirror, which does not change until its next pull. Copy
             it to keep it longer, and before `torch.from_numpy`: torch ignores that the array is read-only,
-            and writing to memory that is mapped read-only ends the process. With the option `lend` what is
-            mapped at its addresses may be replaced by the same values elsewhere: do not pin it or register it
+            and writing to memory that is mapped read-only ends the process. Unless the option `lend` is off,
+            other pages with the same values may be mapped at its addresses: do not pin it or register it
             with a device (`cudaHostRegister`, RDMA, io_uring), as these would keep the old pages; copy it.
 
         Raises

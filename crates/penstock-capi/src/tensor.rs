@@ -315,7 +315,7 @@ pub unsafe extern "C" fn penstock_pull_into_with(
 /// change until this worker's next push of the tensor, or a flush of what a filter of broadcasts holds back. Otherwise it is a copy of this worker's own, which does not change until
 /// its next pull of the tensor.
 ///
-/// Unless the option `lend` is `off`, what is mapped there may be replaced by the same values elsewhere: do not pin that memory or
+/// Unless the option `lend` is `off`, other pages with the same values may be mapped at that address: do not pin that memory or
 /// register it with a device (`cudaHostRegister`, RDMA, io_uring), as these would keep the old pages; copy it.
 ///
 /// @param value  Where its address is stored. Not to be written to; valid until penstock_finish().

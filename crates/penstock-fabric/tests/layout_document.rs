@@ -26,6 +26,7 @@ use penstock_proto::handshake::{
 use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret, encode};
 use penstock_proto::overlay::Stripes;
+use penstock_proto::overlay::lending::{MAX_WORD_BYTES, Word};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::placement::Extent;
 use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES, record};
@@ -65,6 +66,25 @@ fn every_structure_has_the_size_that_the_page_gives() {
     assert!(rows["Ring"][2].contains(&format!("{CAPACITY} slots")));
 }
 
+#[test]
+fn what_lender_and_borrower_say_has_the_numbers_that_the_page_gives() {
+    let (nonce, proof, tensor) = ([1; 32], [2; 32], 7);
+    let section = PAGE.split("\n## Lending\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let words = [
+        ("the lender's first", Word::Lender { nonce, proof }, 65),
+        ("the borrower's first", Word::Borrower { proof }, 33),
+        ("lent", Word::Lent { tensor }, 2),
+        ("borrowed", Word::Borrowed { tensor }, 2),
+        ("returned", Word::Returned { tensor }, 2),
+    ];
+    for (number, (name, word, bytes)) in words.into_iter().enumerate() {
+        let encoded = word.encode();
+        assert_eq!((usize::from(encoded[0]), encoded.len()), (number, bytes), "{name}");
+        assert!(section.contains(&format!("\n- {number}, {name}")), "{name}");
+    }
+    assert!(section.contains(&format!("at\nmost {MAX_WORD_BYTES} bytes a message")));
+}
+
 /// A row that is added to the page is read by a test of this file, or this one fails.
 #[test]
 fn the_page_has_the_tables_that_are_read_here_and_no_others() {
@@ -81,6 +101,7 @@ fn the_page_has_the_tables_that_are_read_here_and_no_others() {
         ("Seal", 2 + 4),
         ("Record", 4),
         ("Handshake", 4),
+        ("Lending", 0),
         ("Structures", 6),
         ("Regions", 5),
         ("Slabs", 2),

@@ -156,7 +156,7 @@ pub const TABLE: [Row; 17] = [
         unit: "",
         minimum: "",
         maximum: "",
-        doc: "On: workers of one host that trees feed read one copy of what is broadcast, which the first of them lends the others. Memory for the others' own copies must stay free: whoever goes back to its own and finds none fails. off: each keeps its own.",
+        doc: "On: workers of one host that trees feed read one copy of what is broadcast, in memory that the first of them lends. Keep memory free for the others' own copies: a worker that needs its own and cannot get it fails. off: each keeps its own.",
     },
     Row {
         name: "ca",
