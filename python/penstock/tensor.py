@@ -152,8 +152,7 @@ class Tensor(Sealed):
     def borrowed(self) -> bool:
         """
         Whether all of the value is read in memory that other workers of this host lend, for now: then this
-        worker keeps no mirror (docs/trees.md, "One copy a host"). Under SSP and ASP `pull()` still keeps its own
-        copy.
+        worker keeps no mirror (docs/trees.md, "One copy a host"), but under SSP and ASP what `pull()` copied.
         """
         return self._core.borrowed
 
